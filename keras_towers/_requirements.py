@@ -1,0 +1,35 @@
+"""Checks that TensorFlow is there and that Keras runs on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from keras_towers.errors import CompatibilityError
+
+
+def check() -> None:
+    """Say what to install or to set, before an import fails less clearly.
+
+    Raises:
+        CompatibilityError: TensorFlow is missing, or Keras runs on another
+            backend.
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise CompatibilityError(
+            "keras_towers needs TensorFlow, which is not installed. Install it "
+            "with one of: pip install 'keras-towers[cpu]', or on a machine "
+            "with NVIDIA GPUs pip install 'keras-towers[gpu]'."
+        )
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise CompatibilityError(
+            f"keras_towers works with Keras's TensorFlow backend, and Keras "
+            f"runs on {keras.backend.backend()!r}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
+check()

@@ -1,0 +1,124 @@
+"""Every semi-private name of TensorFlow and Keras that this package uses.
+
+Nothing outside this module and ``fit/`` may import from ``keras.src`` or
+``tensorflow.python``. All names are resolved when the package is imported, so
+that a release of TensorFlow or Keras in which one is gone gives one clear error
+instead of wrong weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from keras_towers.errors import CompatibilityError
+
+KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15"
+
+
+def resolve(path: str) -> Any:
+    """Import ``"package.module:Name.attribute"``, or say that it is gone.
+
+    Args:
+        path: the module, a colon, and the dotted name inside it.
+
+    Returns:
+        The object of that name.
+
+    Raises:
+        CompatibilityError: the module or the name does not exist in the
+            installed TensorFlow or Keras.
+    """
+    module_name, _, names = path.partition(":")
+    try:
+        value = importlib.import_module(module_name)
+        for name in names.split("."):
+            value = getattr(value, name)
+    except (ImportError, AttributeError) as error:
+        raise CompatibilityError(
+            f"keras_towers needs {path}, which the installed versions do not "
+            f"have ({_installed_versions()}). It is known to work with "
+            f"{KNOWN_TO_WORK}: install one of these, or a newer keras_towers."
+        ) from error
+    return value
+
+
+def _installed_versions() -> str:
+    from importlib import metadata
+
+    found = []
+    for name in ("tensorflow", "tensorflow-cpu", "keras"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found) or "neither TensorFlow nor Keras"
+
+
+_TF = "tensorflow.python"
+_KERAS = "keras.src"
+
+# TensorFlow: values that live on several devices.
+Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
+MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
+SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
+DistributedVariable = resolve(f"{_TF}.distribute.values:DistributedVariable")
+PerReplica = resolve(f"{_TF}.distribute.values:PerReplica")
+regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
+select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
+current_replica_id = resolve(
+    f"{_TF}.distribute.values_util:get_current_replica_id_as_int"
+)
+is_saving = resolve(
+    f"{_TF}.distribute.values_util:is_saving_non_distributed"
+)
+
+# TensorFlow: the strategy machinery that MirroredStrategy is made of.
+MirroredExtended = resolve(
+    f"{_TF}.distribute.mirrored_strategy:MirroredExtended"
+)
+MirroredReplicaContext = resolve(
+    f"{_TF}.distribute.mirrored_run:_MirroredReplicaContext"
+)
+_push_mode = resolve(f"{_TF}.distribute.distribute_lib:_push_per_thread_mode")
+_pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
+_default_mode = resolve(
+    f"{_TF}.distribute.distribute_lib:_get_default_replica_mode"
+)
+_get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
+
+# Keras: the trainer, its data iterator, the optimizer and the losses.
+TensorFlowTrainer = resolve(
+    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer"
+)
+TFEpochIterator = resolve(
+    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator"
+)
+trainer_module = importlib.import_module(
+    f"{_KERAS}.backend.tensorflow.trainer"
+)
+loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
+BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
+get_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:get_global_attribute"
+)
+
+
+@contextlib.contextmanager
+def single_device_mode() -> Iterator[None]:
+    """Hide the current strategy: code inside sees TensorFlow's default one.
+
+    Variables made inside are plain ``tf.Variable``s, ``get_strategy()`` is the
+    default strategy and ``get_replica_context()`` its only replica, in eager
+    code and while a function is traced (also in the branches of a ``tf.cond``,
+    whose graphs inherit the mode).
+    """
+    graph = _get_default_graph()
+    creators = graph._variable_creator_stack
+    graph._variable_creator_stack = []
+    _push_mode(_default_mode())
+    try:
+        yield
+    finally:
+        _pop_mode()
+        graph._variable_creator_stack = creators

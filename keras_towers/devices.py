@@ -1,0 +1,138 @@
+"""Which devices are the towers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+
+
+def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
+    """Split the CPU, or a single GPU, into logical devices to try towers on.
+
+    Call it before TensorFlow uses a device: before the first tensor, variable
+    or model. The logical devices share the hardware, so this shows that a
+    script works on several towers, not how fast it would be on real ones.
+
+    Args:
+        towers: number of logical devices, at least 1.
+        memory_limit: MiB of GPU memory for each; only with a GPU, and
+            needed there.
+
+    Returns:
+        The names of the devices, to be given to ``TowerStrategy`` or not.
+
+    Raises:
+        TowerError: ``towers`` is not a positive whole number, or TensorFlow
+            has started with another number of devices already.
+
+    Example:
+        >>> import keras_towers as kt
+        >>> kt.virtual_towers(4)
+        ['/device:CPU:0', '/device:CPU:1', '/device:CPU:2', '/device:CPU:3']
+    """
+    if not isinstance(towers, int) or isinstance(towers, bool) or towers < 1:
+        raise TowerError(
+            f"virtual_towers got {towers!r}: give a whole number, 1 or more."
+        )
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and memory_limit is not None:
+        kind, physical = "GPU", gpus[0]
+    else:
+        kind, physical = "CPU", tf.config.list_physical_devices("CPU")[0]
+    limit = memory_limit if kind == "GPU" else None
+    wanted = [
+        tf.config.LogicalDeviceConfiguration(memory_limit=limit)
+        for _ in range(towers)
+    ]
+    try:
+        tf.config.set_logical_device_configuration(physical, wanted)
+    except RuntimeError as error:
+        have = len(tf.config.list_logical_devices(kind))
+        if have < towers:
+            raise TowerError(
+                f"virtual_towers({towers}) came too late: TensorFlow has "
+                f"started with {have} {kind} device(s). Call it before the "
+                "first tensor, variable or model is made."
+            ) from error
+    return [f"/device:{kind}:{index}" for index in range(towers)]
+
+
+def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
+    """Turn what a user gives as ``towers`` into device names.
+
+    Args:
+        towers: a number of devices, GPU ids, device names, or None for all
+            visible GPUs, else all logical CPUs.
+
+    Returns:
+        Names like ``"/device:GPU:0"``.
+
+    Raises:
+        TowerError: no, too many, doubled or unknown devices.
+    """
+    gpus = [d.name for d in tf.config.list_logical_devices("GPU")]
+    cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
+    visible = gpus or cpus
+    if towers is None:
+        return visible
+    if isinstance(towers, bool) or not isinstance(towers, (int, list, tuple)):
+        raise TowerError(
+            f"towers={towers!r} is not allowed: give a number of towers, a "
+            "list of GPU ids, a list of device names, or None for all."
+        )
+    if isinstance(towers, int):
+        if towers < 1:
+            raise TowerError(
+                f"towers={towers} is not allowed: give 1 to {len(visible)}, or "
+                "None for all visible devices."
+            )
+        if towers > len(visible):
+            raise TowerError(
+                f"towers={towers}, but there are {len(visible)} visible "
+                f"devices ({', '.join(visible)}). Give at most that many, or "
+                f"call keras_towers.virtual_towers({towers}) before anything "
+                "else to split a CPU for trying things out."
+            )
+        return visible[:towers]
+    if not towers:
+        raise TowerError(
+            "towers=[] names no device: name at least one, or give None for "
+            "all visible devices."
+        )
+    names = [_name(tower, gpus, cpus) for tower in towers]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise TowerError(
+            f"towers={towers!r} names {', '.join(doubled)} more than once: "
+            "every tower needs a device of its own."
+        )
+    return names
+
+
+def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
+    known = [*gpus, *cpus]
+    if isinstance(tower, int) and not isinstance(tower, bool):
+        wanted = f"/device:GPU:{tower}"
+    else:
+        try:
+            spec = tf.DeviceSpec.from_string(_full(str(tower)))
+        except ValueError:
+            spec = tf.DeviceSpec()
+        wanted = f"/device:{spec.device_type}:{spec.device_index or 0}"
+    for name in known:
+        if name == wanted:
+            return name
+    hint = ""
+    if isinstance(tower, int) and not gpus:
+        hint = " Numbers are GPU ids, and no GPU is visible."
+    raise TowerError(
+        f"there is no device {tower!r}. Visible: {', '.join(known)}.{hint}"
+    )
+
+
+def _full(name: str) -> str:
+    """Accept ``"gpu:1"`` and ``"/gpu:1"`` for ``"/device:GPU:1"``."""
+    return name if name.startswith("/") else f"/{name}"

@@ -1,0 +1,260 @@
+"""Re-homing a model onto towers, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit import hooks
+from keras_towers.fit import state as state_lib
+from keras_towers.fit import variables as variables_lib
+
+logger = logging.getLogger("keras_towers")
+
+# Far enough apart that the streams of two towers do not meet: a seed's second
+# word counts draws, its first is offset by this much for every tower.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclasses.dataclass
+class _TrainerBefore:
+    """What a trainer was before it was adopted."""
+
+    trainer: keras.Model
+    strategy: Any
+    jit_compile: Any
+
+
+class Adoption:
+    """The models that live on a strategy's towers.
+
+    A model that was built outside gets copies of its variables on towers 1 to
+    K - 1; its own ``tf.Variable``s are tower 0's. Optimizers stay where they
+    are, on tower 0, unless every tower updates its own copy.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+        self._trainers: list[_TrainerBefore] = []
+        self._models: list[keras.Model] = []
+        self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+        self._bound: dict[int, keras.Variable] = {}
+
+    def created(self, model: keras.Model) -> None:
+        """Remember a model that is being built in the strategy's scope."""
+        self._created.add(model)
+
+    def claim(self, model: keras.Model) -> None:
+        """Make the strategy the one that ``model`` trains with.
+
+        Raises:
+            TowerError: the model lives on another strategy.
+        """
+        mine = any(known is model for known in self._models)
+        for trainer in state_lib.trainers(model):
+            owner = trainer._distribute_strategy
+            if owner is not None and owner is not self._strategy:
+                raise TowerError(
+                    f"model {model.name!r} lives on another strategy "
+                    f"({type(owner).__name__}). A model can be on one strategy "
+                    "at a time: leave the other one's `with` block first, or "
+                    "build the model outside of any scope."
+                )
+        if not mine:
+            for trainer in state_lib.trainers(model):
+                self._trainers.append(
+                    _TrainerBefore(
+                        trainer,
+                        trainer._distribute_strategy,
+                        trainer._jit_compile,
+                    )
+                )
+            self._models.append(model)
+        for trainer in state_lib.trainers(model):
+            if trainer._jit_compile:
+                _log_xla_once(trainer)
+                trainer._jit_compile = False
+            if trainer._distribute_strategy is not self._strategy:
+                trainer._distribute_strategy = self._strategy
+                _drop_functions(trainer)
+
+    def bind(self, model: keras.Model) -> None:
+        """Put every variable of ``model`` on the towers that is not there yet."""
+        state = state_lib.collect(model)
+        seeds = {id(v) for v in state.seeds}
+        metrics = {id(v) for v in state.metrics}
+        variables = [*state.seeds, *state.weights, *state.metrics]
+        for optimizer in state.optimizers:
+            if self._strategy.updates == "each":
+                variables += optimizer.variables
+            else:
+                self._to_tower_0(optimizer.variables)
+        bound = 0
+        for variable in variables:
+            if isinstance(variable._value, variables_lib.TowerVariable):
+                continue
+            self._bind(variable, seeds, metrics)
+            bound += 1
+        if bound:
+            for trainer in state_lib.trainers(model):
+                _renew_functions(trainer)
+
+    def _bind(
+        self, variable: keras.Variable, seeds: set[int], metrics: set[int]
+    ) -> None:
+        value = variable._value
+        is_seed = id(variable) in seeds
+        if id(variable) in metrics:
+            merge = variables_lib.SUM
+        elif value.dtype.is_floating and not is_seed:
+            merge = variables_lib.MEAN
+        else:
+            merge = variables_lib.FIRST
+        if isinstance(value, compat.DistributedVariable):
+            if value.distribute_strategy is not self._strategy:
+                raise TowerError(
+                    f"variable {variable.path!r} was made under another "
+                    "strategy. Build the model outside of any scope, or inside "
+                    "this one's."
+                )
+            # The copies of one that was made in this scope are in place, but
+            # start equal where streams and sums have to differ.
+            value = variables_lib.unbind(value)
+        variable._value = variables_lib.spread(
+            self._strategy, value, merge, _other_stream if is_seed else None
+        )
+        self._bound[id(variable)] = variable
+
+    def _to_tower_0(self, variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            if isinstance(variable._value, compat.DistributedVariable):
+                variable._value = variables_lib.unbind(variable._value)
+
+    def equalise(self, everything: bool = False) -> None:
+        """Give all towers the same values.
+
+        Args:
+            everything: also hand out tower 0's weights; else only what towers
+                have written to themselves, such as moving statistics.
+        """
+        for variable in self._bound.values():
+            value = variable._value
+            if not isinstance(value, variables_lib.TowerVariable):
+                continue
+            if value.written_by_towers:
+                value.equalise()
+            elif everything and value.merge == variables_lib.MEAN:
+                variables_lib.hand_out([value])
+
+    def release(self) -> None:
+        """Make every model on the towers an ordinary one, with its values."""
+        for variable in self._bound.values():
+            self._unbind(variable)
+        self._bound.clear()
+        for model in {id(m): m for m in (*self._models, *self._created)}.values():
+            self.release_model(model)
+        self._models.clear()
+        for before in self._trainers:
+            before.trainer._jit_compile = before.jit_compile
+        self._trainers.clear()
+        self._created = weakref.WeakSet()
+
+    def release_model(self, model: keras.Model) -> None:
+        """Make one model an ordinary one: variables, optimizers, trainers."""
+        if model._distribute_strategy is None:
+            return
+        state = state_lib.collect(model)
+        for variable in state.everything():
+            self._unbind(variable)
+        default = _default_strategy()
+        for optimizer in state.optimizers:
+            optimizer._distribution_strategy = default
+        for trainer in state_lib.trainers(model):
+            trainer._distribute_strategy = None
+            _drop_functions(trainer)
+            vars(trainer).pop("_eval_epoch_iterator", None)
+            hooks.unhook(trainer)
+
+    def _unbind(self, variable: keras.Variable) -> None:
+        value = variable._value
+        if (
+            isinstance(value, compat.DistributedVariable)
+            and value.distribute_strategy is self._strategy
+        ):
+            variable._value = variables_lib.unbind(value)
+
+
+def build(model: keras.Model, batch: Any) -> None:
+    """Create what the model, its metrics and its optimizers still lack.
+
+    Everything is made as on one device, from the shapes and dtypes of a batch,
+    so that nothing is drawn from the data.
+
+    Args:
+        model: the model.
+        batch: structure of tensors or specs, as given to ``train_step``.
+    """
+    with compat.single_device_mode():
+        try:
+            model._symbolic_build(data_batch=batch)
+        except RuntimeError as error:
+            # Keras itself would then build while tracing; so do we, under the
+            # strategy, which puts what is made on all towers.
+            logger.info("building %s while tracing: %s", model.name, error)
+
+
+def needs_build(model: keras.Model) -> bool:
+    """Whether a step of the model would still create variables."""
+    parts = [*model._flatten_layers(), getattr(model, "optimizer", None)]
+    parts += [
+        getattr(model, name, None)
+        for name in ("_compile_metrics", "_compile_loss")
+    ]
+    return not all(part.built for part in parts if part is not None)
+
+
+def _other_stream(index: int, state: tf.Tensor) -> np.ndarray:
+    seed = np.array(state)
+    offset = (int(seed[0]) + index * _SEED_STRIDE) % (2**31 - 1)
+    seed[0] = offset
+    return seed
+
+
+def _default_strategy() -> tf.distribute.Strategy:
+    with compat.single_device_mode():
+        return tf.distribute.get_strategy()
+
+
+def _drop_functions(trainer: keras.Model) -> None:
+    trainer.train_function = None
+    trainer.test_function = None
+    trainer.predict_function = None
+
+
+def _renew_functions(trainer: keras.Model) -> None:
+    """Forget what was traced; ``fit`` may be holding on to a function's name."""
+    for kind in ("train", "test", "predict"):
+        if getattr(trainer, f"{kind}_function") is not None:
+            getattr(trainer, f"make_{kind}_function")(force=True)
+
+
+_xla_logged: set[str] = set()
+
+
+def _log_xla_once(trainer: keras.Model) -> None:
+    if trainer.name not in _xla_logged:
+        _xla_logged.add(trainer.name)
+        logger.info(
+            "jit_compile is off for %s on towers: XLA cannot compile a step "
+            "that spans devices",
+            trainer.name,
+        )

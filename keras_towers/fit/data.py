@@ -1,0 +1,232 @@
+"""Batches for towers: split a global batch, or draw one batch for each tower."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_towers import compat
+
+_PREFETCHED_BATCHES = 2
+
+
+class TowerBatch(NamedTuple):
+    """One step's data.
+
+    Attributes:
+        pieces: K structures, one for each tower. A tower that has no example
+            left borrows the batch's first one.
+        counts: how many examples of each piece count, int64 of shape [K], or
+            an empty tuple where that is every one and known while tracing.
+    """
+
+    pieces: tuple[Any, ...]
+    counts: Any = ()
+
+
+def batch_size_of(structure: Any) -> tf.Tensor | int | None:
+    """Number of examples in a batch: rows of its first leaf that has rows."""
+    for leaf in tf.nest.flatten(structure):
+        if _has_rows(leaf):
+            return leaf.shape[0] if leaf.shape[0] is not None else _rows(leaf)
+    return None
+
+
+def static_size(structure: Any) -> int | None:
+    """Number of examples in a batch where it is known while tracing."""
+    size = batch_size_of(structure)
+    return size if isinstance(size, int) else None
+
+
+def _has_rows(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    return shape is not None and tf.TensorShape(shape).rank not in (0, None)
+
+
+def _rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def split(batch: Any, towers: int) -> TowerBatch:
+    """Split a global batch into nearly equal pieces, first ones the larger.
+
+    Args:
+        batch: structure of tensors (ragged and sparse ones too) that have the
+            batch as first dimension; scalars go to every tower.
+        towers: number of pieces.
+
+    Returns:
+        The pieces and how many examples of each count.
+    """
+    batch = tf.nest.map_structure(
+        lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
+    )
+    size = batch_size_of(batch)
+    if isinstance(size, int) and size >= towers:
+        counts: Any = [
+            size // towers + (k < size % towers) for k in range(towers)
+        ]
+        starts = [sum(counts[:k]) for k in range(towers)]
+        lengths, known = counts, True
+    else:
+        size = tf.cast(1 if size is None else size, tf.int64)
+        index = tf.range(towers, dtype=tf.int64)
+        counts = size // towers + tf.cast(index < size % towers, tf.int64)
+        starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
+        lengths, known = tf.maximum(counts, 1), False
+        starts = tf.unstack(starts, num=towers)
+        lengths = tf.unstack(lengths, num=towers)
+    pieces = tuple(
+        tf.nest.map_structure(
+            lambda leaf, k=k: _slice(leaf, starts[k], lengths[k]), batch
+        )
+        for k in range(towers)
+    )
+    return TowerBatch(pieces, () if known else counts)
+
+
+def _keeps(leaf: Any) -> bool:
+    return leaf is None or isinstance(
+        leaf,
+        (
+            tf.Tensor,
+            tf.RaggedTensor,
+            tf.SparseTensor,
+            tf.experimental.Optional,
+        ),
+    )
+
+
+def _slice(leaf: Any, start: Any, length: Any) -> Any:
+    if not _has_rows(leaf):
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
+        size = tf.concat([[length], shape[1:]], 0)
+        piece = tf.sparse.slice(leaf, begin, size)
+        return tf.sparse.reset_shape(piece, size)
+    return leaf[start : start + length]
+
+
+def first_rows(leaf: Any, count: Any) -> Any:
+    """The first ``count`` rows of a tensor of any kind."""
+    return _slice(leaf, tf.zeros_like(count), count)
+
+
+def concatenate(pieces: Any) -> Any:
+    """Put the outputs of the towers behind one another."""
+    if isinstance(pieces[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(pieces))
+    if not _has_rows(pieces[0]):
+        return tf.stack(pieces)
+    return tf.concat(pieces, 0)
+
+
+def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
+    """Make one step's data of every ``towers`` consecutive batches."""
+    spec = dataset.element_spec
+
+    @tf.autograph.experimental.do_not_convert
+    def pieces_of(*window) -> TowerBatch:
+        window = window[0] if not isinstance(spec, tuple) else window
+        batches = tf.data.Dataset.zip(window)
+        size = batches.reduce(
+            tf.constant(0, tf.int64), lambda n, *_: n + 1
+        )
+
+        def piece(k):
+            place = tf.where(k < size, tf.constant(k, tf.int64), 0)
+            return batches.skip(place).take(1).get_single_element()
+
+        pieces = tuple(piece(k) for k in range(towers))
+        counts = tf.stack(
+            [
+                tf.cast(batch_size_of(pieces[k]), tf.int64)
+                * tf.cast(k < size, tf.int64)
+                for k in range(towers)
+            ]
+        )
+        return TowerBatch(pieces, counts)
+
+    return dataset.window(towers).map(pieces_of)
+
+
+def distribute(
+    dataset: tf.data.Dataset, towers: int, batches: str
+) -> tf.data.Dataset:
+    """Turn a dataset of batches into one of ``TowerBatch``es, read ahead.
+
+    Args:
+        dataset: yields what ``train_step`` takes.
+        towers: number of towers.
+        batches: ``"split"`` or ``"each"``.
+
+    Returns:
+        The dataset; its batches are made while the step before computes.
+    """
+    if batches == "each":
+        dataset = group(dataset, towers)
+    else:
+        spec = dataset.element_spec
+
+        @tf.autograph.experimental.do_not_convert
+        def split_one(*batch):
+            return split(batch if isinstance(spec, tuple) else batch[0], towers)
+
+        dataset = dataset.map(split_one)
+    return dataset.prefetch(_PREFETCHED_BATCHES)
+
+
+def as_tower_batch(strategy: Any, batch: Any) -> TowerBatch:
+    """Make a ``TowerBatch`` of whatever Keras hands to a step."""
+    if isinstance(batch, TowerBatch):
+        return batch
+    leaves = tf.nest.flatten(batch)
+    if not any(isinstance(leaf, compat.PerReplica) for leaf in leaves):
+        return split(batch, strategy.num_towers)
+    pieces = tuple(
+        compat.select_replica(index, batch)
+        for index in range(strategy.num_towers)
+    )
+    if all(static_size(piece) for piece in pieces):
+        return TowerBatch(pieces)
+    sizes = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
+    return TowerBatch(pieces, tf.stack(sizes))
+
+
+class TowerEpochIterator(compat.TFEpochIterator):
+    """Keras's epoch iterator over batches for towers."""
+
+    def __init__(self, strategy: Any, kind: str, **kwargs: Any):
+        self._towers = strategy.num_towers
+        self._each = kind == "fit" and strategy.batches == "each"
+        super().__init__(distribute_strategy=_Undistributed, **kwargs)
+        dataset = self._distributed_dataset
+        if not isinstance(dataset, tf.distribute.DistributedDataset):
+            self._distributed_dataset = distribute(
+                dataset, self._towers, "each" if self._each else "split"
+            )
+        self._set_steps()
+        self.source = dataset
+
+    def reset(self) -> None:
+        super().reset()
+        self._set_steps()
+
+    def _set_steps(self) -> None:
+        if self._each and self._num_batches:
+            self._num_batches = -(-self._num_batches // self._towers)
+
+
+class _Undistributed:
+    """Stands for a strategy that leaves a dataset as it is."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset):
+        return dataset

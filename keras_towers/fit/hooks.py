@@ -1,0 +1,236 @@
+"""What is patched in Keras, and for how long.
+
+While at least one scope of a tower strategy is entered, these names of Keras
+are ours; each does exactly what Keras does unless a tower strategy is in force:
+
+* the trainer's ``fit``, ``evaluate``, ``predict`` and ``*_on_batch``, which
+  adopt the model first;
+* the trainer's ``_maybe_symbolic_build`` and ``make_predict_function``, which
+  put the variables on the towers once all of them exist;
+* the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
+* the trainer module's ``TFEpochIterator``, which makes batches for towers;
+* ``apply``, ``scale_loss`` and ``finalize_variable_values`` of optimizers;
+* two functions of ``keras.losses`` that divide by numbers of examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit import adoption as adoption_lib
+from keras_towers.fit import data as data_lib
+from keras_towers.fit import losses as losses_lib
+from keras_towers.fit import optimizer as optimizer_lib
+from keras_towers.fit.step import Session
+
+METHODS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+
+_local = threading.local()
+_lock = threading.RLock()
+_users = 0
+_undo: list[Callable[[], None]] = []
+
+
+def current_session() -> Session | None:
+    """The call of a Keras method that this thread is in, if towers run it."""
+    return getattr(_local, "session", None)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Patch Keras for as long as the block, or any other one like it, runs."""
+    global _users
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _uninstall()
+
+
+def _install() -> None:
+    trainer = compat.TensorFlowTrainer
+    for name in METHODS:
+        _replace(trainer, name, functools.partial(_method, name))
+    _replace(trainer, "_maybe_symbolic_build", _maybe_symbolic_build)
+    _replace(trainer, "make_predict_function", _make_predict_function)
+    _replace(trainer, "_get_metrics_result_or_logs", _end_of_steps)
+    _replace(trainer, "__init__", _created_in_scope)
+    _replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
+    _replace(compat.loss_module, "reduce_values", losses_lib.reduce_values)
+    _replace(compat.loss_module, "apply_mask", losses_lib.apply_mask)
+    for owner in _with_subclasses(compat.BaseOptimizer):
+        for name in ("apply", "scale_loss", "finalize_variable_values"):
+            if name in vars(owner):
+                _replace(owner, name, getattr(optimizer_lib, name))
+
+
+def _uninstall() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, ours: Callable) -> None:
+    """Put ``ours(original, ...)`` in place of ``owner.name``."""
+    original = getattr(owner, name)
+    inherited = name not in vars(owner)
+
+    @functools.wraps(original)
+    def replacement(*args, **kwargs):
+        return ours(original, *args, **kwargs)
+
+    def undo() -> None:
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+    _undo.append(undo)
+    setattr(owner, name, replacement)
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    found = [cls]
+    for child in cls.__subclasses__():
+        found += [c for c in _with_subclasses(child) if c not in found]
+    return found
+
+
+def _tower_strategy(model: Any = None) -> Any:
+    """The tower strategy that is in force here, or that owns the model."""
+    current = tf.distribute.get_strategy()
+    owner = getattr(model, "_distribute_strategy", None)
+    for strategy in (current, owner):
+        if getattr(strategy, "adopts_models", False):
+            return strategy
+    return None
+
+
+def _method(
+    kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    strategy = _tower_strategy(model)
+    in_tower = tf.distribute.get_replica_context() is not None
+    if strategy is None or (in_tower and tf.distribute.has_strategy()):
+        return original(model, *args, **kwargs)
+    if strategy.num_towers == 1:
+        strategy.adoption.release_model(model)
+        with compat.single_device_mode():
+            return original(model, *args, **kwargs)
+    before = current_session()
+    with strategy.scope():
+        strategy.adoption.claim(model)
+        if kind not in ("fit", "train_on_batch"):
+            strategy.adoption.equalise()
+        _local.session = Session(model, kind)
+        try:
+            if kind == "predict_on_batch":
+                _prepare(strategy, model, (args or tuple(kwargs.values()))[:1])
+            return original(model, *args, **kwargs)
+        finally:
+            _local.session = before
+
+
+def _created_in_scope(
+    original: Callable, model: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Hook a model that is built in a scope for life.
+
+    It may be trained outside the scope, when nothing is patched.
+    """
+    original(model, *args, **kwargs)
+    strategy = _tower_strategy()
+    if strategy is None:
+        return
+    strategy.adoption.created(model)
+    for name in METHODS:
+        vars(model)[name] = functools.partial(_in_scope, strategy, name, model)
+
+
+def _in_scope(
+    strategy: Any, name: str, model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    with strategy.scope():
+        return getattr(type(model), name)(model, *args, **kwargs)
+
+
+def unhook(model: Any) -> None:
+    """Take back what ``_created_in_scope`` did."""
+    for name in METHODS:
+        vars(model).pop(name, None)
+
+
+def _prepare(strategy: Any, model: Any, batch: Any) -> None:
+    """Build what is missing, then put every variable on the towers."""
+    if adoption_lib.needs_build(model):
+        adoption_lib.build(model, batch)
+    strategy.adoption.bind(model)
+
+
+def _batch_spec(iterator: data_lib.TowerEpochIterator) -> Any:
+    return iterator.source.element_spec
+
+
+def _maybe_symbolic_build(
+    original: Callable, model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    session = current_session()
+    if session is None or session.model is not model:
+        original(model, iterator=iterator, data_batch=data_batch)
+        return
+    if iterator is not None:
+        data_batch = _batch_spec(iterator)
+    _prepare(tf.distribute.get_strategy(), model, data_batch)
+
+
+def _make_predict_function(
+    original: Callable, model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    session = current_session()
+    if session is not None and session.epoch_iterator is not None:
+        spec = _batch_spec(session.epoch_iterator)
+        _prepare(tf.distribute.get_strategy(), model, spec)
+    return original(model, *args, **kwargs)
+
+
+def _epoch_iterator(
+    original: Callable, *args: Any, distribute_strategy: Any = None, **kwargs
+) -> Any:
+    session = current_session()
+    if session is None or not getattr(
+        distribute_strategy, "adopts_models", False
+    ):
+        return original(*args, distribute_strategy=distribute_strategy, **kwargs)
+    iterator = data_lib.TowerEpochIterator(
+        distribute_strategy, session.kind, **kwargs
+    )
+    session.epoch_iterator = iterator
+    return iterator
+
+
+def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
+    session = current_session()
+    if session is not None and session.model is model and session.kind == "fit":
+        strategy = tf.distribute.get_strategy()
+        if strategy.sync_every_epoch:
+            strategy.adoption.equalise(everything=True)
+    return original(model, logs)

@@ -1,0 +1,217 @@
+"""Reduce first, then apply once, as on a single device.
+
+``Optimizer.apply`` in a tower hands the tower's gradients to one place, where
+they are summed over the towers; then Keras's own ``apply`` runs on the sums
+exactly as it would on one device. Clipping, accumulation, loss scaling, weight
+decay, moving averages and constraints so see the gradient of the global batch,
+with no case of their own here. The new weights are then handed to the towers.
+
+Where the towers do not share memory it can be cheaper that every tower applies
+the same sums to its own copy; ``strategy.updates == "each"`` does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit import tower as tower_lib
+from keras_towers.fit import variables as variables_lib
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: tf.Tensor):
+    """``Optimizer.scale_loss`` that also weights the loss of this tower."""
+    tower = tower_lib.current()
+    scaled = original(optimizer, loss)
+    if tower is None or id(optimizer) in tower.weighted_optimizers:
+        return scaled
+    tower.weighted_optimizers.add(id(optimizer))
+    return scaled * tf.cast(tower.weight, scaled.dtype)
+
+
+def apply(
+    original: Callable,
+    optimizer: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    """``Optimizer.apply`` that reduces over the towers first.
+
+    Args:
+        original: the class's own ``apply``.
+        optimizer: the optimizer it was called on.
+        grads: this tower's gradients, None where there is none.
+        trainable_variables: the variables they belong to.
+    """
+    context = tf.distribute.get_replica_context()
+    strategy = context.strategy if context is not None else None
+    if not getattr(strategy, "reduces_first", False):
+        original(optimizer, grads, trainable_variables)
+        return
+    if trainable_variables is None:
+        trainable_variables = optimizer._trainable_variables
+    trainable_variables = list(trainable_variables)
+    share = _Share(
+        tuple(getattr(v, "path", v.name) for v in trainable_variables),
+        _weighted(optimizer, list(grads)),
+    )
+
+    def merge(strategy, shares):
+        shares = strategy.experimental_local_results(shares)
+        _check_equal(shares)
+        _reduce_and_apply(
+            strategy, original, optimizer, shares, trainable_variables
+        )
+
+    context.merge_call(merge, args=(share,))
+
+
+@dataclasses.dataclass(eq=False)
+class _Share:
+    """What one tower brings to the reduction."""
+
+    names: tuple[str, ...]
+    grads: list[Any]
+
+
+def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Weight the gradients, unless ``scale_loss`` weighted the loss."""
+    tower = tower_lib.current()
+    if tower is None:
+        return grads
+    if id(optimizer) in tower.weighted_optimizers:
+        tower.weighted_optimizers.discard(id(optimizer))
+        return grads
+    if isinstance(tower.weight, (int, float)) and tower.weight == 1:
+        return grads
+
+    def weigh(grad):
+        if grad is None:
+            return None
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                weigh(grad.values), grad.indices, grad.dense_shape
+            )
+        return grad * tf.cast(tower.weight, grad.dtype)
+
+    return [weigh(grad) for grad in grads]
+
+
+def _check_equal(shares: Sequence[_Share]) -> None:
+    """Refuse towers that trained different variables, naming them."""
+    first = shares[0]
+    for index, other in enumerate(shares[1:], 1):
+        if other.names != first.names:
+            odd = sorted(set(first.names) ^ set(other.names)) or other.names
+            raise TowerError(
+                f"tower {index} trains other variables than tower 0: they "
+                f"differ in {', '.join(odd)}. Every tower has to run the same "
+                "model: create variables in build(), not depending on data or "
+                "on the replica."
+            )
+        odd = [
+            name
+            for name, a, b in zip(
+                first.names, first.grads, other.grads, strict=True
+            )
+            if (a is None) != (b is None)
+        ]
+        if odd:
+            raise TowerError(
+                f"tower {index} and tower 0 do not have gradients for the same "
+                f"variables: they differ in {', '.join(odd)}. Every tower has "
+                "to compute the same loss."
+            )
+
+
+def _reduce_and_apply(
+    strategy: Any,
+    original: Callable,
+    optimizer: Any,
+    shares: Sequence[_Share],
+    trainable_variables: Sequence[Any],
+) -> None:
+    devices = strategy.extended.worker_devices
+    rows = [[g for g in share.grads if g is not None] for share in shares]
+    reduced = strategy.reduction(rows, devices) if rows[0] else rows
+    each = strategy.updates == "each"
+    for index in range(len(devices) if each else 1):
+        sums = iter(reduced[index])
+        grads = [None if g is None else next(sums) for g in shares[0].grads]
+        with as_one_device(strategy, optimizer, trainable_variables, index):
+            original(
+                optimizer,
+                grads,
+                [_component(v, index) for v in trainable_variables],
+            )
+    if not each:
+        variables_lib.hand_out(trainable_variables)
+
+
+def _component(variable: Any, index: int) -> Any:
+    if isinstance(variable, compat.DistributedVariable):
+        return variable.values[index]
+    return variable
+
+
+def optimizer_chain(optimizer: Any) -> Iterator[Any]:
+    """Yield the optimizer and the optimizers inside it."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+@contextlib.contextmanager
+def as_one_device(
+    strategy: Any,
+    optimizer: Any,
+    trainable_variables: Sequence[Any],
+    index: int = 0,
+) -> Iterator[None]:
+    """Let ``optimizer`` work on one tower as if there were no other.
+
+    Inside, the Keras variables of the model and of the optimizer stand for
+    the component of tower ``index``, and no strategy is in force.
+    """
+    chain = list(optimizer_chain(optimizer))
+    strategies = [link._distribution_strategy for link in chain]
+    with compat.single_device_mode():
+        default = tf.distribute.get_strategy()
+        keras_variables = [
+            *(v for v in trainable_variables if isinstance(v, keras.Variable)),
+            *(v for link in chain for v in link._trainable_variables),
+            *optimizer.variables,
+        ]
+        try:
+            for link in chain:
+                link._distribution_strategy = default
+            with (
+                variables_lib.viewed(
+                    keras_variables, lambda v: v.values[index]
+                ),
+                tf.device(strategy.extended.worker_devices[index]),
+            ):
+                yield
+        finally:
+            for link, before in zip(chain, strategies, strict=True):
+                link._distribution_strategy = before
+
+
+def finalize_variable_values(
+    original: Callable, optimizer: Any, var_list: Sequence[Any]
+) -> None:
+    """``Optimizer.finalize_variable_values`` for variables on towers."""
+    strategy = tf.distribute.get_strategy()
+    if not getattr(strategy, "reduces_first", False):
+        original(optimizer, var_list)
+        return
+    with as_one_device(strategy, optimizer, var_list):
+        original(optimizer, var_list)
+    variables_lib.hand_out(var_list)

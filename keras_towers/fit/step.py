@@ -1,0 +1,193 @@
+"""One global batch on all towers, and the logs that one device would give."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit import data as data_lib
+from keras_towers.fit import state as state_lib
+from keras_towers.fit import tower as tower_lib
+from keras_towers.fit import variables as variables_lib
+
+
+@dataclasses.dataclass
+class Session:
+    """A call of ``fit``, ``evaluate``, ... of one model under one strategy.
+
+    Attributes:
+        model: the model whose method was called.
+        kind: the name of the method.
+        epoch_iterator: what the method draws its batches from, once made.
+    """
+
+    model: keras.Model
+    kind: str
+    epoch_iterator: Any = None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether outputs are examples, to be put behind one another."""
+        return self.kind.startswith("predict")
+
+    def is_step(self, fn: Any, args: Any) -> bool:
+        """Whether Keras, not the user's own code, calls ``strategy.run``."""
+        if len(args) != 1:
+            return False
+        return (
+            self.predicts
+            or isinstance(args[0], data_lib.TowerBatch)
+            or getattr(fn, "__self__", None) is self.model
+        )
+
+
+def run(
+    strategy: tf.distribute.Strategy,
+    run_on_towers: Callable[..., Any],
+    session: Session,
+    step: Callable[[Any], Any],
+    batch: Any,
+) -> Any:
+    """Run a step function of Keras on all towers.
+
+    Args:
+        strategy: the strategy.
+        run_on_towers: ``Strategy.run`` of the strategy's base class.
+        session: the call of Keras that this step belongs to.
+        step: ``train_step``, ``test_step`` or a predict function.
+        batch: a ``TowerBatch``, distributed values, or a whole batch that is
+            still to be split.
+
+    Returns:
+        What the step returns for the global batch, as plain tensors: outputs of
+        all examples in order for predictions, else logs of the global batch.
+    """
+    total = strategy.num_towers
+    batch = data_lib.as_tower_batch(strategy, batch)
+    weights, live = _weights(batch, strategy.average)
+
+    def tower_step(index, data):
+        tower = tower_lib.Tower(
+            index=index,
+            total=total,
+            weight=weights[index],
+            live=None if live is None else live[index],
+            average=strategy.average,
+        )
+        with tower_lib.activate(tower):
+            return step(data)
+
+    outputs = run_on_towers(
+        tower_step,
+        args=(
+            compat.PerReplica(range(total)),
+            compat.regroup(batch.pieces),
+        ),
+    )
+    outputs = [
+        compat.select_replica(index, outputs) for index in range(total)
+    ]
+    if session.predicts:
+        return _in_order(outputs, batch)
+    return _logs(session.model, outputs, _shares(batch))
+
+
+def _counts(batch: data_lib.TowerBatch) -> list[Any]:
+    """Examples that every tower really has: ints, or scalar tensors."""
+    if batch.counts is None or isinstance(batch.counts, tuple):
+        return [data_lib.static_size(piece) for piece in batch.pieces]
+    return tf.unstack(batch.counts, num=len(batch.pieces))
+
+
+def _shares(batch: data_lib.TowerBatch) -> list[Any]:
+    """Every tower's part of the global batch, adding up to one."""
+    counts = _counts(batch)
+    if all(isinstance(count, int) for count in counts):
+        return [count / sum(counts) for count in counts]
+    total = tf.add_n(counts)
+    return [tf.cast(count / total, tf.float32) for count in counts]
+
+
+def _weights(
+    batch: data_lib.TowerBatch, average: bool
+) -> tuple[list[Any], list[Any] | None]:
+    counts = _counts(batch)
+    known = all(isinstance(count, int) for count in counts)
+    live = None if known else [count > 0 for count in counts]
+    if average:
+        return _shares(batch), live
+    return [1.0 if known else tf.cast(x > 0, tf.float32) for x in counts], live
+
+
+def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
+    """Put the towers' outputs behind one another, borrowed examples left out."""
+    if not isinstance(batch.counts, tuple):
+        counts = _counts(batch)
+        outputs = [
+            tf.nest.map_structure(
+                lambda t, n=count: data_lib.first_rows(t, n), output
+            )
+            for output, count in zip(outputs, counts, strict=True)
+        ]
+    return tf.nest.map_structure(
+        lambda *tensors: data_lib.concatenate(tensors), *outputs
+    )
+
+
+def _logs(
+    model: keras.Model, outputs: Sequence[Any], shares: Sequence[Any]
+) -> Any:
+    """Make the logs of the global batch from those of the towers.
+
+    A log that is the result of a metric is computed from the metric's state
+    summed over the towers; anything else that a custom step returns is taken
+    for a mean over examples.
+    """
+    first = outputs[0]
+    results = {}
+    if isinstance(first, Mapping):
+        results = _metric_results(model, first)
+
+    def mean(*tensors):
+        tensors = [tf.convert_to_tensor(t) for t in tensors]
+        kind = tensors[0].dtype
+        if not (kind.is_floating or kind.is_complex):
+            return tensors[0]
+        return tf.add_n(
+            [
+                t * tf.cast(share, kind)
+                for t, share in zip(tensors, shares, strict=True)
+            ]
+        )
+
+    def merge(name):
+        if name in results:
+            return results[name]
+        return tf.nest.map_structure(mean, *[out[name] for out in outputs])
+
+    if isinstance(first, Mapping):
+        return {name: merge(name) for name in first}
+    return tf.nest.map_structure(mean, *outputs)
+
+
+def _metric_results(model: keras.Model, logs: Mapping[str, Any]) -> dict:
+    metrics = state_lib.collect(model).metrics
+    with (
+        compat.single_device_mode(),
+        tf.device("/device:CPU:0"),
+        variables_lib.viewed(
+            metrics,
+            lambda v: (
+                v.merged_value()
+                if isinstance(v, variables_lib.TowerVariable)
+                else v.values[0]
+            ),
+        ),
+    ):
+        results = model.get_metrics_result()
+    return {name: value for name, value in results.items() if name in logs}

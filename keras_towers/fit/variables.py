@@ -1,0 +1,209 @@
+"""One variable on every tower, and views of the model as one tower sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit import tower as tower_lib
+
+MEAN, SUM, FIRST = "mean", "sum", "first"
+_AGGREGATION = {
+    MEAN: tf.VariableAggregation.MEAN,
+    SUM: tf.VariableAggregation.SUM,
+    FIRST: tf.VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
+class TowerVariable(compat.SyncOnReadVariable):
+    """A variable with one component on every tower.
+
+    A tower reads and writes its own component, without any communication.
+    Outside the towers a write goes to all components, and a read gives one
+    value, by ``merge``:
+
+    * ``"sum"``: the sum (metric state: each tower has counted its own part);
+    * ``"mean"``: the mean, once a tower has written to its component (moving
+      statistics); before that all components are equal, and it is the first;
+    * ``"first"``: tower 0's value (whole numbers, random states).
+
+    Component 0 is the variable that the model had before, so that every
+    reference to it stays alive, and an optimizer that knows the variable by
+    its id goes on knowing it.
+    """
+
+    def __init__(self, strategy, values, merge: str):
+        super().__init__(strategy, values, _AGGREGATION[merge])
+        self.merge = merge
+        self.written_by_towers = False
+
+    def merged_value(self) -> tf.Tensor:
+        """The one value that the components stand for, as a tensor."""
+        components = self._values
+        with tf.device(components[0].device):
+            if self.merge == SUM:
+                return tf.add_n([v.read_value() for v in components])
+            if self.merge == MEAN and self.written_by_towers:
+                total = tf.add_n([v.read_value() for v in components])
+                return total / tf.cast(len(components), total.dtype)
+            return components[0].read_value()
+
+    def assign_everywhere(self, value) -> None:
+        """Write so that ``merged_value()`` is ``value`` on every tower.
+
+        A sum is kept whole on tower 0 and zero elsewhere: dividing it over the
+        towers would lose counts held in whole numbers.
+        """
+        primary, *others = self._values
+        with tf.device(primary.device):
+            value = tf.convert_to_tensor(value, primary.dtype)
+            primary.assign(value, read_value=False)
+        for other in others:
+            with tf.device(other.device):
+                other.assign(
+                    tf.zeros_like(value) if self.merge == SUM else value,
+                    read_value=False,
+                )
+
+    def equalise(self) -> None:
+        """Give every tower the merged value; sums and streams stay apart."""
+        if self.merge == MEAN:
+            self.assign_everywhere(self.merged_value())
+
+    def _tower_index(self) -> int | None:
+        if tf.distribute.get_strategy() is not self._distribute_strategy:
+            return None
+        return compat.current_replica_id()
+
+    def _get(self):
+        index = self._tower_index()
+        return self._get_cross_replica() if index is None else self._values[index]
+
+    def _get_cross_replica(self):
+        return self._primary if compat.is_saving() else self.merged_value()
+
+    def value(self):
+        component = self._get()
+        return component if tf.is_tensor(component) else component.value()
+
+    def read_value(self):
+        return self.value()
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
+
+    def assign(self, value, use_locking=False, name=None, read_value=True):
+        index = self._tower_index()
+        if index is None:
+            self.assign_everywhere(value)
+            return self
+        # Stays set: the write may be traced now and run in every later step.
+        self.written_by_towers = True
+        mine = self._values[index]
+        tower = tower_lib.current()
+        if tower is not None and tower.live is not None:
+            value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
+        return mine.assign(value, use_locking, name, read_value)
+
+    def assign_add(self, delta, use_locking=False, name=None, read_value=True):
+        return self.assign(self + delta, use_locking, name, read_value)
+
+    def assign_sub(self, delta, use_locking=False, name=None, read_value=True):
+        return self.assign(self - delta, use_locking, name, read_value)
+
+
+def spread(
+    strategy: tf.distribute.Strategy,
+    primary: tf.Variable,
+    merge: str,
+    component_value: Callable[[int, tf.Tensor], Any] | None = None,
+) -> TowerVariable:
+    """Put copies of ``primary`` on the other towers and bind them to it.
+
+    Args:
+        strategy: the strategy whose devices are the towers.
+        primary: becomes component 0; it must be a plain variable.
+        merge: how reads outside the towers see the components.
+        component_value: from (tower index, value of ``primary``) to the value
+            that the tower starts with; None starts all equal, or with zeros
+            for ``merge="sum"``.
+
+    Returns:
+        The bound variable.
+    """
+    start = primary.read_value()
+    components = [primary]
+    for index, device in enumerate(strategy.extended.worker_devices[1:], 1):
+        if component_value is not None:
+            value = component_value(index, start)
+        else:
+            value = tf.zeros_like(start) if merge == SUM else start
+        with compat.single_device_mode(), tf.device(device):
+            components.append(
+                tf.Variable(
+                    value,
+                    dtype=primary.dtype,
+                    shape=primary.shape,
+                    trainable=primary.trainable,
+                    name=f"{primary.name.split(':')[0]}/tower_{index}",
+                )
+            )
+    return TowerVariable(strategy, components, merge)
+
+
+def unbind(variable: compat.DistributedVariable) -> tf.Variable:
+    """Return component 0 as the plain variable that it was, up to date."""
+    primary = variable.values[0]
+    if isinstance(variable, TowerVariable):
+        if variable.merge == SUM or variable.written_by_towers:
+            primary.assign(variable.merged_value())
+    for holder in (primary, getattr(primary, "handle", None)):
+        with contextlib.suppress(AttributeError):
+            del holder._distributed_container
+    return primary
+
+
+@contextlib.contextmanager
+def viewed(
+    variables: Iterable[keras.Variable],
+    resolve: Callable[[compat.DistributedVariable], Any],
+) -> Iterator[None]:
+    """Let Keras variables stand for something else than their components.
+
+    Args:
+        variables: Keras variables; those that live on one device are left.
+        resolve: from the distributed variable to what is seen instead.
+    """
+    swapped = []
+    try:
+        for variable in variables:
+            value = variable._value
+            if isinstance(value, compat.DistributedVariable):
+                variable._value = resolve(value)
+                swapped.append((variable, value))
+        yield
+    finally:
+        for variable, value in swapped:
+            variable._value = value
+
+
+def hand_out(variables: Sequence[Any]) -> None:
+    """Copy component 0 of every variable to all other towers.
+
+    Between logical devices of one host the copy shares the buffer.
+    """
+    for variable in variables:
+        value = getattr(variable, "_value", variable)
+        if not isinstance(value, compat.DistributedVariable):
+            continue
+        primary, *others = value.values
+        with tf.device(primary.device):
+            fresh = primary.read_value()
+        for other in others:
+            with tf.device(other.device):
+                other.assign(fresh, read_value=False)
