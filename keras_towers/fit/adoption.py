@@ -79,6 +79,8 @@ class Adoption:
                     )
                 )
             self._models.append(model)
+        for optimizer in state_lib.collect(model).optimizers:
+            optimizer._distribution_strategy = _default_strategy()
         for trainer in state_lib.trainers(model):
             if trainer._jit_compile:
                 _log_xla_once(trainer)

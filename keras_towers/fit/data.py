@@ -18,7 +18,7 @@ class TowerBatch(NamedTuple):
         pieces: K structures, one for each tower. A tower that has no example
             left borrows the batch's first one.
         counts: how many examples of each piece count, int64 of shape [K], or
-            an empty tuple where that is every one and known while tracing.
+            an empty tuple where every one does and no piece is borrowed.
     """
 
     pieces: tuple[Any, ...]

@@ -99,8 +99,8 @@ def run(
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:
     """Examples that every tower really has: ints, or scalar tensors."""
-    if batch.counts is None or isinstance(batch.counts, tuple):
-        return [data_lib.static_size(piece) for piece in batch.pieces]
+    if isinstance(batch.counts, tuple):
+        return [data_lib.batch_size_of(piece) for piece in batch.pieces]
     return tf.unstack(batch.counts, num=len(batch.pieces))
 
 
@@ -109,19 +109,22 @@ def _shares(batch: data_lib.TowerBatch) -> list[Any]:
     counts = _counts(batch)
     if all(isinstance(count, int) for count in counts):
         return [count / sum(counts) for count in counts]
+    counts = [tf.cast(count, tf.float32) for count in counts]
     total = tf.add_n(counts)
-    return [tf.cast(count / total, tf.float32) for count in counts]
+    return [count / total for count in counts]
 
 
 def _weights(
     batch: data_lib.TowerBatch, average: bool
 ) -> tuple[list[Any], list[Any] | None]:
-    counts = _counts(batch)
-    known = all(isinstance(count, int) for count in counts)
-    live = None if known else [count > 0 for count in counts]
+    live = None
+    if not isinstance(batch.counts, tuple):
+        live = [count > 0 for count in _counts(batch)]
     if average:
         return _shares(batch), live
-    return [1.0 if known else tf.cast(x > 0, tf.float32) for x in counts], live
+    if live is None:
+        return [1.0] * len(batch.pieces), None
+    return [tf.cast(alive, tf.float32) for alive in live], live
 
 
 def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
