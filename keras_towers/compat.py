@@ -94,6 +94,9 @@ TensorFlowTrainer = resolve(
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator"
 )
+ArrayDataAdapter = resolve(
+    f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
+)
 trainer_module = importlib.import_module(
     f"{_KERAS}.backend.tensorflow.trainer"
 )

@@ -157,29 +157,27 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     return dataset.window(towers).map(pieces_of)
 
 
-def distribute(
-    dataset: tf.data.Dataset, towers: int, batches: str
-) -> tf.data.Dataset:
-    """Turn a dataset of batches into one of ``TowerBatch``es, read ahead.
+def distribute(strategy: Any, dataset: tf.data.Dataset, each: bool) -> Any:
+    """Read a dataset of batches ahead, onto the towers.
+
+    Towers in host memory need no copy of their own: the batch is split where
+    it is used. To accelerators TensorFlow's iterator over several devices
+    copies the next batches while the current one computes.
 
     Args:
+        strategy: the strategy.
         dataset: yields what ``train_step`` takes.
-        towers: number of towers.
-        batches: ``"split"`` or ``"each"``.
+        each: every tower gets a batch of its own.
 
     Returns:
-        The dataset; its batches are made while the step before computes.
+        An iterable over one element a step, for ``as_tower_batch``.
     """
-    if batches == "each":
-        dataset = group(dataset, towers)
-    else:
-        spec = dataset.element_spec
-
-        @tf.autograph.experimental.do_not_convert
-        def split_one(*batch):
-            return split(batch if isinstance(spec, tuple) else batch[0], towers)
-
-        dataset = dataset.map(split_one)
+    if strategy.prefetches_to_towers:
+        if each:
+            return strategy.distribute_datasets_from_function(lambda _: dataset)
+        return strategy.experimental_distribute_dataset(dataset)
+    if each:
+        dataset = group(dataset, strategy.num_towers)
     return dataset.prefetch(_PREFETCHED_BATCHES)
 
 
@@ -187,17 +185,32 @@ def as_tower_batch(strategy: Any, batch: Any) -> TowerBatch:
     """Make a ``TowerBatch`` of whatever Keras hands to a step."""
     if isinstance(batch, TowerBatch):
         return batch
-    leaves = tf.nest.flatten(batch)
-    if not any(isinstance(leaf, compat.PerReplica) for leaf in leaves):
-        return split(batch, strategy.num_towers)
-    pieces = tuple(
-        compat.select_replica(index, batch)
-        for index in range(strategy.num_towers)
-    )
+    towers = strategy.num_towers
+    if not any(
+        isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
+    ):
+        return split(batch, towers)
+    pieces = [compat.select_replica(index, batch) for index in range(towers)]
     if all(static_size(piece) for piece in pieces):
-        return TowerBatch(pieces)
-    sizes = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
-    return TowerBatch(pieces, tf.stack(sizes))
+        return TowerBatch(tuple(pieces))
+    counts = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
+    return TowerBatch(
+        tuple(
+            tf.nest.map_structure(
+                lambda own, first, n=count: _or_borrow(own, first, n),
+                piece,
+                pieces[0],
+            )
+            for piece, count in zip(pieces, counts, strict=True)
+        ),
+        tf.stack(counts),
+    )
+
+
+def _or_borrow(own: Any, first: Any, count: tf.Tensor) -> Any:
+    if own is first or not _has_rows(own):
+        return own
+    return tf.cond(count > 0, lambda: own, lambda: _slice(first, 0, 1))
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
@@ -207,13 +220,24 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._towers = strategy.num_towers
         self._each = kind == "fit" and strategy.batches == "each"
         super().__init__(distribute_strategy=_Undistributed, **kwargs)
-        dataset = self._distributed_dataset
+        # To make an iterator over arrays changes nothing; that of a dataset
+        # may draw a new shuffle, and one device would have drawn it too.
+        self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
+        self._unused: Any = None
+        dataset = self.source = self._distributed_dataset
         if not isinstance(dataset, tf.distribute.DistributedDataset):
             self._distributed_dataset = distribute(
-                dataset, self._towers, "each" if self._each else "split"
+                strategy, dataset, self._each
             )
         self._set_steps()
-        self.source = dataset
+
+    def _get_iterator(self) -> Any:
+        return _Reusing(self) if self._reuses else self._distributed_dataset
+
+    def __next__(self) -> Any:
+        step = super().__next__()
+        self._unused = None
+        return step
 
     def reset(self) -> None:
         super().reset()
@@ -222,6 +246,23 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _set_steps(self) -> None:
         if self._each and self._num_batches:
             self._num_batches = -(-self._num_batches // self._towers)
+
+
+class _Reusing:
+    """Gives an iterator that Keras made and never used, before a new one.
+
+    Keras makes one at the end of an epoch and another at the start of the
+    next; making one costs as much as many small steps.
+    """
+
+    def __init__(self, owner: TowerEpochIterator):
+        self._owner = owner
+
+    def __iter__(self) -> Any:
+        owner = self._owner
+        if owner._unused is None:
+            owner._unused = iter(owner._distributed_dataset)
+        return owner._unused
 
 
 class _Undistributed:

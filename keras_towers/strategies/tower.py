@@ -90,6 +90,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         self.batches = batches
         self.sync_every_epoch = bool(sync_every_epoch)
         self.num_towers = len(names)
+        self.prefetches_to_towers = not on_host
         self.reduces_first = self.num_towers > 1
         self.reduction: Callable = choice.reduce
         self._choice = choice
