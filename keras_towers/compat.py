@@ -69,9 +69,7 @@ select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
     f"{_TF}.distribute.values_util:get_current_replica_id_as_int"
 )
-is_saving = resolve(
-    f"{_TF}.distribute.values_util:is_saving_non_distributed"
-)
+is_saving = resolve(f"{_TF}.distribute.values_util:is_saving_non_distributed")
 
 # TensorFlow: the strategy machinery that MirroredStrategy is made of.
 MirroredExtended = resolve(
@@ -97,9 +95,7 @@ TFEpochIterator = resolve(
 ArrayDataAdapter = resolve(
     f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
 )
-trainer_module = importlib.import_module(
-    f"{_KERAS}.backend.tensorflow.trainer"
-)
+trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 get_global_attribute = resolve(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -90,37 +91,39 @@ class Adoption:
                 _drop_functions(trainer)
 
     def bind(self, model: keras.Model) -> None:
-        """Put every variable of ``model`` on the towers that is not there yet."""
+        """Put the variables of ``model`` that are not there yet on the towers."""
         state = state_lib.collect(model)
         seeds = {id(v) for v in state.seeds}
         metrics = {id(v) for v in state.metrics}
         variables = [*state.seeds, *state.weights, *state.metrics]
         for optimizer in state.optimizers:
-            if self._strategy.updates == "each":
-                variables += optimizer.variables
-            else:
-                self._to_tower_0(optimizer.variables)
+            self.bind_optimizer(optimizer)
         bound = 0
         for variable in variables:
             if isinstance(variable._value, variables_lib.TowerVariable):
                 continue
-            self._bind(variable, seeds, metrics)
+            is_seed = id(variable) in seeds
+            if id(variable) in metrics:
+                merge = variables_lib.SUM
+            elif variable._value.dtype.is_floating and not is_seed:
+                merge = variables_lib.MEAN
+            else:
+                merge = variables_lib.FIRST
+            self._bind(variable, merge, _other_stream if is_seed else None)
             bound += 1
+        for variable in state.synchronized:
+            variable._value.same_on_all_towers = True
         if bound:
             for trainer in state_lib.trainers(model):
                 _renew_functions(trainer)
 
     def _bind(
-        self, variable: keras.Variable, seeds: set[int], metrics: set[int]
+        self,
+        variable: keras.Variable,
+        merge: str,
+        component_value: Callable | None = None,
     ) -> None:
         value = variable._value
-        is_seed = id(variable) in seeds
-        if id(variable) in metrics:
-            merge = variables_lib.SUM
-        elif value.dtype.is_floating and not is_seed:
-            merge = variables_lib.MEAN
-        else:
-            merge = variables_lib.FIRST
         if isinstance(value, compat.DistributedVariable):
             if value.distribute_strategy is not self._strategy:
                 raise TowerError(
@@ -132,14 +135,21 @@ class Adoption:
             # start equal where streams and sums have to differ.
             value = variables_lib.unbind(value)
         variable._value = variables_lib.spread(
-            self._strategy, value, merge, _other_stream if is_seed else None
+            self._strategy, value, merge, component_value
         )
         self._bound[id(variable)] = variable
 
-    def _to_tower_0(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
-            if isinstance(variable._value, compat.DistributedVariable):
-                variable._value = variables_lib.unbind(variable._value)
+    def bind_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Put an optimizer's state where it is used: tower 0, or everywhere."""
+        everywhere = self._strategy.updates == "each"
+        for variable in optimizer.variables:
+            value = variable._value
+            if isinstance(value, variables_lib.TowerVariable):
+                continue
+            if everywhere:
+                self._bind(variable, variables_lib.FIRST)
+            elif isinstance(value, compat.DistributedVariable):
+                variable._value = variables_lib.unbind(value)
 
     def equalise(self, everything: bool = False) -> None:
         """Give all towers the same values.
@@ -162,7 +172,9 @@ class Adoption:
         for variable in self._bound.values():
             self._unbind(variable)
         self._bound.clear()
-        for model in {id(m): m for m in (*self._models, *self._created)}.values():
+        for model in {
+            id(m): m for m in (*self._models, *self._created)
+        }.values():
             self.release_model(model)
         self._models.clear()
         for before in self._trainers:
@@ -196,7 +208,7 @@ class Adoption:
 
 
 def build(model: keras.Model, batch: Any) -> None:
-    """Create what the model, its metrics and its optimizers still lack.
+    """Create what the model, its metrics and its optimizer still lack.
 
     Everything is made as on one device, from the shapes and dtypes of a batch,
     so that nothing is drawn from the data.
@@ -205,13 +217,30 @@ def build(model: keras.Model, batch: Any) -> None:
         model: the model.
         batch: structure of tensors or specs, as given to ``train_step``.
     """
-    with compat.single_device_mode():
+    optimizer = getattr(model, "optimizer", None)
+    with compat.single_device_mode(), contextlib.ExitStack() as stack:
+        if optimizer is not None and not _surely_trains(model, optimizer):
+            # Keras would build it too; its first use will, if there is one.
+            optimizer.built, before = True, optimizer.built
+            stack.callback(setattr, optimizer, "built", before)
         try:
             model._symbolic_build(data_batch=batch)
         except RuntimeError as error:
             # Keras itself would then build while tracing; so do we, under the
             # strategy, which puts what is made on all towers.
             logger.info("building %s while tracing: %s", model.name, error)
+
+
+def _surely_trains(model: keras.Model, optimizer: Any) -> bool:
+    """Whether the optimizer is sure to be used, or has to be built first.
+
+    A loss scale is read before the first ``apply``, which would build it.
+    """
+    step = type(model).train_step
+    return (
+        step is compat.TensorFlowTrainer.train_step
+        or getattr(optimizer, "inner_optimizer", None) is not None
+    )
 
 
 def needs_build(model: keras.Model) -> bool:
@@ -243,7 +272,7 @@ def _drop_functions(trainer: keras.Model) -> None:
 
 
 def _renew_functions(trainer: keras.Model) -> None:
-    """Forget what was traced; ``fit`` may be holding on to a function's name."""
+    """Forget what was traced; a running ``fit`` goes on with the new ones."""
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)

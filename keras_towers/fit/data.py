@@ -1,4 +1,4 @@
-"""Batches for towers: split a global batch, or draw one batch for each tower."""
+"""Batches for towers: a global batch split, or a batch for each tower."""
 
 from __future__ import annotations
 
@@ -136,9 +136,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     def pieces_of(*window) -> TowerBatch:
         window = window[0] if not isinstance(spec, tuple) else window
         batches = tf.data.Dataset.zip(window)
-        size = batches.reduce(
-            tf.constant(0, tf.int64), lambda n, *_: n + 1
-        )
+        size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
 
         def piece(k):
             place = tf.where(k < size, tf.constant(k, tf.int64), 0)

@@ -10,6 +10,7 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
 * the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
 * ``apply``, ``scale_loss`` and ``finalize_variable_values`` of optimizers;
+* ``update_state`` of ``Mean`` and ``Sum``, for one number a batch;
 * two functions of ``keras.losses`` that divide by numbers of examples.
 """
 
@@ -21,12 +22,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import adoption as adoption_lib
 from keras_towers.fit import data as data_lib
 from keras_towers.fit import losses as losses_lib
+from keras_towers.fit import metrics as metrics_lib
 from keras_towers.fit import optimizer as optimizer_lib
 from keras_towers.fit.step import Session
 
@@ -78,6 +81,8 @@ def _install() -> None:
     _replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
     _replace(compat.loss_module, "reduce_values", losses_lib.reduce_values)
     _replace(compat.loss_module, "apply_mask", losses_lib.apply_mask)
+    for metric in (keras.metrics.Mean, keras.metrics.Sum):
+        _replace(metric, "update_state", metrics_lib.update_state)
     for owner in _with_subclasses(compat.BaseOptimizer):
         for name in ("apply", "scale_loss", "finalize_variable_values"):
             if name in vars(owner):
@@ -219,7 +224,9 @@ def _epoch_iterator(
     if session is None or not getattr(
         distribute_strategy, "adopts_models", False
     ):
-        return original(*args, distribute_strategy=distribute_strategy, **kwargs)
+        return original(
+            *args, distribute_strategy=distribute_strategy, **kwargs
+        )
     iterator = data_lib.TowerEpochIterator(
         distribute_strategy, session.kind, **kwargs
     )

@@ -37,12 +37,12 @@ def reduce_values(
     if reduction == "sum":
         total = tf.ones((), values.dtype)
     elif reduction == "mean_with_sample_weight" and sample_weight is not None:
-        total = _over_towers(tower, tf.reduce_sum(sample_weight))
+        total = _over_towers(tf.reduce_sum(sample_weight))
     elif values.shape[1:].is_fully_defined():
         return original(values, sample_weight, reduction)
     else:
-        total = _over_towers(tower, tf.cast(tf.size(values), values.dtype))
-    share = tf.cast(tower.weight, values.dtype)
+        total = _over_towers(tf.cast(tf.size(values), values.dtype))
+    share = tf.cast(tower.share, values.dtype)
     return tf.math.divide_no_nan(
         tf.reduce_sum(values), tf.cast(total, values.dtype) * share
     )
@@ -73,15 +73,11 @@ def apply_mask(
     total = tf.cast(tf.size(mask), dtype)
     valid = tf.reduce_sum(tf.cast(mask, dtype))
     here = tf.math.divide_no_nan(total, valid)
-    everywhere = tf.math.divide_no_nan(
-        _over_towers(tower, total), _over_towers(tower, valid)
-    )
+    everywhere = tf.math.divide_no_nan(_over_towers(total), _over_towers(valid))
     return weights * tf.math.divide_no_nan(everywhere, here)
 
 
-def _over_towers(tower: tower_lib.Tower, count: tf.Tensor) -> tf.Tensor:
-    if tower.live is not None:
-        count = tf.where(tower.live, count, tf.zeros_like(count))
+def _over_towers(count: tf.Tensor) -> tf.Tensor:
     return tf.distribute.get_replica_context().all_reduce(
         tf.distribute.ReduceOp.SUM, count
     )

@@ -33,7 +33,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: tf.Tensor):
     if tower is None or id(optimizer) in tower.weighted_optimizers:
         return scaled
     tower.weighted_optimizers.add(id(optimizer))
-    return scaled * tf.cast(tower.weight, scaled.dtype)
+    return scaled * tf.cast(tower.loss_weight, scaled.dtype)
 
 
 def apply(
@@ -66,6 +66,7 @@ def apply(
     def merge(strategy, shares):
         shares = strategy.experimental_local_results(shares)
         _check_equal(shares)
+        _make_ready(strategy, optimizer, trainable_variables)
         _reduce_and_apply(
             strategy, original, optimizer, shares, trainable_variables
         )
@@ -89,7 +90,8 @@ def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
     if id(optimizer) in tower.weighted_optimizers:
         tower.weighted_optimizers.discard(id(optimizer))
         return grads
-    if isinstance(tower.weight, (int, float)) and tower.weight == 1:
+    weight = tower.loss_weight
+    if isinstance(weight, float) and weight == 1:
         return grads
 
     def weigh(grad):
@@ -99,7 +101,7 @@ def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
             return tf.IndexedSlices(
                 weigh(grad.values), grad.indices, grad.dense_shape
             )
-        return grad * tf.cast(tower.weight, grad.dtype)
+        return grad * tf.cast(weight, grad.dtype)
 
     return [weigh(grad) for grad in grads]
 
@@ -153,6 +155,21 @@ def _reduce_and_apply(
             )
     if not each:
         variables_lib.hand_out(trainable_variables)
+
+
+def _make_ready(
+    strategy: Any, optimizer: Any, trainable_variables: Sequence[Any]
+) -> None:
+    """Build the optimizer if it is not, and put its state where it belongs.
+
+    Outside of the function that is being traced, because its variables outlive
+    that.
+    """
+    with tf.init_scope():
+        if not optimizer.built:
+            with as_one_device(strategy, optimizer, trainable_variables):
+                optimizer.build(list(trainable_variables))
+        strategy.adoption.bind_optimizer(optimizer)
 
 
 def _component(variable: Any, index: int) -> Any:

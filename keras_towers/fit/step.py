@@ -69,13 +69,16 @@ def run(
     """
     total = strategy.num_towers
     batch = data_lib.as_tower_batch(strategy, batch)
-    weights, live = _weights(batch, strategy.average)
+    shares = _shares(batch)
+    live = None
+    if not isinstance(batch.counts, tuple):
+        live = [count > 0 for count in _counts(batch)]
 
     def tower_step(index, data):
         tower = tower_lib.Tower(
             index=index,
             total=total,
-            weight=weights[index],
+            share=shares[index],
             live=None if live is None else live[index],
             average=strategy.average,
         )
@@ -89,12 +92,10 @@ def run(
             compat.regroup(batch.pieces),
         ),
     )
-    outputs = [
-        compat.select_replica(index, outputs) for index in range(total)
-    ]
+    outputs = [compat.select_replica(index, outputs) for index in range(total)]
     if session.predicts:
         return _in_order(outputs, batch)
-    return _logs(session.model, outputs, _shares(batch))
+    return _logs(session.model, outputs, shares)
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:
@@ -114,21 +115,8 @@ def _shares(batch: data_lib.TowerBatch) -> list[Any]:
     return [count / total for count in counts]
 
 
-def _weights(
-    batch: data_lib.TowerBatch, average: bool
-) -> tuple[list[Any], list[Any] | None]:
-    live = None
-    if not isinstance(batch.counts, tuple):
-        live = [count > 0 for count in _counts(batch)]
-    if average:
-        return _shares(batch), live
-    if live is None:
-        return [1.0] * len(batch.pieces), None
-    return [tf.cast(alive, tf.float32) for alive in live], live
-
-
 def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
-    """Put the towers' outputs behind one another, borrowed examples left out."""
+    """Put the towers' outputs behind one another, without borrowed examples."""
     if not isinstance(batch.counts, tuple):
         counts = _counts(batch)
         outputs = [

@@ -15,29 +15,41 @@ from keras_towers import compat
 
 @dataclasses.dataclass
 class Tower:
-    """One tower in the middle of a step of ``fit``, ``evaluate`` or ``predict``.
+    """One tower in the middle of a step of ``fit`` or its like.
 
     Attributes:
         index: position of this tower, 0 to total - 1.
         total: number of towers.
-        weight: what this tower's mean loss counts for in the mean over the
-            global batch: its share of the examples, as a Python float where
-            it is known while tracing, else a scalar tensor.
+        share: this tower's part of the global batch's examples, as a Python
+            float where it is known while tracing, else a scalar tensor.
         live: False (or a scalar False tensor) where this tower was given no
             example of the batch and computes on a borrowed one, so that
             nothing it computes may count. None where that cannot happen.
         average: whether losses are means over the batch (the towers' gradients
             are averaged) or sums (they are summed).
         weighted_optimizers: ids of the optimizers that have already put
-            ``weight`` into the loss.
+            ``loss_weight`` into the loss.
     """
 
     index: int
     total: int
-    weight: Any
+    share: Any
     live: Any = None
     average: bool = True
     weighted_optimizers: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def loss_weight(self) -> Any:
+        """What this tower's loss counts for in the loss of the global batch."""
+        if self.average:
+            return self.share
+        return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
+
+    def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
+        """Zero in place of what was computed on a borrowed example."""
+        if self.live is None:
+            return value
+        return tf.where(self.live, value, tf.zeros_like(value))
 
 
 _local = threading.local()
@@ -49,16 +61,23 @@ def current() -> Tower | None:
 
 
 class TowerReplicaContext(compat.MirroredReplicaContext):
-    """Tells the true number of towers to code that asks the replica context.
+    """The replica context of a tower in the middle of a step.
 
-    Inside a step ``tf.distribute.get_strategy().num_replicas_in_sync`` is 1,
-    because losses are not to be divided by it; a layer that averages over
-    ``all_reduce`` asks the replica context and needs the real number.
+    It tells the true number of towers: ``num_replicas_in_sync`` of the strategy
+    is 1 inside a step, because losses are not to be divided by it, but a layer
+    that averages over ``all_reduce`` needs the real number. And it lets a
+    tower without examples add nothing to a sum.
     """
 
     @property
     def num_replicas_in_sync(self) -> int:
         return len(self.strategy.extended.worker_devices)
+
+    def all_reduce(self, reduce_op, value, options=None):
+        tower = current()
+        if tower is not None and tower.live is not None:
+            value = tf.nest.map_structure(tower.count_only_if_live, value)
+        return super().all_reduce(reduce_op, value, options)
 
 
 @contextlib.contextmanager

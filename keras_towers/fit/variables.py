@@ -32,6 +32,9 @@ class TowerVariable(compat.SyncOnReadVariable):
       statistics); before that all components are equal, and it is the first;
     * ``"first"``: tower 0's value (whole numbers, random states).
 
+    A tower that has no example of a batch leaves its component as it is, unless
+    what is written is the same on all towers (synchronized statistics).
+
     Component 0 is the variable that the model had before, so that every
     reference to it stays alive, and an optimizer that knows the variable by
     its id goes on knowing it.
@@ -41,6 +44,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         super().__init__(strategy, values, _AGGREGATION[merge])
         self.merge = merge
         self.written_by_towers = False
+        self.same_on_all_towers = False
 
     def merged_value(self) -> tf.Tensor:
         """The one value that the components stand for, as a tensor."""
@@ -82,7 +86,9 @@ class TowerVariable(compat.SyncOnReadVariable):
 
     def _get(self):
         index = self._tower_index()
-        return self._get_cross_replica() if index is None else self._values[index]
+        return (
+            self._get_cross_replica() if index is None else self._values[index]
+        )
 
     def _get_cross_replica(self):
         return self._primary if compat.is_saving() else self.merged_value()
@@ -106,7 +112,8 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
-        if tower is not None and tower.live is not None:
+        guarded = tower is not None and tower.live is not None
+        if guarded and not self.same_on_all_towers:
             value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
         return mine.assign(value, use_locking, name, read_value)
 
@@ -159,9 +166,10 @@ def spread(
 def unbind(variable: compat.DistributedVariable) -> tf.Variable:
     """Return component 0 as the plain variable that it was, up to date."""
     primary = variable.values[0]
-    if isinstance(variable, TowerVariable):
-        if variable.merge == SUM or variable.written_by_towers:
-            primary.assign(variable.merged_value())
+    if isinstance(variable, TowerVariable) and (
+        variable.merge == SUM or variable.written_by_towers
+    ):
+        primary.assign(variable.merged_value())
     for holder in (primary, getattr(primary, "handle", None)):
         with contextlib.suppress(AttributeError):
             del holder._distributed_container

@@ -1,0 +1,28 @@
+# Every target makes its own environment in .venv when there is none, and
+# installs again only when pyproject.toml has changed.
+
+PYTHON ?= python3
+TENSORFLOW ?= cpu
+BIN := .venv/bin
+STAMP := .venv/installed-$(TENSORFLOW)
+
+.PHONY: demo test bench clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/keras-towers bench $(BENCH_ARGS)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
+	touch $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .ruff_cache

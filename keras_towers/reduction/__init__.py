@@ -1,0 +1,49 @@
+"""Sums of gradients over towers: plain functions from K x N to K x N.
+
+A reduction is called with K lists of N gradients (one list for each tower)
+and the names of the K towers' devices, and gives K lists of N sums, each on
+its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
+
+=============================  ==============================================
+``sum_on_host``                all sums on the host's CPU (mode "cpu")
+``sum_on_towers``              gradient i on tower i mod K (mode "gpu")
+``hierarchical_all_reduce``    two groups, then across (mode "hierarchical")
+``CollectiveAllReduce(...)``   TensorFlow's collective ops (mode "collective")
+``nccl_all_reduce``            NVIDIA's NCCL (mode "nccl")
+``nccl_available``             whether NCCL can run on some devices, and why
+``packed(reduction, packer)``  the same sums over a few large buffers
+``GradientPacker(...)``        decides how gradients go into buffers
+``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
+``check_towers``               refuses gradients that do not fit each other
+=============================  ==============================================
+"""
+
+from keras_towers.reduction.collective import CollectiveAllReduce
+from keras_towers.reduction.cross_device import ReductionCrossDeviceOps
+from keras_towers.reduction.gradients import (
+    Gradient,
+    Gradients,
+    Reduction,
+    check_towers,
+)
+from keras_towers.reduction.hierarchical import hierarchical_all_reduce
+from keras_towers.reduction.naive import sum_on_host, sum_on_towers
+from keras_towers.reduction.nccl import nccl_all_reduce, nccl_available
+from keras_towers.reduction.packing import GradientPacker, PackingPlan, packed
+
+__all__ = [
+    "CollectiveAllReduce",
+    "Gradient",
+    "GradientPacker",
+    "Gradients",
+    "PackingPlan",
+    "Reduction",
+    "ReductionCrossDeviceOps",
+    "check_towers",
+    "hierarchical_all_reduce",
+    "nccl_all_reduce",
+    "nccl_available",
+    "packed",
+    "sum_on_host",
+    "sum_on_towers",
+]

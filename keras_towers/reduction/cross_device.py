@@ -1,0 +1,151 @@
+"""The adapter that makes a reduction work inside TensorFlow's strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.reduction.gradients import Gradient, Reduction, is_sparse
+from keras_towers.reduction.placed import same_device, same_devices
+
+
+class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
+    """Makes a reduction a ``tf.distribute.CrossDeviceOps``.
+
+    All values of one call that live on the same devices are reduced together,
+    so that the reduction can pack them. What is not a sum of one value from
+    each tower back to each tower goes to TensorFlow's
+    ``tf.distribute.ReductionToOneDevice``: other destinations, int32 values
+    (TensorFlow keeps them on the host), means of integers, values that are not
+    one for each replica, and gathering.
+
+    Args:
+        reduction: from K lists of N gradients and K device names to K lists of
+            N sums.
+
+    Example:
+        >>> strategy = tf.distribute.MirroredStrategy(
+        ...     cross_device_ops=ReductionCrossDeviceOps(sum_on_towers)
+        ... )
+    """
+
+    def __init__(self, reduction: Reduction):
+        super().__init__()
+        self.reduction = reduction
+        self._one_device = tf.distribute.ReductionToOneDevice()
+
+    def reduce_implementation(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any,
+    ) -> Any:
+        """Reduce one value; TensorFlow calls this."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any,
+    ) -> list[Any]:
+        """Reduce several values; TensorFlow calls this.
+
+        Returns:
+            For each pair of a value and its destinations, the sum or the mean
+            over the replicas.
+        """
+        results: list[Any] = [None] * len(value_destination_pairs)
+        together: dict[tuple[str, ...], list[int]] = {}
+        for index, (value, target) in enumerate(value_destination_pairs):
+            if _is_all_reduce(reduce_op, value, target):
+                together.setdefault(_devices(value), []).append(index)
+            else:
+                results[index] = self._one_device.reduce_implementation(
+                    reduce_op, value, target, options
+                )
+        for devices, indices in together.items():
+            values = [value_destination_pairs[index][0] for index in indices]
+            for index, row in zip(
+                indices,
+                self._all_reduce(reduce_op, values, devices),
+                strict=True,
+            ):
+                results[index] = compat.regroup(row, wrap_class=compat.Mirrored)
+        return results
+
+    def _all_reduce(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        values: Sequence[Any],
+        devices: tuple[str, ...],
+    ) -> list[tuple[Gradient, ...]]:
+        """From N values on K devices to N tuples of K sums or means."""
+        towers = range(len(devices))
+        sums = self.reduction(
+            [[value.values[k] for value in values] for k in towers], devices
+        )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            sums = [
+                [_divided(total, len(devices), device) for total in row]
+                for device, row in zip(devices, sums, strict=True)
+            ]
+        return [
+            tuple(sums[k][index] for k in towers)
+            for index in range(len(values))
+        ]
+
+    def _gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        return self._one_device._gather_implementation(
+            per_replica_value, destinations, axis, options
+        )
+
+
+def _is_all_reduce(
+    reduce_op: tf.distribute.ReduceOp, value: Any, target: Any
+) -> bool:
+    if not isinstance(value, compat.PerReplica):
+        return False
+    if not all(
+        isinstance(part, (tf.Tensor, tf.IndexedSlices)) for part in value.values
+    ):
+        return False
+    dtype = value.values[0].dtype
+    if dtype == tf.int32 or dtype == tf.bool:
+        return False
+    mean = reduce_op == tf.distribute.ReduceOp.MEAN
+    if mean and not (dtype.is_floating or dtype.is_complex):
+        return False
+    devices = _devices(value)
+    return same_devices(devices, _devices(target)) and not any(
+        same_device(one, other)
+        for k, one in enumerate(devices)
+        for other in devices[:k]
+    )
+
+
+def _devices(value: Any) -> tuple[str, ...]:
+    """The devices of a value, of a variable, or of a destination's name."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, tf.distribute.DistributedValues):
+        return tuple(part.device for part in value.values)
+    return (getattr(value, "device", None) or "",)
+
+
+def _divided(total: Gradient, number: int, device: str) -> Gradient:
+    if is_sparse(total):
+        return tf.IndexedSlices(
+            _divided(total.values, number, device),
+            total.indices,
+            total.dense_shape,
+        )
+    with tf.device(device):
+        return total / tf.cast(number, total.dtype)

@@ -1,0 +1,121 @@
+"""What a reduction takes and gives: K towers with N gradients each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+"""One gradient of one tower, dense or as slices of its variable's rows."""
+
+Gradients: TypeAlias = Sequence[Sequence[Gradient]]
+"""K lists of N gradients: one list for each tower, in one order of variables.
+
+Gradient i of all towers belongs to the same variable.
+"""
+
+Reduction: TypeAlias = Callable[
+    [Gradients, Sequence[str]], list[list[Gradient]]
+]
+"""From K lists of N gradients and K device names to K lists of N sums."""
+
+
+def is_sparse(gradient: Gradient) -> bool:
+    """Whether a gradient is a ``tf.IndexedSlices``."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
+    """Tell the dense from the sparse gradients of one tower.
+
+    Args:
+        gradients: N gradients.
+
+    Returns:
+        The indices of the dense ones and those of the sparse ones.
+
+    Example:
+        >>> slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([4]))
+        >>> split_kinds([tf.ones([3]), slices, tf.ones([])])
+        ([0, 2], [1])
+    """
+    sparse = [i for i, gradient in enumerate(gradients) if is_sparse(gradient)]
+    dense = [
+        i for i, gradient in enumerate(gradients) if not is_sparse(gradient)
+    ]
+    return dense, sparse
+
+
+def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
+    """Refuse towers whose gradients cannot be summed with each other.
+
+    Summed anyway, they would broadcast to a wrong shape, or a collective op
+    would wait for ever.
+
+    Args:
+        grads: K lists of N gradients.
+        devices: K device names.
+
+    Raises:
+        TowerError: the number of lists and of devices differ, or towers differ
+            in the number of gradients, or in the kind, dtype or static shape
+            of one of them; the message names its index.
+    """
+    if not grads or len(grads) != len(devices):
+        raise TowerError(
+            f"There are gradients of {len(grads)} towers for {len(devices)} "
+            "devices. Give one list of gradients for each device, and at "
+            "least one."
+        )
+    for tower, gradients in enumerate(grads):
+        if len(gradients) != len(grads[0]):
+            raise TowerError(
+                f"Tower {tower} has {len(gradients)} gradients, but tower 0 "
+                f"has {len(grads[0])}. Every tower has to give a gradient for "
+                "the same variables."
+            )
+        for index, gradient in enumerate(gradients):
+            if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+                raise TowerError(
+                    f"Gradient {index} of tower {tower} is "
+                    f"{_kind(gradient)}. Give tf.Tensor or tf.IndexedSlices, "
+                    "and leave out variables that have no gradient."
+                )
+            _check_alike(index, tower, gradient, grads[0][index])
+
+
+def _check_alike(
+    index: int, tower: int, gradient: Gradient, first: Gradient
+) -> None:
+    if is_sparse(gradient) != is_sparse(first):
+        differ = _kind(gradient), _kind(first)
+    elif gradient.dtype != first.dtype:
+        differ = gradient.dtype.name, first.dtype.name
+    elif not _shape(gradient).is_compatible_with(_shape(first)):
+        differ = f"shape {_shape(gradient)}", f"shape {_shape(first)}"
+    else:
+        return
+    raise TowerError(
+        f"Gradient {index} is {differ[0]} on tower {tower}, but {differ[1]} on "
+        "tower 0. Every tower has to compute the same gradients: compare "
+        "what the model does with the data of each."
+    )
+
+
+def _shape(gradient: Gradient) -> tf.TensorShape:
+    # The number of slices may differ between towers, their form may not.
+    if is_sparse(gradient):
+        return tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
+    return gradient.shape
+
+
+def _kind(gradient: object) -> str:
+    if gradient is None:
+        return "None"
+    if isinstance(gradient, tf.Tensor):
+        return "a tf.Tensor"
+    return f"a {type(gradient).__name__}"

@@ -1,0 +1,83 @@
+"""The two reductions that add all up in one place: host, or towers in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.reduction.gradients import Gradient, Gradients
+from keras_towers.reduction.per_gradient import reduce_each
+from keras_towers.reduction.placed import add_on, copy_to, host_of
+
+
+def sum_on_host(
+    grads: Gradients, devices: Sequence[str]
+) -> list[list[Gradient]]:
+    """Sum all gradients on the host.
+
+    Every gradient goes to the first CPU of the towers' machine and back: best
+    where the GPUs cannot reach each other directly. Where the towers are
+    logical CPUs themselves, that host is the first of them. The source is mode
+    "cpu" of tensorpack's ``SyncMultiGPUTrainerReplicated``.
+
+    Args:
+        grads: K lists of N gradients.
+        devices: K device names.
+
+    Returns:
+        K lists of N sums.
+
+    Raises:
+        TowerError: the towers' gradients do not fit each other.
+
+    Example:
+        >>> devices = ["/device:GPU:0", "/device:GPU:1"]
+        >>> sums = sum_on_host([[tf.ones([2])], [tf.ones([2])]], devices)
+        >>> sums[1][0].numpy()
+        array([2., 2.], dtype=float32)
+    """
+
+    def dense(_: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return _handed_out(host_of(devices[0]), tensors, devices)
+
+    return reduce_each(grads, devices, dense, lambda _: host_of(devices[0]))
+
+
+def sum_on_towers(
+    grads: Gradients, devices: Sequence[str]
+) -> list[list[Gradient]]:
+    """Sum gradient i on tower i mod K.
+
+    The sums, and the traffic, are spread over the towers. The source is mode
+    "gpu" of tensorpack's ``SyncMultiGPUTrainer``, which divides the variables
+    among the GPUs in the same manner.
+
+    Args:
+        grads: K lists of N gradients.
+        devices: K device names.
+
+    Returns:
+        K lists of N sums.
+
+    Raises:
+        TowerError: the towers' gradients do not fit each other.
+
+    Example:
+        >>> devices = ["/device:GPU:0", "/device:GPU:1"]
+        >>> sums = sum_on_towers([[tf.ones([2])], [tf.ones([2])]], devices)
+        >>> sums[1][0].numpy()
+        array([2., 2.], dtype=float32)
+    """
+
+    def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return _handed_out(devices[index % len(devices)], tensors, devices)
+
+    return reduce_each(grads, devices, dense)
+
+
+def _handed_out(
+    main: str, tensors: Sequence[tf.Tensor], devices: Sequence[str]
+) -> list[tf.Tensor]:
+    total = add_on(main, tensors)
+    return [copy_to(device, total) for device in devices]

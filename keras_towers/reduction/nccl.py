@@ -1,0 +1,121 @@
+"""NVIDIA's NCCL, by TensorFlow's op for the GPUs of one process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.reduction.gradients import Gradient, Gradients
+from keras_towers.reduction.naive import sum_on_towers
+from keras_towers.reduction.per_gradient import reduce_each
+from keras_towers.reduction.placed import add_on, all_or_none, copy_to
+
+# What TensorFlow's kernel exists for.
+_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+_names = itertools.count()
+
+
+def nccl_all_reduce(
+    grads: Gradients, devices: Sequence[str]
+) -> list[list[Gradient]]:
+    """Sum dense gradients by NCCL.
+
+    What TensorFlow's op does not know is summed on the towers in turn: slices,
+    bfloat16, shapes that are empty or not known when the graph is made. In
+    eager code all gradients are: there, an op would wait for ever for peers
+    that are launched after it. The source is mode "nccl" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
+
+    Args:
+        grads: K lists of N gradients.
+        devices: the names of K physical GPUs of this process.
+
+    Returns:
+        K lists of N sums.
+
+    Raises:
+        TowerError: the towers' gradients do not fit each other.
+
+    Example:
+        >>> devices = ["/device:GPU:0", "/device:GPU:1"]
+        >>> @tf.function
+        ... def step(grads):
+        ...     return nccl_all_reduce(grads, devices)
+    """
+    if tf.executing_eagerly():
+        return sum_on_towers(grads, devices)
+
+    def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        known = all(tensor.shape.num_elements() for tensor in tensors)
+        if tensors[0].dtype not in _DTYPES or not known:
+            total = add_on(devices[index % len(devices)], tensors)
+            return [copy_to(device, total) for device in devices]
+        return _all_reduce(tensors, devices)
+
+    return reduce_each(grads, devices, dense)
+
+
+def _all_reduce(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str]
+) -> list[tf.Tensor]:
+    name = f"keras_towers_{next(_names)}"
+    sums = []
+    for device, tensor in zip(devices, tensors, strict=True):
+        with tf.device(device):
+            sums.append(
+                tf.raw_ops.NcclAllReduce(
+                    input=tensor,
+                    reduction="sum",
+                    num_devices=len(devices),
+                    shared_name=name,
+                )
+            )
+    return all_or_none(sums, devices)
+
+
+def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
+    """Whether NCCL can sum over these devices, and why (not).
+
+    It needs a TensorFlow that is built for GPUs, and at least two GPUs, each a
+    different physical one: NCCL refuses two ranks on one GPU.
+
+    Args:
+        devices: K device names.
+
+    Returns:
+        True or False, and the reason as a clause.
+
+    Example:
+        >>> nccl_available(["/device:CPU:0", "/device:CPU:1"])
+        (False, '/device:CPU:0 is not a GPU')
+    """
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    for device, spec in zip(devices, specs, strict=True):
+        if spec.device_type != "GPU":
+            return False, f"{device} is not a GPU"
+    if len(devices) < 2:
+        return False, "it needs at least two GPUs"
+    if not tf.test.is_built_with_gpu_support():
+        return False, "this TensorFlow is built without support for GPUs"
+    physical = _physical_gpus()
+    seen: dict[str, str] = {}
+    for device, spec in zip(devices, specs, strict=True):
+        index = spec.device_index or 0
+        if index >= len(physical):
+            return False, f"{device} does not exist"
+        other = seen.setdefault(physical[index], device)
+        if other is not device:
+            return False, f"{other} and {device} are on the same physical GPU"
+    return True, f"{len(devices)} different physical GPUs"
+
+
+def _physical_gpus() -> list[str]:
+    """For each logical GPU, in order, the name of the physical one."""
+    names = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu)
+        names.extend([gpu.name] * max(1, len(parts or ())))
+    return names

@@ -1,0 +1,286 @@
+"""Many small gradients packed into a few large buffers, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.reduction.gradients import (
+    Gradient,
+    Gradients,
+    Reduction,
+    check_towers,
+    split_kinds,
+)
+
+logger = logging.getLogger("keras_towers")
+
+
+class GradientPacker:
+    """Decides how gradients are packed into buffers.
+
+    Each reduction of a buffer costs a launch and a round of messages; a few
+    buffers cost few of them, and several still run at the same time. The
+    source is tensorpack's ``GradientPacker`` (there: one dtype, all shapes
+    known, eight buffers or nothing).
+
+    Args:
+        num_split: number of buffers, equal within one element, for each dtype.
+        split_bytes: size of a buffer in bytes, about; if given, it decides the
+            number of buffers in place of ``num_split``.
+        min_elements: gradients of a dtype are left alone if a buffer would
+            have fewer elements than this.
+
+    Raises:
+        TowerError: a number of buffers, bytes or elements that is not positive.
+
+    Example:
+        >>> plan = GradientPacker(num_split=2, min_elements=1).plan(
+        ...     [tf.zeros([2, 2]), tf.zeros([]), tf.zeros([3])]
+        ... )
+        >>> buffers = plan.pack([tf.zeros([2, 2]), tf.ones([]), tf.ones([3])])
+        >>> [buffer.numpy().tolist() for buffer in buffers]
+        [[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> [tensor.shape.rank for tensor in plan.unpack(buffers)]
+        [2, 0, 1]
+    """
+
+    def __init__(
+        self,
+        num_split: int = 8,
+        split_bytes: int | None = None,
+        min_elements: int = 1024,
+    ):
+        for name, value in (
+            ("num_split", num_split),
+            ("split_bytes", split_bytes),
+            ("min_elements", min_elements),
+        ):
+            if value is not None and value < 1:
+                raise TowerError(
+                    f"{name}={value} is too small: give 1 or more."
+                )
+        self.num_split = num_split
+        self.split_bytes = split_bytes
+        self.min_elements = min_elements
+        self._plans: dict[tuple, PackingPlan | None] = {}
+
+    def plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
+        """Plan the packing of gradients with these dtypes and static shapes.
+
+        It is worked out once, and what is left out of it logged once, for each
+        list of dtypes and shapes.
+
+        Args:
+            grads: the N dense gradients of one tower; they are not read.
+
+        Returns:
+            The plan, or None if no gradient would be packed.
+        """
+        key = tuple((grad.dtype, _static(grad.shape)) for grad in grads)
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(grads)
+        return self._plans[key]
+
+    def _make_plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
+        groups: list[_Group] = []
+        for dtype in dict.fromkeys(grad.dtype for grad in grads):
+            members = []
+            for index, grad in enumerate(grads):
+                if grad.dtype != dtype:
+                    continue
+                if not grad.shape.is_fully_defined():
+                    logger.info(
+                        "not packed: gradient %d, since its shape %s is not "
+                        "fully defined",
+                        index,
+                        grad.shape,
+                    )
+                elif grad.shape.num_elements():
+                    members.append(index)
+            shapes = [grads[index].shape for index in members]
+            total = sum(shape.num_elements() for shape in shapes)
+            count = self._buffers(total * dtype.size)
+            if total >= count * self.min_elements:
+                groups.append(_make_group(members, shapes, count))
+            elif members:
+                logger.info(
+                    "not packed: %d gradients of %s, since %d elements are "
+                    "fewer than %d in each of %d buffers",
+                    len(members),
+                    dtype.name,
+                    total,
+                    self.min_elements,
+                    count,
+                )
+        if not groups:
+            return None
+        packed = {index for group in groups for index in group.members}
+        alone = tuple(i for i in range(len(grads)) if i not in packed)
+        return PackingPlan(tuple(groups), alone)
+
+    def _buffers(self, size: int) -> int:
+        if self.split_bytes is None:
+            return self.num_split
+        return max(1, -(-size // self.split_bytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """The gradients of one dtype, as one line that is cut into pieces.
+
+    Attributes:
+        members: the indices of the gradients.
+        shapes: their shapes.
+        by_gradient: for each gradient, the lengths of its pieces.
+        by_buffer: the lengths of the same pieces, for each buffer.
+    """
+
+    members: tuple[int, ...]
+    shapes: tuple[tf.TensorShape, ...]
+    by_gradient: tuple[tuple[int, ...], ...]
+    by_buffer: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingPlan:
+    """How N gradients become buffers; made by ``GradientPacker.plan``."""
+
+    groups: tuple[_Group, ...]
+    alone: tuple[int, ...]
+
+    def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Pack gradients.
+
+        Args:
+            grads: N gradients of the planned dtypes and shapes.
+
+        Returns:
+            Buffers, one-dimensional, followed by the gradients that are not
+            packed.
+        """
+        buffers: list[tf.Tensor] = []
+        for group in self.groups:
+            flat = [tf.reshape(grads[index], [-1]) for index in group.members]
+            buffers += _recut(flat, group.by_gradient, group.by_buffer)
+        return buffers + [grads[index] for index in self.alone]
+
+    def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Undo ``pack``.
+
+        Args:
+            buffers: what ``pack`` gave, or sums of it.
+
+        Returns:
+            N gradients with their shapes.
+        """
+        rest = iter(buffers)
+        grads: dict[int, tf.Tensor] = {}
+        for group in self.groups:
+            mine = list(itertools.islice(rest, len(group.by_buffer)))
+            flat = _recut(mine, group.by_buffer, group.by_gradient)
+            for index, shape, tensor in zip(
+                group.members, group.shapes, flat, strict=True
+            ):
+                grads[index] = tf.reshape(tensor, shape)
+        grads.update(zip(self.alone, rest, strict=True))
+        return [grads[index] for index in range(len(grads))]
+
+
+def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
+    """Let a reduction work on packed gradients.
+
+    Each tower packs and unpacks on its own device. IndexedSlices, and what the
+    packer leaves alone, go to the reduction as they are.
+
+    Args:
+        reduction: any reduction.
+        packer: decides on the buffers, by the shapes on tower 0.
+
+    Returns:
+        A reduction that gives the same sums.
+
+    Example:
+        >>> reduce = packed(hierarchical_all_reduce, GradientPacker())
+    """
+
+    def reduce(
+        grads: Gradients, devices: Sequence[str]
+    ) -> list[list[Gradient]]:
+        check_towers(grads, devices)
+        dense, sparse = split_kinds(grads[0])
+        one_tower = len(grads) == 1
+        plan = None if one_tower else packer.plan([grads[0][i] for i in dense])
+        if plan is None:
+            return reduction(grads, devices)
+        rows = []
+        for device, row in zip(devices, grads, strict=True):
+            with tf.device(device):
+                buffers = plan.pack([row[i] for i in dense])
+            rows.append(buffers + [row[i] for i in sparse])
+        results = []
+        for device, row in zip(devices, reduction(rows, devices), strict=True):
+            end = len(row) - len(sparse)
+            with tf.device(device):
+                tensors = plan.unpack(row[:end])
+            sums = dict(zip(dense, tensors, strict=True))
+            sums.update(zip(sparse, row[end:], strict=True))
+            results.append([sums[i] for i in range(len(sums))])
+        return results
+
+    return reduce
+
+
+def _static(shape: tf.TensorShape) -> tuple | None:
+    return None if shape.rank is None else tuple(shape)
+
+
+def _make_group(
+    members: Sequence[int], shapes: Sequence[tf.TensorShape], count: int
+) -> _Group:
+    ends = list(itertools.accumulate(s.num_elements() for s in shapes))
+    bounds = [ends[-1] * (part + 1) // count for part in range(count)]
+    cuts = sorted({0, *ends, *bounds})
+    return _Group(
+        tuple(members),
+        tuple(shapes),
+        _pieces(cuts, ends),
+        _pieces(cuts, bounds),
+    )
+
+
+def _pieces(
+    cuts: Sequence[int], ends: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The lengths between cuts, for each of the parts that end at ``ends``."""
+    pieces = []
+    for start, end in itertools.pairwise([0, *ends]):
+        inside = [cut for cut in cuts if start <= cut <= end]
+        pieces.append(tuple(b - a for a, b in itertools.pairwise(inside)))
+    return tuple(pieces)
+
+
+def _recut(
+    tensors: Sequence[tf.Tensor],
+    before: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]],
+) -> list[tf.Tensor]:
+    """Cut a line of tensors at other places.
+
+    The pieces lie in one order before and after, so each element is copied
+    about once, where joining all and cutting again would copy it twice.
+    """
+    pieces = itertools.chain.from_iterable(
+        tf.split(tensor, lengths) if len(lengths) > 1 else [tensor]
+        for tensor, lengths in zip(tensors, before, strict=True)
+    )
+    joined = []
+    for lengths in after:
+        parts = list(itertools.islice(pieces, len(lengths)))
+        joined.append(tf.concat(parts, axis=0) if len(parts) > 1 else parts[0])
+    return joined

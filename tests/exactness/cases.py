@@ -1,0 +1,282 @@
+"""Every case of the exactness contract: a compiled model and its ``fit``."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.exactness import models as m
+
+BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes:
+        build: makes the compiled model, the same every time.
+        fit: trains it and returns its ``History``.
+        tolerance: largest difference allowed in weights and ``History``.
+    """
+
+    build: Callable[[], keras.Model]
+    fit: Callable[[keras.Model], keras.callbacks.History]
+    tolerance: float = 2e-6
+
+
+def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
+    """``fit`` on the first ``count`` examples, in order, for two epochs."""
+    arguments = {"batch_size": BATCH, "epochs": 2, **kwargs}
+
+    def first(data):
+        if isinstance(data, np.ndarray):
+            return data[:count]
+        return tf.nest.map_structure(lambda array: array[:count], data)
+
+    for name in ("sample_weight",):
+        if name in arguments:
+            arguments[name] = first(arguments[name])
+
+    def run(model):
+        return model.fit(
+            first(x),
+            None if y is None else first(y),
+            shuffle=False,
+            verbose=0,
+            **arguments,
+        )
+
+    return run
+
+
+def compiled(
+    build,
+    optimizer=m.momentum,
+    loss=m.cross_entropy,
+    metrics=lambda: ["accuracy"],
+    **kwargs,
+):
+    """A function that builds and compiles."""
+
+    def make():
+        model = build()
+        model.compile(optimizer(), loss(), metrics=metrics(), **kwargs)
+        return model
+
+    return make
+
+
+def classifier(optimizer=m.momentum, count=m.EXAMPLES, **kwargs):
+    """The plain classifier with an optimizer."""
+    return Case(
+        compiled(m.mlp, optimizer), fit(m.FEATURES, m.LABELS, count, **kwargs)
+    )
+
+
+def _optimizer(cls, *args, **kwargs):
+    return lambda: cls(*args, **kwargs)
+
+
+def _loss_scaled():
+    return keras.optimizers.LossScaleOptimizer(
+        m.momentum(), initial_scale=1024.0, dynamic_growth_steps=3
+    )
+
+
+def _overflow():
+    """Infinity among the examples of one tower only, whatever their number."""
+    features = m.FEATURES.copy()
+    features[BATCH + 1] = np.inf
+    return features
+
+
+def _gan():
+    keras.utils.set_random_seed(5)
+    model = m.Gan()
+    model.compile(keras.optimizers.Adam(0.01), m.momentum())
+    return model
+
+
+def _subclassed(cls):
+    def build():
+        keras.utils.set_random_seed(6)
+        return cls()
+
+    return build
+
+
+def _mixed(policy):
+    def build():
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            return m.mlp(keras.layers.Dense(6, activation="tanh"))
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    return build
+
+
+def _sync_batch_norm():
+    return m.mlp(keras.layers.BatchNormalization(synchronized=True))
+
+
+def _activity():
+    return m.mlp(
+        keras.layers.ActivityRegularization(l2=0.01),
+        regularizer=keras.regularizers.L2(0.01),
+    )
+
+
+_HEADS = {"label": m.LABELS, "target": m.TARGETS}
+_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.8)
+_UNEVEN = 53
+_SGD = keras.optimizers.SGD
+
+CASES: dict[str, Case] = {
+    "sgd": classifier(),
+    "adam": classifier(_optimizer(keras.optimizers.Adam, 0.01)),
+    "rmsprop": classifier(_optimizer(keras.optimizers.RMSprop, 0.01)),
+    "schedule": classifier(_optimizer(_SGD, _SCHEDULE)),
+    "uneven": classifier(count=_UNEVEN),
+    "batch-not-divisible": classifier(batch_size=7),
+    "last-batch-of-one": classifier(count=49),
+    "last-batch-of-two": classifier(count=50),
+    "all-batches-of-one": classifier(count=5, batch_size=1),
+    "sample-weight": classifier(count=_UNEVEN, sample_weight=m.WEIGHTS),
+    "class-weight": classifier(
+        count=_UNEVEN, class_weight={0: 0.2, 1: 1.0, 2: 3.0}
+    ),
+    "validation": classifier(
+        count=_UNEVEN,
+        validation_data=(m.FEATURES[:37], m.LABELS[:37]),
+        validation_batch_size=9,
+    ),
+    "validation-split": classifier(validation_split=0.3),
+    "clipnorm": classifier(lambda: m.momentum(clipnorm=0.05), _UNEVEN),
+    "global-clipnorm": classifier(
+        lambda: m.momentum(global_clipnorm=0.05), _UNEVEN
+    ),
+    "clipvalue": classifier(lambda: m.momentum(clipvalue=0.01), _UNEVEN),
+    "weight-decay": classifier(
+        _optimizer(keras.optimizers.AdamW, 0.01, weight_decay=0.1), _UNEVEN
+    ),
+    "accumulation": classifier(
+        lambda: m.momentum(gradient_accumulation_steps=3), _UNEVEN
+    ),
+    "accumulation-clipped": classifier(
+        lambda: m.momentum(gradient_accumulation_steps=2, global_clipnorm=0.05)
+    ),
+    "ema": classifier(lambda: m.momentum(use_ema=True, ema_momentum=0.8)),
+    "ema-overwrite": classifier(
+        lambda: m.momentum(
+            use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+        ),
+        _UNEVEN,
+    ),
+    "loss-scale": classifier(_loss_scaled, _UNEVEN),
+    "loss-scale-overflow": Case(
+        compiled(m.mlp, _loss_scaled, metrics=list),
+        fit(_overflow(), m.LABELS),
+    ),
+    # float16 rounds each tower's part of a gradient: 11 bits, not 24.
+    "mixed-float16": Case(
+        compiled(_mixed("mixed_float16")),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+        tolerance=2e-3,
+    ),
+    "mixed-bfloat16": Case(
+        compiled(_mixed("mixed_bfloat16")),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+        tolerance=2e-2,
+    ),
+    "embedding": Case(
+        compiled(m.with_embedding), fit(m.TOKENS, m.LABELS, _UNEVEN)
+    ),
+    "embedding-clipped": Case(
+        compiled(m.with_embedding, lambda: m.momentum(global_clipnorm=0.05)),
+        fit(m.TOKENS, m.LABELS),
+    ),
+    "regularizers": Case(
+        compiled(_activity), fit(m.FEATURES, m.LABELS, _UNEVEN)
+    ),
+    "sync-batch-norm": Case(
+        compiled(_sync_batch_norm, _optimizer(keras.optimizers.Adam, 0.01)),
+        fit(
+            m.FEATURES,
+            m.LABELS,
+            _UNEVEN,
+            validation_data=(m.FEATURES, m.LABELS),
+        ),
+        tolerance=5e-6,
+    ),
+    "several-losses": Case(
+        compiled(
+            m.two_headed,
+            loss=lambda: {"label": m.cross_entropy(), "target": "mse"},
+            loss_weights={"label": 0.3, "target": 2.0},
+            metrics=lambda: {"label": ["accuracy"], "target": ["mae", "mse"]},
+            weighted_metrics={"label": [], "target": ["mse"]},
+        ),
+        fit(
+            {"features": m.FEATURES, "tokens": m.TOKENS},
+            _HEADS,
+            _UNEVEN,
+            sample_weight={"label": m.WEIGHTS, "target": m.WEIGHTS[::-1]},
+        ),
+    ),
+    "rich-metrics": Case(
+        compiled(
+            m.mlp,
+            metrics=lambda: [
+                "accuracy",
+                keras.metrics.SparseTopKCategoricalAccuracy(2),
+                keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+            ],
+        ),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
+    "sum-loss": Case(
+        compiled(
+            m.mlp,
+            _optimizer(_SGD, 0.005),
+            loss=lambda: m.cross_entropy(reduction="sum"),
+        ),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
+    "mean-with-sample-weight-loss": Case(
+        compiled(
+            m.mlp,
+            loss=lambda: m.cross_entropy(reduction="mean_with_sample_weight"),
+        ),
+        fit(m.FEATURES, m.LABELS, _UNEVEN, sample_weight=m.WEIGHTS),
+    ),
+    "mask": Case(
+        compiled(m.with_mask, weighted_metrics=["accuracy"]),
+        fit(m.SENTENCES, m.SENTENCE_LABELS, _UNEVEN),
+    ),
+    "steps-per-execution": Case(
+        compiled(m.mlp, steps_per_execution=3),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
+    "eager": Case(
+        compiled(m.mlp, run_eagerly=True),
+        fit(m.FEATURES, m.LABELS, _UNEVEN, epochs=1),
+    ),
+    "lazy": Case(
+        compiled(_subclassed(m.Lazy)), fit(m.FEATURES, m.LABELS, _UNEVEN)
+    ),
+    "own-train-step": Case(
+        compiled(_subclassed(m.OwnStep), metrics=list),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
+    "gan": Case(_gan, fit(m.FEATURES, count=_UNEVEN)),
+}
+
+# Where reductions differ most: sparse gradients, uneven ends, state in a
+# condition, several reductions a step, half precision.
+HARDEST = ("embedding-clipped", "accumulation", "sync-batch-norm", "gan")

@@ -1,0 +1,174 @@
+"""Small data and models for the exactness tests."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_random = np.random.RandomState(0)
+EXAMPLES = 64
+FEATURES = _random.randn(EXAMPLES, 6).astype("float32")
+TOKENS = _random.randint(0, 12, (EXAMPLES, 4)).astype("int32")
+LABELS = _random.randint(0, 3, EXAMPLES).astype("int32")
+TARGETS = _random.randn(EXAMPLES, 2).astype("float32")
+WEIGHTS = _random.rand(EXAMPLES).astype("float32")
+SENTENCES = TOKENS.copy()
+for _row, _length in enumerate(_random.randint(1, 5, EXAMPLES)):
+    SENTENCES[_row] = np.where(np.arange(4) < _length, TOKENS[_row] + 1, 0)
+SENTENCE_LABELS = _random.randint(0, 3, (EXAMPLES, 4)).astype("int32")
+
+
+def cross_entropy(**kwargs):
+    """The loss of a classifier that ends in logits."""
+    return keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, **kwargs
+    )
+
+
+def momentum(**kwargs):
+    """Plain SGD with momentum."""
+    return keras.optimizers.SGD(0.1, momentum=0.9, **kwargs)
+
+
+def mlp(*middle, regularizer=None, activation="tanh"):
+    """A classifier of ``FEATURES`` with layers put in the middle."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(
+                7, activation=activation, kernel_regularizer=regularizer
+            ),
+            *middle,
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def with_embedding():
+    """A classifier of ``TOKENS``: its gradients include IndexedSlices."""
+    keras.utils.set_random_seed(2)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(12, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def with_mask():
+    """A tagger of ``SENTENCES`` of different lengths, padded with zeros."""
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(14, 5, mask_zero=True),
+            keras.layers.TimeDistributed(keras.layers.Dense(3)),
+        ]
+    )
+
+
+def two_headed():
+    """Two inputs, two outputs, one shared layer."""
+    keras.utils.set_random_seed(4)
+    features = keras.Input((6,), name="features")
+    tokens = keras.Input((4,), dtype="int32", name="tokens")
+    shared = keras.layers.Dense(5, activation="tanh")
+    words = keras.layers.Embedding(12, 6)(tokens)
+    words = keras.layers.GlobalAveragePooling1D()(words)
+    both = keras.layers.Concatenate()([shared(features), shared(words)])
+    return keras.Model(
+        [features, tokens],
+        {
+            "label": keras.layers.Dense(3, name="label")(both),
+            "target": keras.layers.Dense(2, name="target")(both),
+        },
+    )
+
+
+class Lazy(keras.Model):
+    """A subclassed model that builds at its first batch, with nested models."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = keras.layers.Dense(6, activation="tanh")
+        self.nested = keras.Sequential(
+            [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)]
+        )
+
+    def call(self, inputs):
+        return self.nested(self.shared(self.shared(inputs)))
+
+
+class OwnStep(keras.Model):
+    """A ``train_step`` written for one device: a plain mean, no scaling."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential(
+            [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)]
+        )
+        self.mean_loss = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean_loss]
+
+    def call(self, inputs):
+        return self.body(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, self(x, training=True), from_logits=True
+            )
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        self.mean_loss.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"loss": self.mean_loss.result(), "this_batch": loss}
+
+
+class Gan(keras.Model):
+    """Two networks, two optimizers, one ``train_step``."""
+
+    def __init__(self):
+        super().__init__()
+        dense = keras.layers.Dense
+        self.generator = keras.Sequential([dense(5, "tanh"), dense(6)])
+        self.critic = keras.Sequential([dense(5, "tanh"), dense(1)])
+        self.critic_loss = keras.metrics.Mean(name="critic_loss")
+
+    def compile(self, generator_optimizer, critic_optimizer):
+        super().compile()
+        self.generator_optimizer = generator_optimizer
+        self.critic_optimizer = critic_optimizer
+
+    @property
+    def metrics(self):
+        return [self.critic_loss]
+
+    def call(self, inputs):
+        return self.critic(self.generator(inputs))
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape(persistent=True) as tape:
+            fake = self.critic(self.generator(x, training=True))
+            real = self.critic(x, training=True)
+            critic_loss = tf.reduce_mean((real - 1.0) ** 2 + fake**2)
+            generator_loss = tf.reduce_mean((fake - 1.0) ** 2)
+        for loss, part, optimizer in (
+            (critic_loss, self.critic, self.critic_optimizer),
+            (generator_loss, self.generator, self.generator_optimizer),
+        ):
+            weights = part.trainable_variables
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, weights), weights, strict=True)
+            )
+        self.critic_loss.update_state(critic_loss, sample_weight=tf.shape(x)[0])
+        return {"critic_loss": self.critic_loss.result()}
