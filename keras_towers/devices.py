@@ -136,3 +136,8 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 def _full(name: str) -> str:
     """Accept ``"gpu:1"`` and ``"/gpu:1"`` for ``"/device:GPU:1"``."""
     return name if name.startswith("/") else f"/{name}"
+
+
+def all_on_host(devices: Sequence[str]) -> bool:
+    """Whether all devices are CPUs, which share the host's memory."""
+    return all("CPU" in device.upper() for device in devices)

@@ -91,7 +91,7 @@ class Adoption:
                 _drop_functions(trainer)
 
     def bind(self, model: keras.Model) -> None:
-        """Put the variables of ``model`` that are not there yet on the towers."""
+        """Put those variables of ``model`` on the towers that are not there."""
         state = state_lib.collect(model)
         seeds = {id(v) for v in state.seeds}
         metrics = {id(v) for v in state.metrics}

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
+from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.errors import TowerError
 
@@ -29,7 +30,11 @@ class Mode:
     reduce: Callable
 
 
-def choose(devices: Sequence[str], wanted: str | None) -> Mode:
+def choose(
+    devices: Sequence[str],
+    wanted: str | None,
+    packer: reduction.GradientPacker | bool | None = None,
+) -> Mode:
     """Pick the reduction for some devices.
 
     With no wish: ``cpu`` where all towers are on the host, which then sums
@@ -40,6 +45,10 @@ def choose(devices: Sequence[str], wanted: str | None) -> Mode:
     Args:
         devices: the towers.
         wanted: one of ``MODES``, or None.
+        packer: packs gradients for the reduction. True: one with its defaults;
+            False: none; None: one on accelerators, where few large transfers
+            beat many small ones. On the host the copies into and out of packs
+            cost more than they save.
 
     Returns:
         The mode; where the wanted one cannot run, another one, logged.
@@ -52,17 +61,19 @@ def choose(devices: Sequence[str], wanted: str | None) -> Mode:
             f"mode={wanted!r} is not known. Give one of "
             f"{', '.join(map(repr, MODES))}, or None to let the strategy pick."
         )
-    on_host = all("CPU" in device.upper() for device in devices)
+    on_host = devices_lib.all_on_host(devices)
     if wanted is None:
         name, reason = _default(devices, on_host)
-        return _make(name, reason, devices, on_host)
-    obstacle = _obstacle(wanted, devices)
-    if obstacle is None:
-        return _make(wanted, "asked for", devices, on_host)
-    name = "cpu" if on_host else "gpu"
-    reason = f"{wanted!r} was asked for, but {obstacle}"
-    logger.warning("mode %r instead: %s", name, reason)
-    return _make(name, reason, devices, on_host)
+    else:
+        name, reason = wanted, "asked for"
+        obstacle = _obstacle(wanted, devices)
+        if obstacle is not None:
+            name = "cpu" if on_host else "gpu"
+            reason = f"{wanted!r} was asked for, but {obstacle}"
+            logger.warning("mode %r instead: %s", name, reason)
+    if packer is None:
+        packer = not on_host
+    return _make(name, reason, devices, packer)
 
 
 def _default(devices: Sequence[str], on_host: bool) -> tuple[str, str]:
@@ -92,17 +103,24 @@ def _obstacle(name: str, devices: Sequence[str]) -> str | None:
 
 
 def _make(
-    name: str, reason: str, devices: Sequence[str], on_host: bool
+    name: str,
+    reason: str,
+    devices: Sequence[str],
+    packer: reduction.GradientPacker | bool,
 ) -> Mode:
     if name == "collective":
-        available, _ = reduction.nccl_available(devices)
-        hint = "nccl" if available else "ring"
-        reason = f"{reason}; {hint} algorithm"
-        return Mode(name, reason, reduction.CollectiveAllReduce(devices, hint))
-    reductions = {
-        "nccl": reduction.nccl_all_reduce,
-        "hierarchical": reduction.hierarchical_all_reduce,
-        "gpu": reduction.sum_on_towers,
-        "cpu": reduction.sum_on_host,
-    }
-    return Mode(name, reason, reductions[name])
+        reduce: Callable = reduction.CollectiveAllReduce(devices)
+        reason = f"{reason}; {reduce.hint} algorithm"
+    else:
+        reduce = {
+            "nccl": reduction.nccl_all_reduce,
+            "hierarchical": reduction.hierarchical_all_reduce,
+            "gpu": reduction.sum_on_towers,
+            "cpu": reduction.sum_on_host,
+        }[name]
+    if packer and len(devices) > 1:
+        if packer is True:
+            packer = reduction.GradientPacker()
+        reduce = reduction.packed(reduce, packer)
+        reason = f"{reason}; gradients are packed"
+    return Mode(name, reason, reduce)

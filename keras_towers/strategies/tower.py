@@ -54,6 +54,9 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         updates: ``"once"``: tower 0 updates the weights and hands them out;
             ``"each"``: every tower updates its own copy. None: ``"once"``
             where the towers share memory, ``"each"`` otherwise.
+        packer: a ``GradientPacker`` that puts gradients into few buffers before
+            they are summed, True for one with its defaults, False for none.
+            None: one on accelerators, none on CPUs.
 
     Attributes:
         mode: the mode that runs.
@@ -79,12 +82,13 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         batches: str = "split",
         sync_every_epoch: bool = True,
         updates: str | None = None,
+        packer: reduction_lib.GradientPacker | bool | None = None,
     ):
         _one_of("batches", batches, ("split", "each"))
         _one_of("updates", updates, ("once", "each", None))
         names = devices_lib.resolve(towers)
-        choice = modes.choose(names, mode)
-        on_host = all("CPU" in name for name in names)
+        choice = modes.choose(names, mode, packer)
+        on_host = devices_lib.all_on_host(names)
         self.updates = updates or ("once" if on_host else "each")
         self.average = bool(average)
         self.batches = batches
