@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import weakref
@@ -49,6 +48,7 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
+        self._known: dict[int, tuple[Any, ...]] = {}
 
     def created(self, model: keras.Model) -> None:
         """Remember a model that is being built in the strategy's scope."""
@@ -90,6 +90,10 @@ class Adoption:
                 trainer._distribute_strategy = self._strategy
                 _drop_functions(trainer)
 
+    def knows(self, model: keras.Model) -> bool:
+        """Whether the model is on the towers and is compiled as it was then."""
+        return self._known.get(id(model)) == _compilation(model)
+
     def bind(self, model: keras.Model) -> None:
         """Put those variables of ``model`` on the towers that are not there."""
         state = state_lib.collect(model)
@@ -116,6 +120,7 @@ class Adoption:
         if bound:
             for trainer in state_lib.trainers(model):
                 _renew_functions(trainer)
+        self._known[id(model)] = _compilation(model)
 
     def _bind(
         self,
@@ -177,6 +182,7 @@ class Adoption:
         }.values():
             self.release_model(model)
         self._models.clear()
+        self._known.clear()
         for before in self._trainers:
             before.trainer._jit_compile = before.jit_compile
         self._trainers.clear()
@@ -207,50 +213,12 @@ class Adoption:
             variable._value = variables_lib.unbind(value)
 
 
-def build(model: keras.Model, batch: Any) -> None:
-    """Create what the model, its metrics and its optimizer still lack.
-
-    Everything is made as on one device, from the shapes and dtypes of a batch,
-    so that nothing is drawn from the data.
-
-    Args:
-        model: the model.
-        batch: structure of tensors or specs, as given to ``train_step``.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    with compat.single_device_mode(), contextlib.ExitStack() as stack:
-        if optimizer is not None and not _surely_trains(model, optimizer):
-            # Keras would build it too; its first use will, if there is one.
-            optimizer.built, before = True, optimizer.built
-            stack.callback(setattr, optimizer, "built", before)
-        try:
-            model._symbolic_build(data_batch=batch)
-        except RuntimeError as error:
-            # Keras itself would then build while tracing; so do we, under the
-            # strategy, which puts what is made on all towers.
-            logger.info("building %s while tracing: %s", model.name, error)
-
-
-def _surely_trains(model: keras.Model, optimizer: Any) -> bool:
-    """Whether the optimizer is sure to be used, or has to be built first.
-
-    A loss scale is read before the first ``apply``, which would build it.
-    """
-    step = type(model).train_step
-    return (
-        step is compat.TensorFlowTrainer.train_step
-        or getattr(optimizer, "inner_optimizer", None) is not None
+def _compilation(model: keras.Model) -> tuple[Any, ...]:
+    """What is another object once ``compile`` has been called again."""
+    return tuple(
+        id(getattr(model, name, None))
+        for name in ("optimizer", "_compile_metrics", "_compile_loss")
     )
-
-
-def needs_build(model: keras.Model) -> bool:
-    """Whether a step of the model would still create variables."""
-    parts = [*model._flatten_layers(), getattr(model, "optimizer", None)]
-    parts += [
-        getattr(model, name, None)
-        for name in ("_compile_metrics", "_compile_loss")
-    ]
-    return not all(part.built for part in parts if part is not None)
 
 
 def _other_stream(index: int, state: tf.Tensor) -> np.ndarray:

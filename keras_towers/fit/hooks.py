@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import adoption as adoption_lib
+from keras_towers.fit import building
 from keras_towers.fit import data as data_lib
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
@@ -142,14 +142,17 @@ def _method(
         with compat.single_device_mode():
             return original(model, *args, **kwargs)
     before = current_session()
+    # A loop over batches calls this for every one.
+    prepared = kind.endswith("_on_batch") and strategy.adoption.knows(model)
     with strategy.scope():
-        strategy.adoption.claim(model)
+        if not prepared:
+            strategy.adoption.claim(model)
         if kind not in ("fit", "train_on_batch"):
             strategy.adoption.equalise()
-        _local.session = Session(model, kind)
+        _local.session = Session(model, kind, prepared)
         try:
             if kind == "predict_on_batch":
-                _prepare(strategy, model, (args or tuple(kwargs.values()))[:1])
+                _prepare(strategy, _local.session, (args or (kwargs["x"],))[:1])
             return original(model, *args, **kwargs)
         finally:
             _local.session = before
@@ -184,11 +187,14 @@ def unhook(model: Any) -> None:
         vars(model).pop(name, None)
 
 
-def _prepare(strategy: Any, model: Any, batch: Any) -> None:
+def _prepare(strategy: Any, session: Session, batch: Any) -> None:
     """Build what is missing, then put every variable on the towers."""
-    if adoption_lib.needs_build(model):
-        adoption_lib.build(model, batch)
-    strategy.adoption.bind(model)
+    if session.prepared:
+        return
+    if building.needs_build(session.model):
+        building.build(session.model, batch)
+    strategy.adoption.bind(session.model)
+    session.prepared = True
 
 
 def _batch_spec(iterator: data_lib.TowerEpochIterator) -> Any:
@@ -204,7 +210,7 @@ def _maybe_symbolic_build(
         return
     if iterator is not None:
         data_batch = _batch_spec(iterator)
-    _prepare(tf.distribute.get_strategy(), model, data_batch)
+    _prepare(tf.distribute.get_strategy(), session, data_batch)
 
 
 def _make_predict_function(
@@ -213,7 +219,7 @@ def _make_predict_function(
     session = current_session()
     if session is not None and session.epoch_iterator is not None:
         spec = _batch_spec(session.epoch_iterator)
-        _prepare(tf.distribute.get_strategy(), model, spec)
+        _prepare(tf.distribute.get_strategy(), session, spec)
     return original(model, *args, **kwargs)
 
 

@@ -23,11 +23,13 @@ class Session:
     Attributes:
         model: the model whose method was called.
         kind: the name of the method.
+        prepared: whether all variables are on the towers.
         epoch_iterator: what the method draws its batches from, once made.
     """
 
     model: keras.Model
     kind: str
+    prepared: bool = False
     epoch_iterator: Any = None
 
     @property
