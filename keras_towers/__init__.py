@@ -5,11 +5,18 @@
 ...     model.fit(x, y)
 """
 
-from keras_towers import _requirements  # noqa: F401  checks before the rest
-from keras_towers.devices import virtual_towers
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from keras_towers import _requirements
 from keras_towers.errors import CompatibilityError, TowerError
-from keras_towers.reduction import GradientPacker
-from keras_towers.strategies.tower import TowerStrategy
+
+if TYPE_CHECKING:
+    from keras_towers.devices import virtual_towers
+    from keras_towers.reduction import GradientPacker
+    from keras_towers.strategies.tower import TowerStrategy
 
 __version__ = "0.1.0"
 
@@ -20,3 +27,25 @@ __all__ = [
     "TowerStrategy",
     "virtual_towers",
 ]
+
+# TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
+_HOMES = {
+    "GradientPacker": "keras_towers.reduction",
+    "TowerStrategy": "keras_towers.strategies.tower",
+    "virtual_towers": "keras_towers.devices",
+}
+
+_requirements.check_tensorflow()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _requirements.check_backend()
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -8,12 +8,11 @@ import os
 from keras_towers.errors import CompatibilityError
 
 
-def check() -> None:
-    """Say what to install or to set, before an import fails less clearly.
+def check_tensorflow() -> None:
+    """Say what to install, before an import fails less clearly.
 
     Raises:
-        CompatibilityError: TensorFlow is missing, or Keras runs on another
-            backend.
+        CompatibilityError: TensorFlow is not installed.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
@@ -21,6 +20,14 @@ def check() -> None:
             "with one of: pip install 'keras-towers[cpu]', or on a machine "
             "with NVIDIA GPUs pip install 'keras-towers[gpu]'."
         )
+
+
+def check_backend() -> None:
+    """Say what to set where Keras does not run on TensorFlow.
+
+    Raises:
+        CompatibilityError: Keras runs on another backend.
+    """
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import keras
 
@@ -30,6 +37,3 @@ def check() -> None:
             f"runs on {keras.backend.backend()!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )
-
-
-check()
