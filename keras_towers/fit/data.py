@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 
 _PREFETCHED_BATCHES = 2
 
@@ -224,10 +225,30 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._unused: Any = None
         dataset = self.source = self._distributed_dataset
         if not isinstance(dataset, tf.distribute.DistributedDataset):
+            if kind == "fit":
+                self._check_enough(dataset)
             self._distributed_dataset = distribute(
                 strategy, dataset, self._each
             )
         self._set_steps()
+
+    def _check_enough(self, dataset: tf.data.Dataset) -> None:
+        """Refuse to train on data that cannot occupy the towers once."""
+        adapter = self.data_adapter
+        batches, size = adapter.num_batches, static_size(dataset.element_spec)
+        have, what = None, "examples"
+        if self._each:
+            have, what = batches, "batches"
+        elif isinstance(adapter, compat.ArrayDataAdapter):
+            have = adapter._num_samples
+        elif batches is not None and size:
+            have = batches * size
+        if have is not None and have < self._towers:
+            raise TowerError(
+                f"the dataset has {have} {what}, fewer than the {self._towers} "
+                f"towers: give at least {self._towers}, or use at most "
+                f"{max(have, 1)} tower{'s' * (have > 1)}."
+            )
 
     def _get_iterator(self) -> Any:
         return _Reusing(self) if self._reuses else self._distributed_dataset

@@ -146,7 +146,7 @@ CASES: dict[str, Case] = {
     "batch-not-divisible": classifier(batch_size=7),
     "last-batch-of-one": classifier(count=49),
     "last-batch-of-two": classifier(count=50),
-    "all-batches-of-one": classifier(count=5, batch_size=1),
+    "all-batches-of-one": classifier(count=9, batch_size=1),
     "sample-weight": classifier(count=_UNEVEN, sample_weight=m.WEIGHTS),
     "class-weight": classifier(
         count=_UNEVEN, class_weight={0: 0.2, 1: 1.0, 2: 3.0}
