@@ -98,6 +98,34 @@ ArrayDataAdapter = resolve(
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
+# What fit/ calls or patches of these, so that none is missed in mid-scope.
+for _path in (
+    *(
+        f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer.{_name}"
+        for _name in (
+            "fit",
+            "evaluate",
+            "predict",
+            "train_on_batch",
+            "test_on_batch",
+            "predict_on_batch",
+            "train_step",
+            "make_train_function",
+            "make_test_function",
+            "make_predict_function",
+            "_symbolic_build",
+            "_maybe_symbolic_build",
+            "_get_metrics_result_or_logs",
+        )
+    ),
+    *(
+        f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer.{_name}"
+        for _name in ("apply", "scale_loss", "finalize_variable_values")
+    ),
+    f"{_KERAS}.losses.loss:reduce_values",
+    f"{_KERAS}.losses.loss:apply_mask",
+):
+    resolve(_path)
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
 )

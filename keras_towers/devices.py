@@ -117,19 +117,31 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     if isinstance(tower, int) and not isinstance(tower, bool):
         wanted = f"/device:GPU:{tower}"
     else:
-        try:
-            spec = tf.DeviceSpec.from_string(_full(str(tower)))
-        except ValueError:
-            spec = tf.DeviceSpec()
-        wanted = f"/device:{spec.device_type}:{spec.device_index or 0}"
+        wanted = _full(str(tower))
     for name in known:
-        if name == wanted:
+        if _is_named(name, wanted):
             return name
     hint = ""
     if isinstance(tower, int) and not gpus:
         hint = " Numbers are GPU ids, and no GPU is visible."
     raise TowerError(
         f"there is no device {tower!r}. Visible: {', '.join(known)}.{hint}"
+    )
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    """Whether a device has a name that may leave out job, task and number."""
+    try:
+        spec = tf.DeviceSpec.from_string(wanted)
+    except ValueError:
+        return False
+    have = tf.DeviceSpec.from_string(name)
+    return (
+        spec.device_type == have.device_type
+        and (spec.device_index or 0) == have.device_index
+        and spec.job in (None, have.job or "localhost")
+        and spec.replica in (None, have.replica or 0)
+        and spec.task in (None, have.task or 0)
     )
 
 

@@ -25,7 +25,7 @@ def build(model: keras.Model, batch: Any) -> None:
     """
     optimizer = getattr(model, "optimizer", None)
     with compat.single_device_mode(), contextlib.ExitStack() as stack:
-        if optimizer is not None and not _surely_trains(model, optimizer):
+        if optimizer is not None and not _surely_uses_it(model):
             # Keras would build it too; its first use will, if there is one.
             optimizer.built, before = True, optimizer.built
             stack.callback(setattr, optimizer, "built", before)
@@ -37,16 +37,9 @@ def build(model: keras.Model, batch: Any) -> None:
             logger.info("building %s while tracing: %s", model.name, error)
 
 
-def _surely_trains(model: keras.Model, optimizer: Any) -> bool:
-    """Whether the optimizer is sure to be used, or has to be built first.
-
-    A loss scale is read before the first ``apply``, which would build it.
-    """
-    step = type(model).train_step
-    return (
-        step is compat.TensorFlowTrainer.train_step
-        or getattr(optimizer, "inner_optimizer", None) is not None
-    )
+def _surely_uses_it(model: keras.Model) -> bool:
+    """Whether the model's training step is Keras's own, with its optimizer."""
+    return type(model).train_step is compat.TensorFlowTrainer.train_step
 
 
 def needs_build(model: keras.Model) -> bool:

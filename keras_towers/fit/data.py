@@ -28,16 +28,19 @@ class TowerBatch(NamedTuple):
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
     """Number of examples in a batch: rows of its first leaf that has rows."""
-    for leaf in tf.nest.flatten(structure):
-        if _has_rows(leaf):
-            return leaf.shape[0] if leaf.shape[0] is not None else _rows(leaf)
-    return None
+    size = static_size(structure)
+    leaf = _leaf_with_rows(structure)
+    return _rows(leaf) if size is None and leaf is not None else size
 
 
 def static_size(structure: Any) -> int | None:
-    """Number of examples in a batch where it is known while tracing."""
-    size = batch_size_of(structure)
-    return size if isinstance(size, int) else None
+    """Number of examples in a batch, or in a spec, where it is known."""
+    leaf = _leaf_with_rows(structure)
+    return None if leaf is None else tf.TensorShape(leaf.shape)[0]
+
+
+def _leaf_with_rows(structure: Any) -> Any:
+    return next(filter(_has_rows, tf.nest.flatten(structure)), None)
 
 
 def _has_rows(leaf: Any) -> bool:

@@ -29,6 +29,13 @@ from keras_towers.fit import variables as variables_lib
 def scale_loss(original: Callable, optimizer: Any, loss: tf.Tensor):
     """``Optimizer.scale_loss`` that also weights the loss of this tower."""
     tower = tower_lib.current()
+    context = tf.distribute.get_replica_context()
+    strategy = context.strategy if context is not None else None
+    if optimizer.built and getattr(strategy, "reduces_first", False):
+        # A tower that is traced before the first apply() would go on reading
+        # the copy of the scale that it had in the strategy's scope.
+        with tf.init_scope():
+            strategy.adoption.bind_optimizer(optimizer)
     scaled = original(optimizer, loss)
     if tower is None or id(optimizer) in tower.weighted_optimizers:
         return scaled
@@ -165,6 +172,11 @@ def _make_ready(
     Outside of the function that is being traced, because its variables outlive
     that.
     """
+    if not optimizer.built and not tf.executing_eagerly():
+        # What was traced before took the optimizer for one without state (a
+        # loss scale is then a constant): a tf.function that has made a
+        # variable is traced once more.
+        tf.Variable(0, trainable=False)
     with tf.init_scope():
         if not optimizer.built:
             with as_one_device(strategy, optimizer, trainable_variables):
@@ -202,9 +214,14 @@ def as_one_device(
     with compat.single_device_mode():
         default = tf.distribute.get_strategy()
         keras_variables = [
-            *(v for v in trainable_variables if isinstance(v, keras.Variable)),
-            *(v for link in chain for v in link._trainable_variables),
-            *optimizer.variables,
+            variable
+            for variables in (
+                trainable_variables,
+                *(link._trainable_variables for link in chain),
+                optimizer.variables,
+            )
+            for variable in variables
+            if isinstance(variable, keras.Variable)
         ]
         try:
             for link in chain:

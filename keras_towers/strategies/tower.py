@@ -95,7 +95,6 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         self.sync_every_epoch = bool(sync_every_epoch)
         self.num_towers = len(names)
         self.prefetches_to_towers = not on_host
-        self.reduces_first = self.num_towers > 1
         self.reduction: Callable = choice.reduce
         self._choice = choice
         self._collective_key_base = next(_collective_key_bases)

@@ -46,7 +46,7 @@ def distribute_dataset(strategy):
 @observed
 def distribute_dataset_in_a_function(strategy):
     found = []
-    for name in ("partial", "whole", "structure"):
+    for name in ("partial", "structure"):
         dataset = _datasets()[name]
         distributed = strategy.experimental_distribute_dataset(dataset)
 

@@ -1,0 +1,298 @@
+"""What is patched in Keras is put back, and is nobody else's business."""
+
+import contextlib
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.fit.ordinary import (
+    Originals,
+    X,
+    Y,
+    adam,
+    assert_ordinary,
+    classifier,
+    close,
+    fit,
+    same_history,
+    same_model,
+    together,
+)
+
+
+def _everything_in_keras() -> dict:
+    """Every attribute of every module and class of Keras, by name."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("keras.src") and module is not None:
+            for key, value in list(vars(module).items()):
+                found[name, key] = value
+                if isinstance(value, type) and "keras" in value.__module__:
+                    for attribute, item in list(vars(value).items()):
+                        # Python adds these by itself when it is asked.
+                        if attribute not in ("_abc_impl", "__annotations__"):
+                            found[name, key, attribute] = item
+    return found
+
+
+def _changed(before: dict) -> set:
+    now = _everything_in_keras()
+    missing = object()
+    return {
+        key
+        for key in before.keys() | now.keys()
+        if before.get(key, missing) is not now.get(key, missing)
+    }
+
+
+# The names that a tower strategy has to stand in for, lest the test of
+# restoration compare nothing.
+PATCHED = {
+    ("keras.src.backend.tensorflow.trainer", "TFEpochIterator"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "fit"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "predict"),
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "scale_loss"),
+    ("keras.src.losses.loss", "reduce_values"),
+    ("keras.src.losses.loss", "apply_mask"),
+    ("keras.src.metrics.reduction_metrics", "Mean", "update_state"),
+}
+
+
+class Boom(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("way", ["end", "error", "scope", "nested", "fit"])
+def test_everything_in_keras_is_put_back(way):
+    model = classifier()
+    fit(model)  # imports what Keras imports late
+    before = _everything_in_keras()
+    inside = set()
+    with contextlib.suppress(Boom):
+        strategy = kt.TowerStrategy(2)
+        with strategy.scope() if way == "scope" else strategy:
+            inside = _changed(before)
+            if way == "error":
+                raise Boom
+            if way == "nested":
+                with strategy.scope():
+                    pass
+                # Patched until the last scope is left.
+                assert _changed(before) == inside
+            if way == "fit":
+
+                def stop(batch, logs):
+                    raise Boom
+
+                note = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+                fit(model, callbacks=[note])
+    assert inside >= PATCHED
+    assert not _changed(before)
+
+
+def test_refused_strategy_leaves_nothing_patched():
+    before = _everything_in_keras()
+    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with stock.scope(), pytest.raises(kt.TowerError):
+        kt.TowerStrategy(2).__enter__()
+    assert not _changed(before)
+
+
+def _plain():
+    model = classifier()
+    history = fit(model)
+    return history, model
+
+
+def _stock():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = classifier()
+    return fit(model, x=X[:32], y=Y[:32]), model
+
+
+@pytest.mark.parametrize("other", [_plain, _stock])
+def test_other_training_is_unchanged_before_and_after(other):
+    """Bit by bit: what runs without towers is Keras's own code."""
+    history, model = other()
+    with kt.TowerStrategy(3):
+        fit(classifier())
+    again, later = other()
+    assert again == history
+    for mine, wanted in zip(later.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), wanted.numpy())
+
+
+def test_another_thread_trains_as_plain_keras():
+    """The patches are in force for the whole process, the strategy is not."""
+    wanted, reference = _plain()
+    model, results, errors = classifier(), [], []
+
+    def work():
+        try:
+            results.append(
+                (
+                    fit(model),
+                    tf.distribute.has_strategy(),
+                    model.distribute_strategy,
+                )
+            )
+        except BaseException as error:
+            errors.append(error)
+
+    on_towers = classifier()
+    thread = threading.Thread(target=work)
+    with kt.TowerStrategy(3):
+        thread.start()
+        # Keras may not be traced by two threads at a time.
+        thread.join(60)
+        fit(on_towers)
+    assert not errors
+    ((history, has_strategy, strategy),) = results
+    assert history == wanted
+    assert not has_strategy
+    assert strategy is tf.distribute.get_strategy()
+    assert_ordinary(model)
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    same_model(on_towers, reference)
+
+
+def test_another_thread_steps_while_towers_step():
+    """Both are traced, then run at the same time; the block is left first."""
+    reference = classifier()
+    fit(reference, epochs=30)
+    model, on_towers = classifier(), classifier()
+    going, patched = threading.Event(), threading.Event()
+
+    def wait(epoch, logs):
+        if epoch == 0:
+            going.set()
+            patched.wait(60)
+
+    note = keras.callbacks.LambdaCallback(on_epoch_end=wait)
+    thread = threading.Thread(
+        target=lambda: fit(model, epochs=30, callbacks=[note])
+    )
+    thread.start()
+    assert going.wait(60)
+    with kt.TowerStrategy(3):
+        fit(on_towers)
+        patched.set()
+        fit(on_towers, epochs=3)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert_ordinary(model)
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"jit_compile": True}, {"jit_compile": "auto"}, {"run_eagerly": True}],
+    ids=str,
+)
+def test_how_a_model_was_compiled_is_restored(options):
+    plain, model = classifier(**options), classifier(**options)
+    with kt.TowerStrategy(3):
+        fit(model, x=X[:21], y=Y[:21])
+    assert model.jit_compile is plain.jit_compile
+    assert model.run_eagerly is plain.run_eagerly
+    for name in options:
+        config = model.get_compile_config()
+        assert config[name] == plain.get_compile_config()[name]
+    # XLA compiles it, where that was asked for.
+    assert np.isfinite(model.train_on_batch(X[:8], Y[:8])[0])
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_compiled_anew_inside_is_what_counts_after(after):
+    model = classifier(jit_compile=not after)
+    with kt.TowerStrategy(3):
+        fit(model)
+        assert model.jit_compile is False
+        model.compile(adam(), m.cross_entropy(), jit_compile=after)
+        fit(model)
+    assert model.jit_compile is after
+
+
+class OwnApply(keras.optimizers.SGD):
+    """The sign of the gradient, which no sum of towers' signs is."""
+
+    def apply(self, grads, trainable_variables=None):
+        return super().apply([tf.sign(g) for g in grads], trainable_variables)
+
+
+class OwnApplyGradients(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients(
+            [(tf.sign(grad), variable) for grad, variable in grads_and_vars]
+        )
+
+
+class OwnUpdateStep(keras.optimizers.Optimizer):
+    """Its own slots and its own update, as the Keras guide shows."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.seen = self.add_optimizer_variables(variables, "seen")
+
+    def update_step(self, gradient, variable, learning_rate):
+        seen = self.seen[self._get_variable_index(variable)]
+        rate = tf.cast(learning_rate, variable.dtype)
+        self.assign_add(seen, tf.square(gradient))
+        self.assign_sub(
+            variable, rate * gradient / (tf.sqrt(seen.value) + 1e-3)
+        )
+
+
+@pytest.mark.parametrize(
+    "kind, updates",
+    [
+        (OwnApply, "once"),
+        (OwnApplyGradients, "once"),
+        (OwnApplyGradients, "each"),
+        (OwnUpdateStep, "each"),
+    ],
+)
+def test_own_optimizers(kind, updates):
+    together(
+        lambda: classifier(optimizer=lambda: kind(0.01)),
+        fit,
+        kt.TowerStrategy(3, updates=updates),
+    )
+
+
+def test_own_optimizer_defined_inside():
+    """A notebook's cell may define it after the strategy is entered."""
+    reference = classifier(optimizer=lambda: OwnApply(0.01))
+    wanted = fit(reference)
+    model = classifier()
+    originals = Originals(model)
+    with kt.TowerStrategy(3):
+
+        class Late(keras.optimizers.SGD):
+            def apply(self, grads, trainable_variables=None):
+                grads = [tf.sign(grad) for grad in grads]
+                return super().apply(grads, trainable_variables)
+
+        model.compile(Late(0.01), m.cross_entropy(), metrics=["accuracy"])
+        found = fit(model)
+    same_history(found, wanted)
+    assert_ordinary(model)
+    assert originals.held[0][0]._value is originals.held[0][1]
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine.numpy(), other.numpy())
+    # Used as an ordinary class it is as it was written.
+    assert Late.apply.__code__.co_name == "apply"
+    fit(reference)
+    fit(model)
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine.numpy(), other.numpy(), 4e-6)

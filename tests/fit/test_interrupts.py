@@ -1,0 +1,209 @@
+"""However the block is left, the model is ordinary and holds its weights."""
+
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.fit.ordinary import (
+    BATCH,
+    STEPS,
+    Originals,
+    X,
+    Y,
+    assert_ordinary,
+    classifier,
+    fit,
+    same_model,
+    together,
+)
+
+
+class Boom(Exception):
+    pass
+
+
+def _raise(error):
+    raise error
+
+
+def _interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+WAYS = {
+    "exception": (Boom, lambda: _raise(Boom())),
+    "keyboard": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt)),
+    "ctrl-c": (KeyboardInterrupt, _interrupt),
+    "exit": (SystemExit, lambda: _raise(SystemExit(3))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_leaving_in_the_middle_of_fit(way):
+    """The weights are those of the steps that ran, and training goes on."""
+    error, leave = WAYS[way]
+
+    def after_two(batch, logs):
+        if batch == 1:
+            leave()
+
+    reference = classifier()
+    fit(reference, x=X[: 2 * BATCH], y=Y[: 2 * BATCH])
+    fit(reference)
+    model = classifier()
+    originals = Originals(model)
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=after_two)
+    with pytest.raises(error), kt.TowerStrategy(3):
+        fit(model, callbacks=[stop])
+    originals.assert_back()
+    assert_ordinary(model)
+    assert int(model.optimizer.iterations) == 2
+    fit(model)
+    same_model(model, reference)
+
+
+def test_ctrl_c_at_any_moment():
+    """A signal from outside, while steps run: whole steps are kept."""
+
+    def make():
+        return classifier(optimizer=m.momentum)
+
+    model = make()
+    originals = Originals(model)
+    timer = threading.Timer(0.05, _interrupt)
+
+    def start(batch, logs):
+        if batch == 2:
+            timer.start()
+
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=start)
+    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(3):
+        fit(model, epochs=10**6, callbacks=[stop])
+    originals.assert_back()
+    assert_ordinary(model)
+    steps = int(model.optimizer.iterations)
+    assert steps >= 3
+    reference = make()
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
+    reference.fit(batches, steps_per_epoch=steps, verbose=0)
+    # Momentum lets rounding grow over the steps.
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-4 + 1e-5 * steps)
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.07, 0.15])
+def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
+    """The signal comes while Python is inside a step, wherever that is."""
+    model = classifier(keras.layers.BatchNormalization(), run_eagerly=True)
+    originals = Originals(model)
+    timer = threading.Timer(delay, _interrupt)
+    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
+        fit(model, x=X[:4], y=Y[:4])
+        timer.start()
+        fit(model, epochs=10**6)
+    originals.assert_back()
+    assert_ordinary(model)
+    assert np.isfinite(fit(model)["loss"][-1])
+
+
+def test_ctrl_c_while_the_step_is_traced():
+    """Tower threads wait in the middle of the trace: they end as well."""
+    traced = []
+
+    class Slow(keras.layers.Layer):
+        def call(self, inputs):
+            if tf.distribute.has_strategy():
+                traced.append(1)
+                # Only one of the towers; others are still to come.
+                if len(traced) == 1:
+                    _interrupt()
+            return inputs
+
+    model = classifier(Slow())
+    originals = Originals(model)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(3):
+        fit(model)
+        raise AssertionError("never traced on towers")
+    originals.assert_back()
+    assert_ordinary(model)
+    assert threading.active_count() <= before
+    assert traced
+    reference = classifier(keras.layers.Identity())
+    fit(reference)
+    fit(model)
+    same_model(model, reference)
+
+
+def test_error_in_the_data():
+    def broken():
+        yield X[:8], Y[:8]
+        yield X[8:16], Y[8:16]
+        raise Boom("no more data")
+
+    def act(model):
+        # TensorFlow wraps what a generator raises.
+        with pytest.raises(tf.errors.OpError, match="no more data"):
+            model.fit(broken(), verbose=0)
+
+    model, _ = together(classifier, act, kt.TowerStrategy(3))
+    assert int(model.optimizer.iterations) > 0
+
+
+def test_input_of_the_wrong_shape():
+    """The user is told what Keras tells on one device."""
+    model = classifier()
+    originals = Originals(model)
+    with pytest.raises(ValueError) as wanted:
+        model.evaluate(X[:, :3], Y, verbose=0)
+    with pytest.raises(ValueError) as found, kt.TowerStrategy(3):
+        model.evaluate(X[:, :3], Y, verbose=0)
+    for error in (wanted, found):
+        assert "expected axis -1" in str(error.value) or (
+            "expected shape" in str(error.value)
+        )
+    originals.assert_back()
+    assert_ordinary(model)
+
+
+def test_error_caught_inside_leaves_the_model_on_the_towers():
+    """An error ends the call; only leaving the block ends the adoption."""
+
+    def once(batch, logs):
+        if batch == STEPS - 1:
+            raise Boom
+
+    reference = classifier()
+    fit(reference)
+    fit(reference)
+    model = classifier()
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=once)
+    with kt.TowerStrategy(3) as strategy:
+        with pytest.raises(Boom):
+            fit(model, callbacks=[stop])
+        assert model.distribute_strategy is strategy
+        fit(model)
+    assert_ordinary(model)
+    same_model(model, reference)
+
+
+def test_error_in_the_block_itself():
+    model = classifier()
+    originals = Originals(model)
+    strategy = kt.TowerStrategy(3)
+    with pytest.raises(Boom), strategy:
+        fit(model)
+        raise Boom
+    originals.assert_back()
+    assert_ordinary(model)
+    # The same strategy can be entered again.
+    with strategy:
+        fit(model)
+    assert_ordinary(model)

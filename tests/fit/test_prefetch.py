@@ -1,0 +1,165 @@
+"""The second data path, which copies ahead to accelerators, on logical CPUs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.exactness import models as m
+from tests.fit.alike import assert_alike, classifier, strategy_of
+from tests.fit.test_inputs import W, X, Y, batches, fitting
+
+
+def strategy(towers, each=False):
+    return strategy_of(towers, True, batches="each" if each else "split")
+
+
+def fixed_size(batch, count=48):
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y, W)).take(count)
+    return dataset.batch(batch, drop_remainder=True)
+
+
+@pytest.mark.parametrize(
+    "source", ["numpy", "tf.data", "unknown length", "PyDataset"]
+)
+def test_split(source):
+    # 53 examples in batches of 7: pieces of 3, 3 and 1, in the end of 2, 2, 0.
+    act = fitting(source, 7, epochs=1)
+    assert_alike(classifier(), act, strategy(3))
+
+
+@pytest.mark.parametrize(
+    "source", ["numpy", "tf.data", "unknown length", "PyDataset"]
+)
+def test_each(source):
+    act = fitting(source, 4, epochs=1)
+    reference = fitting(source, 12, epochs=1)
+    assert_alike(classifier(), act, strategy(3, True), reference)
+
+
+def test_several_epochs():
+    assert_alike(classifier(), fitting("numpy", 16), strategy(2))
+
+
+def test_generator_to_each():
+    act = fitting("generator", 8, epochs=1, steps_per_epoch=3)
+    reference = fitting("generator", 16, epochs=1, steps_per_epoch=3)
+    assert_alike(classifier(), act, strategy(2, True), reference)
+
+
+def test_last_group_of_known_size_to_each():
+    # TensorFlow drops an incomplete group where it knows the sizes of all.
+    def act(model):
+        return model.fit(fixed_size(12), verbose=0, shuffle=False)
+
+    def reference(model):
+        return model.fit(batches(24).take(2), verbose=0, shuffle=False)
+
+    def act_on_48(model):
+        return model.fit(fixed_size(16), verbose=0, shuffle=False)
+
+    def reference_on_48(model):
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y, W)).take(48)
+        return model.fit(dataset.batch(32), verbose=0, shuffle=False)
+
+    assert_alike(classifier(), act, strategy(2, True), reference)
+    assert_alike(classifier(), act_on_48, strategy(2, True), reference_on_48)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_one_example(each):
+    def act(model):
+        return model.fit(X[:1], Y[:1], batch_size=1, epochs=1, verbose=0)
+
+    assert_alike(classifier(), act, strategy(4, each))
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_fewer_steps_than_batches(each):
+    act = fitting("tf.data", 4 if each else 8, steps_per_epoch=3)
+    reference = fitting("tf.data", 8, steps_per_epoch=3)
+    assert_alike(classifier(), act, strategy(2, each), reference)
+
+
+def test_steps_per_execution():
+    make = classifier(steps_per_execution=3)
+    assert_alike(make, fitting("tf.data", epochs=1), strategy(2))
+
+
+def test_shuffled_numpy():
+    act = fitting("numpy", 16, shuffle=True)
+    assert_alike(classifier(), act, strategy(2))
+
+
+def test_validation():
+    act = fitting(
+        "numpy",
+        16,
+        epochs=1,
+        validation_data=batches(5),
+        validation_steps=3,
+    )
+    assert_alike(classifier(), act, strategy(2))
+
+
+def test_evaluate_and_predict():
+    def act(model):
+        return (
+            model.evaluate(batches(7), verbose=0),
+            model.predict(X, batch_size=7, verbose=0),
+        )
+
+    assert_alike(classifier(), act, strategy(3))
+
+
+def test_strings_and_dictionaries():
+    words = np.array(["a", "b", "c", "b", "a"] * 4)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        text = keras.Input((), dtype="string", name="text")
+        numbers = keras.Input((6,), name="numbers")
+        lookup = keras.layers.StringLookup(
+            vocabulary=["a", "b", "c"], output_mode="one_hot"
+        )
+        both = keras.layers.Concatenate()([lookup(text), numbers])
+        model = keras.Model([text, numbers], keras.layers.Dense(3)(both))
+        model.compile(m.momentum(), m.cross_entropy())
+        return model
+
+    def act(model):
+        dataset = tf.data.Dataset.from_tensor_slices(
+            ({"text": words, "numbers": X[:20]}, Y[:20])
+        )
+        return model.fit(dataset.batch(7), verbose=0, shuffle=False)
+
+    assert_alike(make, act, strategy(2))
+
+
+def test_the_next_batch_is_read_while_the_current_one_computes():
+    drawn, computed = [], []
+
+    def rows():
+        for number in range(8):
+            drawn.append(number)
+            yield np.full((4, 1), number, "float32"), np.zeros((4, 1))
+
+    dataset = tf.data.Dataset.from_generator(
+        rows,
+        output_signature=(
+            tf.TensorSpec((4, 1), tf.float32),
+            tf.TensorSpec((4, 1), tf.float32),
+        ),
+    )
+
+    class Step(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            computed.append(len(drawn))
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with strategy_of(2):
+        model.fit(dataset, verbose=0, shuffle=False, callbacks=[Step()])
+    # The first step has its batch and at least one more was drawn ahead.
+    assert computed[1] >= 3
+    assert drawn == list(range(8))
