@@ -9,7 +9,7 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
   put the variables on the towers once all of them exist;
 * the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
-* ``apply``, ``scale_loss`` and ``finalize_variable_values`` of optimizers;
+* what ``OPTIMIZER_METHODS`` names, of every optimizer class;
 * ``update_state`` of ``Mean`` and ``Sum``, for one number a batch;
 * two functions of ``keras.losses`` that divide by numbers of examples.
 """
@@ -40,6 +40,14 @@ METHODS = (
     "train_on_batch",
     "test_on_batch",
     "predict_on_batch",
+)
+
+OPTIMIZER_METHODS = (
+    "apply",
+    "scale_loss",
+    "assign_add",
+    "assign_sub",
+    "finalize_variable_values",
 )
 
 _local = threading.local()
@@ -84,7 +92,7 @@ def _install() -> None:
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         _replace(metric, "update_state", metrics_lib.update_state)
     for owner in _with_subclasses(compat.BaseOptimizer):
-        for name in ("apply", "scale_loss", "finalize_variable_values"):
+        for name in OPTIMIZER_METHODS:
             if name in vars(owner):
                 _replace(owner, name, getattr(optimizer_lib, name))
 

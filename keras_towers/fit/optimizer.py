@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -236,6 +237,44 @@ def as_one_device(
         finally:
             for link, before in zip(chain, strategies, strict=True):
                 link._distribution_strategy = before
+
+
+def assign_add(
+    original: Callable, optimizer: Any, variable: Any, value: Any
+) -> None:
+    """``Optimizer.assign_add`` for a weight whose buffer other towers share.
+
+    Adding in place would first copy such a buffer, so the sum goes to a new
+    one.
+    """
+    if not _write(variable, value, operator.add):
+        original(optimizer, variable, value)
+
+
+def assign_sub(
+    original: Callable, optimizer: Any, variable: Any, value: Any
+) -> None:
+    """``Optimizer.assign_sub``, as ``assign_add``."""
+    if not _write(variable, value, operator.sub):
+        original(optimizer, variable, value)
+
+
+def _write(variable: Any, value: Any, change: Callable) -> bool:
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+    if isinstance(value, tf.IndexedSlices) or not _is_handed_out(variable):
+        return False
+    value = tf.cast(value, variable.dtype)
+    variable.assign(change(variable, value), read_value=False)
+    return True
+
+
+def _is_handed_out(variable: Any) -> bool:
+    handle = getattr(variable, "handle", None)
+    container = getattr(handle, "_distributed_container", None)
+    owner = container() if container is not None else None
+    strategy = getattr(owner, "distribute_strategy", None)
+    return getattr(strategy, "updates", None) == "once"
 
 
 def finalize_variable_values(
