@@ -97,6 +97,7 @@ ArrayDataAdapter = resolve(
 )
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
+KerasVariable = resolve(f"{_KERAS}.backend.tensorflow.core:Variable")
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 # What fit/ calls or patches of these, so that none is missed in mid-scope.
 for _path in (
@@ -120,8 +121,17 @@ for _path in (
     ),
     *(
         f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer.{_name}"
-        for _name in ("apply", "scale_loss", "finalize_variable_values")
+        for _name in (
+            "__init__",
+            "apply",
+            "apply_gradients",
+            "scale_loss",
+            "finalize_variable_values",
+        )
     ),
+    f"{_KERAS}.backend.tensorflow.core:Variable._initialize",
+    "keras.callbacks:SwapEMAWeights._tf_swap_variables",
+    "keras.callbacks:SwapEMAWeights._tf_finalize_ema_values",
     f"{_KERAS}.losses.loss:reduce_values",
     f"{_KERAS}.losses.loss:apply_mask",
 ):

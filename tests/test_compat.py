@@ -58,6 +58,9 @@ def run(script, **environment):
     return ended.returncode, ended.stderr
 
 
+# What needs TensorFlow is imported when it is first asked for.
+USE = "import keras_towers; keras_towers.TowerStrategy"
+
 HIDE = """
 import sys
 class Hide:
@@ -87,9 +90,7 @@ def test_without_tensorflow():
 def test_another_backend(backend):
     # A Keras that says that it runs on another backend: not all are installed.
     script = (
-        "import keras\n"
-        f"keras.backend.backend = lambda: {backend!r}\n"
-        "import keras_towers\n"
+        f"import keras\nkeras.backend.backend = lambda: {backend!r}\n{USE}\n"
     )
     code, errors = run(script, KERAS_BACKEND="tensorflow")
     assert code != 0
@@ -101,7 +102,7 @@ def test_another_backend(backend):
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_another_backend_that_may_not_be_installed(backend):
     # Keras would fail to import it, and not say what to set.
-    code, errors = run("import keras_towers", KERAS_BACKEND=backend)
+    code, errors = run(USE, KERAS_BACKEND=backend)
     assert code != 0
     last = errors.strip().splitlines()[-1]
     assert "CompatibilityError" in last
@@ -112,8 +113,7 @@ def test_another_backend_that_may_not_be_installed(backend):
 def test_a_private_name_is_gone_at_import():
     script = (
         "import keras.src.backend.tensorflow.trainer as trainer\n"
-        "del trainer.TFEpochIterator\n"
-        "import keras_towers\n"
+        f"del trainer.TFEpochIterator\n{USE}\n"
     )
     code, errors = run(script)
     assert code != 0

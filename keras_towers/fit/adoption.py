@@ -30,8 +30,13 @@ class _TrainerBefore:
     """What a trainer was before it was adopted."""
 
     trainer: keras.Model
-    strategy: Any
     jit_compile: Any
+    compiled_as: Any
+
+    def restore(self) -> None:
+        """Give back what was asked for, unless it was compiled anew since."""
+        if self.trainer._compile_config is self.compiled_as:
+            self.trainer._jit_compile = self.jit_compile
 
 
 class Adoption:
@@ -48,11 +53,24 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
-        self._known: dict[int, tuple[Any, ...]] = {}
+        self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._made_variables: list[weakref.ref] = []
+        self._made_optimizers: list[weakref.ref] = []
 
     def created(self, model: keras.Model) -> None:
-        """Remember a model that is being built in the strategy's scope."""
-        self._created.add(model)
+        """Remember a model that is made in the strategy's ``with`` block."""
+        if self._strategy.entered:
+            self._created.add(model)
+
+    def made_variable(self, variable: keras.Variable) -> None:
+        """Remember a variable that is made in the ``with`` block."""
+        if self._strategy.entered:
+            self._made_variables.append(weakref.ref(variable))
+
+    def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Remember an optimizer that is made in the ``with`` block."""
+        if self._strategy.entered:
+            self._made_optimizers.append(weakref.ref(optimizer))
 
     def claim(self, model: keras.Model) -> None:
         """Make the strategy the one that ``model`` trains with.
@@ -60,7 +78,31 @@ class Adoption:
         Raises:
             TowerError: the model lives on another strategy.
         """
-        mine = any(known is model for known in self._models)
+        self.refuse_others(model)
+        if not any(known is model for known in self._models):
+            self._models.append(model)
+        for optimizer in state_lib.collect(model).optimizers:
+            optimizer._distribution_strategy = _default_strategy()
+        for trainer in state_lib.trainers(model):
+            if trainer._jit_compile:
+                _log_xla_once(trainer)
+                self._trainers.append(
+                    _TrainerBefore(
+                        trainer, trainer._jit_compile, trainer._compile_config
+                    )
+                )
+                trainer._jit_compile = False
+            if trainer._distribute_strategy is not self._strategy:
+                trainer._distribute_strategy = self._strategy
+                _drop_functions(trainer)
+                hooks.hook(self._strategy, trainer)
+
+    def refuse_others(self, model: keras.Model) -> None:
+        """Refuse a model that lives on another strategy.
+
+        Raises:
+            TowerError: it does.
+        """
         for trainer in state_lib.trainers(model):
             owner = trainer._distribute_strategy
             if owner is not None and owner is not self._strategy:
@@ -70,29 +112,14 @@ class Adoption:
                     "at a time: leave the other one's `with` block first, or "
                     "build the model outside of any scope."
                 )
-        if not mine:
-            for trainer in state_lib.trainers(model):
-                self._trainers.append(
-                    _TrainerBefore(
-                        trainer,
-                        trainer._distribute_strategy,
-                        trainer._jit_compile,
-                    )
-                )
-            self._models.append(model)
-        for optimizer in state_lib.collect(model).optimizers:
-            optimizer._distribution_strategy = _default_strategy()
-        for trainer in state_lib.trainers(model):
-            if trainer._jit_compile:
-                _log_xla_once(trainer)
-                trainer._jit_compile = False
-            if trainer._distribute_strategy is not self._strategy:
-                trainer._distribute_strategy = self._strategy
-                _drop_functions(trainer)
 
-    def knows(self, model: keras.Model) -> bool:
-        """Whether the model is on the towers and is compiled as it was then."""
-        return self._known.get(id(model)) == _compilation(model)
+    def knows(self, model: keras.Model, kind: str) -> bool:
+        """Whether a method of the model has been prepared, as it is now."""
+        return self._known.get((id(model), kind)) == _compilation(model)
+
+    def remember(self, model: keras.Model, kind: str) -> None:
+        """Note that a method of the model needs no more preparation."""
+        self._known[id(model), kind] = _compilation(model)
 
     def bind(self, model: keras.Model) -> None:
         """Put those variables of ``model`` on the towers that are not there."""
@@ -120,7 +147,6 @@ class Adoption:
         if bound:
             for trainer in state_lib.trainers(model):
                 _renew_functions(trainer)
-        self._known[id(model)] = _compilation(model)
 
     def _bind(
         self,
@@ -184,8 +210,16 @@ class Adoption:
         self._models.clear()
         self._known.clear()
         for before in self._trainers:
-            before.trainer._jit_compile = before.jit_compile
+            before.restore()
         self._trainers.clear()
+        for made in self._made_variables:
+            if (variable := made()) is not None:
+                self._unbind(variable)
+        for made in self._made_optimizers:
+            if (optimizer := made()) is not None:
+                optimizer._distribution_strategy = _default_strategy()
+        self._made_variables.clear()
+        self._made_optimizers.clear()
         self._created = weakref.WeakSet()
 
     def release_model(self, model: keras.Model) -> None:
@@ -214,11 +248,12 @@ class Adoption:
 
 
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
-    """What is another object once ``compile`` has been called again."""
-    return tuple(
-        id(getattr(model, name, None))
+    """What differs once the model is compiled again, or more of it built."""
+    parts = [
+        getattr(model, name, None)
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
-    )
+    ]
+    return tuple((id(part), getattr(part, "built", None)) for part in parts)
 
 
 def _other_stream(index: int, state: tf.Tensor) -> np.ndarray:

@@ -13,7 +13,7 @@ from keras_towers import compat
 logger = logging.getLogger("keras_towers")
 
 
-def build(model: keras.Model, batch: Any) -> None:
+def build(model: keras.Model, batch: Any, kind: str) -> None:
     """Create what the model, its metrics and its optimizer still lack.
 
     Everything is made as on one device, from the shapes and dtypes of a batch,
@@ -22,16 +22,22 @@ def build(model: keras.Model, batch: Any) -> None:
     Args:
         model: the model.
         batch: structure of tensors or specs, as given to ``train_step``.
+        kind: the method that is running; what it has no use for is left.
     """
-    optimizer = getattr(model, "optimizer", None)
+    later = []
+    if not _trains(kind) or not _surely_uses_it(model):
+        # Keras would build it too; its first use will, if there is one.
+        later.append(getattr(model, "optimizer", None))
+    if _predicts(kind):
+        later += _losses_and_metrics(model)
     with compat.single_device_mode(), contextlib.ExitStack() as stack:
-        if optimizer is not None and not _surely_uses_it(model):
-            # Keras would build it too; its first use will, if there is one.
-            optimizer.built, before = True, optimizer.built
-            stack.callback(setattr, optimizer, "built", before)
+        for part in later:
+            if part is not None and not part.built:
+                part.built = True
+                stack.callback(setattr, part, "built", False)
         try:
             model._symbolic_build(data_batch=batch)
-        except RuntimeError as error:
+        except Exception as error:
             # Keras itself would then build while tracing; so do we, under the
             # strategy, which puts what is made on all towers.
             logger.info("building %s while tracing: %s", model.name, error)
@@ -42,11 +48,26 @@ def _surely_uses_it(model: keras.Model) -> bool:
     return type(model).train_step is compat.TensorFlowTrainer.train_step
 
 
-def needs_build(model: keras.Model) -> bool:
+def needs_build(model: keras.Model, kind: str) -> bool:
     """Whether a step of the model would still create variables."""
-    parts = [*model._flatten_layers(), getattr(model, "optimizer", None)]
-    parts += [
+    parts = [*model._flatten_layers()]
+    if _trains(kind):
+        parts.append(getattr(model, "optimizer", None))
+    if not _predicts(kind):
+        parts += _losses_and_metrics(model)
+    return not all(part.built for part in parts if part is not None)
+
+
+def _trains(kind: str) -> bool:
+    return kind in ("fit", "train_on_batch")
+
+
+def _predicts(kind: str) -> bool:
+    return kind.startswith("predict")
+
+
+def _losses_and_metrics(model: keras.Model) -> list[Any]:
+    return [
         getattr(model, name, None)
         for name in ("_compile_metrics", "_compile_loss")
     ]
-    return not all(part.built for part in parts if part is not None)

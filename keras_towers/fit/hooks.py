@@ -10,6 +10,8 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
 * the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
 * what ``OPTIMIZER_METHODS`` names, of every optimizer class;
+* two methods of ``SwapEMAWeights``, which write weights and averages;
+* the makers of trainers, optimizers and variables, to know what is made inside;
 * ``update_state`` of ``Mean`` and ``Sum``, for one number a batch;
 * two functions of ``keras.losses`` that divide by numbers of examples.
 """
@@ -19,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import building
+from keras_towers.fit import assignments, building, patches
 from keras_towers.fit import data as data_lib
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
@@ -42,18 +44,21 @@ METHODS = (
     "predict_on_batch",
 )
 
-OPTIMIZER_METHODS = (
-    "apply",
-    "scale_loss",
-    "assign_add",
-    "assign_sub",
-    "finalize_variable_values",
-)
+OPTIMIZER_METHODS = {
+    "apply": optimizer_lib.apply,
+    "apply_gradients": optimizer_lib.apply_gradients,
+    "scale_loss": optimizer_lib.scale_loss,
+    "finalize_variable_values": optimizer_lib.finalize_variable_values,
+    "assign_add": assignments.assign_add,
+    "assign_sub": assignments.assign_sub,
+}
 
 _local = threading.local()
-_lock = threading.RLock()
-_users = 0
-_undo: list[Callable[[], None]] = []
+
+
+def installed() -> contextlib.AbstractContextManager[None]:
+    """Patch Keras for as long as this, or any other one like it, is entered."""
+    return patches.held(_install)
 
 
 def current_session() -> Session | None:
@@ -61,71 +66,52 @@ def current_session() -> Session | None:
     return getattr(_local, "session", None)
 
 
-@contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Patch Keras for as long as the block, or any other one like it, runs."""
-    global _users
-    with _lock:
-        if _users == 0:
-            _install()
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _uninstall()
-
-
 def _install() -> None:
     trainer = compat.TensorFlowTrainer
     for name in METHODS:
-        _replace(trainer, name, functools.partial(_method, name))
-    _replace(trainer, "_maybe_symbolic_build", _maybe_symbolic_build)
-    _replace(trainer, "make_predict_function", _make_predict_function)
-    _replace(trainer, "_get_metrics_result_or_logs", _end_of_steps)
-    _replace(trainer, "__init__", _created_in_scope)
-    _replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
-    _replace(compat.loss_module, "reduce_values", losses_lib.reduce_values)
-    _replace(compat.loss_module, "apply_mask", losses_lib.apply_mask)
+        patches.replace(trainer, name, functools.partial(_method, name))
+    patches.replace(trainer, "_maybe_symbolic_build", _maybe_symbolic_build)
+    patches.replace(trainer, "make_predict_function", _make_predict_function)
+    patches.replace(trainer, "_get_metrics_result_or_logs", _end_of_steps)
+    patches.replace(trainer, "__init__", _created_in_scope)
+    patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
+    patches.replace(
+        compat.loss_module, "reduce_values", losses_lib.reduce_values
+    )
+    patches.replace(compat.loss_module, "apply_mask", losses_lib.apply_mask)
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
-        _replace(metric, "update_state", metrics_lib.update_state)
-    for owner in _with_subclasses(compat.BaseOptimizer):
-        for name in OPTIMIZER_METHODS:
+        patches.replace(metric, "update_state", metrics_lib.update_state)
+    for name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
+        patches.replace(
+            keras.callbacks.SwapEMAWeights, name, optimizer_lib.on_one_device
+        )
+    patches.replace(compat.BaseOptimizer, "__init__", _optimizer_created)
+    patches.replace(compat.KerasVariable, "_initialize", _variable_created)
+    _install_optimizers()
+
+
+def _install_optimizers() -> None:
+    """Patch all classes of optimizers, also those defined since then."""
+    for owner in patches.with_subclasses(compat.BaseOptimizer):
+        for name, ours in OPTIMIZER_METHODS.items():
             if name in vars(owner):
-                _replace(owner, name, getattr(optimizer_lib, name))
+                patches.replace(owner, name, ours)
 
 
-def _uninstall() -> None:
-    while _undo:
-        _undo.pop()()
+def _optimizer_created(
+    original: Callable, optimizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(optimizer, *args, **kwargs)
+    strategy = _tower_strategy()
+    if strategy is not None:
+        strategy.adoption.made_optimizer(optimizer)
 
 
-def _replace(owner: Any, name: str, ours: Callable) -> None:
-    """Put ``ours(original, ...)`` in place of ``owner.name``."""
-    original = getattr(owner, name)
-    inherited = name not in vars(owner)
-
-    @functools.wraps(original)
-    def replacement(*args, **kwargs):
-        return ours(original, *args, **kwargs)
-
-    def undo() -> None:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
-
-    _undo.append(undo)
-    setattr(owner, name, replacement)
-
-
-def _with_subclasses(cls: type) -> list[type]:
-    found = [cls]
-    for child in cls.__subclasses__():
-        found += [c for c in _with_subclasses(child) if c not in found]
-    return found
+def _variable_created(original: Callable, variable: Any, value: Any) -> None:
+    original(variable, value)
+    strategy = _tower_strategy()
+    if strategy is not None:
+        strategy.adoption.made_variable(variable)
 
 
 def _tower_strategy(model: Any = None) -> Any:
@@ -145,13 +131,17 @@ def _method(
     in_tower = tf.distribute.get_replica_context() is not None
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
         return original(model, *args, **kwargs)
+    _install_optimizers()
     if strategy.num_towers == 1:
+        strategy.adoption.refuse_others(model)
         strategy.adoption.release_model(model)
         with compat.single_device_mode():
             return original(model, *args, **kwargs)
     before = current_session()
     # A loop over batches calls this for every one.
-    prepared = kind.endswith("_on_batch") and strategy.adoption.knows(model)
+    prepared = kind.endswith("_on_batch") and strategy.adoption.knows(
+        model, kind
+    )
     with strategy.scope():
         if not prepared:
             strategy.adoption.claim(model)
@@ -178,6 +168,11 @@ def _created_in_scope(
     if strategy is None:
         return
     strategy.adoption.created(model)
+    hook(strategy, model)
+
+
+def hook(strategy: Any, model: Any) -> None:
+    """Run the model's methods in the strategy's scope, wherever called."""
     for name in METHODS:
         vars(model)[name] = functools.partial(_in_scope, strategy, name, model)
 
@@ -199,9 +194,10 @@ def _prepare(strategy: Any, session: Session, batch: Any) -> None:
     """Build what is missing, then put every variable on the towers."""
     if session.prepared:
         return
-    if building.needs_build(session.model):
-        building.build(session.model, batch)
+    if building.needs_build(session.model, session.kind):
+        building.build(session.model, batch, session.kind)
     strategy.adoption.bind(session.model)
+    strategy.adoption.remember(session.model, session.kind)
     session.prepared = True
 
 

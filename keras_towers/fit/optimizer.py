@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -239,42 +238,36 @@ def as_one_device(
                 link._distribution_strategy = before
 
 
-def assign_add(
-    original: Callable, optimizer: Any, variable: Any, value: Any
-) -> None:
-    """``Optimizer.assign_add`` for a weight whose buffer other towers share.
-
-    Adding in place would first copy such a buffer, so the sum goes to a new
-    one.
-    """
-    if not _write(variable, value, operator.add):
-        original(optimizer, variable, value)
-
-
-def assign_sub(
-    original: Callable, optimizer: Any, variable: Any, value: Any
-) -> None:
-    """``Optimizer.assign_sub``, as ``assign_add``."""
-    if not _write(variable, value, operator.sub):
-        original(optimizer, variable, value)
-
-
-def _write(variable: Any, value: Any, change: Callable) -> bool:
-    if isinstance(variable, keras.Variable):
-        variable = variable.value
-    if isinstance(value, tf.IndexedSlices) or not _is_handed_out(variable):
-        return False
-    value = tf.cast(value, variable.dtype)
-    variable.assign(change(variable, value), read_value=False)
-    return True
+def apply_gradients(
+    original: Callable, optimizer: Any, grads_and_vars: Any
+) -> Any:
+    """``Optimizer.apply_gradients``, which a user may have overridden."""
+    grads, variables = zip(*grads_and_vars, strict=True)
+    context = tf.distribute.get_replica_context()
+    strategy = context.strategy if context is not None else None
+    if not getattr(strategy, "reduces_first", False):
+        return original(optimizer, zip(grads, variables, strict=True))
+    apply(
+        lambda optimizer, grads, variables: original(
+            optimizer, zip(grads, variables, strict=True)
+        ),
+        optimizer,
+        grads,
+        variables,
+    )
+    return optimizer._iterations
 
 
-def _is_handed_out(variable: Any) -> bool:
-    handle = getattr(variable, "handle", None)
-    container = getattr(handle, "_distributed_container", None)
-    owner = container() if container is not None else None
-    strategy = getattr(owner, "distribute_strategy", None)
-    return getattr(strategy, "updates", None) == "once"
+def on_one_device(original: Callable, callback: Any, optimizer: Any) -> None:
+    """What a callback does with the variables of an optimizer, on tower 0."""
+    strategy = tf.distribute.get_strategy()
+    if not getattr(strategy, "reduces_first", False):
+        original(callback, optimizer)
+        return
+    variables = list(optimizer._trainable_variables)
+    with as_one_device(strategy, optimizer, variables):
+        original(callback, optimizer)
+    variables_lib.hand_out([*variables, *optimizer.variables])
 
 
 def finalize_variable_values(

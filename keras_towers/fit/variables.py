@@ -100,6 +100,12 @@ class TowerVariable(compat.SyncOnReadVariable):
     def read_value(self):
         return self.value()
 
+    def __int__(self):
+        return int(self.numpy())
+
+    def __float__(self):
+        return float(self.numpy())
+
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
 
@@ -192,8 +198,10 @@ def viewed(
         for variable in variables:
             value = variable._value
             if isinstance(value, compat.DistributedVariable):
-                variable._value = resolve(value)
+                seen = resolve(value)
+                # Noted first, so that a Ctrl-C in between is undone too.
                 swapped.append((variable, value))
+                variable._value = seen
         yield
     finally:
         for variable, value in swapped:

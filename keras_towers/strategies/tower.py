@@ -108,6 +108,11 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         self._entered: contextlib.ExitStack | None = None
 
     @property
+    def entered(self) -> bool:
+        """Whether it is entered as ``with strategy:``."""
+        return self._entered is not None
+
+    @property
     def mode(self) -> str:
         """The mode that runs."""
         return self._choice.name

@@ -19,7 +19,7 @@ def counts_of(batch, towers):
     return batch.counts.numpy().tolist()
 
 
-@pytest.mark.parametrize("count", [*range(1, 12), 64])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 64])
 @pytest.mark.parametrize("towers", [1, 2, 3, 8])
 @pytest.mark.parametrize("known", [True, False])
 def test_split_gives_each_example_once(count, towers, known):
@@ -173,7 +173,7 @@ def grouped(dataset, towers):
     return result
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 12])
+@pytest.mark.parametrize("count", [1, 5, 7, 12])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("towers", [1, 2, 4])
 @pytest.mark.parametrize("known", [True, False])

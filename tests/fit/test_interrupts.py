@@ -41,7 +41,6 @@ WAYS = {
     "exception": (Boom, lambda: _raise(Boom())),
     "keyboard": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt)),
     "ctrl-c": (KeyboardInterrupt, _interrupt),
-    "exit": (SystemExit, lambda: _raise(SystemExit(3))),
 }
 
 
@@ -80,12 +79,12 @@ def test_ctrl_c_at_any_moment():
     timer = threading.Timer(0.05, _interrupt)
 
     def start(batch, logs):
-        if batch == 2:
+        if batch == 2 and timer.ident is None:
             timer.start()
 
     stop = keras.callbacks.LambdaCallback(on_train_batch_end=start)
     with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(3):
-        fit(model, epochs=10**6, callbacks=[stop])
+        fit(model, epochs=300, callbacks=[stop])
     originals.assert_back()
     assert_ordinary(model)
     steps = int(model.optimizer.iterations)
@@ -107,7 +106,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
         fit(model, x=X[:4], y=Y[:4])
         timer.start()
-        fit(model, epochs=10**6)
+        fit(model, epochs=300)
     originals.assert_back()
     assert_ordinary(model)
     assert np.isfinite(fit(model)["loss"][-1])

@@ -54,8 +54,8 @@ def assert_statistics(model, wanted):
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("towers", [2, 3, 4])
-@pytest.mark.parametrize("batch", [24, 8, 7, 2])
+@pytest.mark.parametrize("towers", [2, 4])
+@pytest.mark.parametrize("batch", [24, 7, 2])
 def test_moving_statistics_are_the_mean_over_towers(towers, batch):
     # Batches of 2 on 4 towers leave two towers without examples.
     model = normalised()
@@ -72,8 +72,8 @@ def test_moving_statistics_are_the_mean_over_towers(towers, batch):
 def test_a_tower_without_examples_leaves_its_statistics():
     model = normalised()
     norm = model.get_layer("norm")
-    with kt.TowerStrategy(4, sync_every_epoch=False):
-        model.fit(X[:2], Y[:2], batch_size=2, shuffle=False, verbose=0)
+    with kt.TowerStrategy(4):
+        model.train_on_batch(X[:2], Y[:2])
         means = [v.numpy() for v in norm.moving_mean._value.values]
     for index in (0, 1):
         np.testing.assert_allclose(means[index], 0.2 * X[index], rtol=1e-4)
