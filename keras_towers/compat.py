@@ -64,6 +64,7 @@ MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
 SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
 DistributedVariable = resolve(f"{_TF}.distribute.values:DistributedVariable")
 PerReplica = resolve(f"{_TF}.distribute.values:PerReplica")
+PerReplicaSpec = resolve(f"{_TF}.distribute.values:PerReplicaSpec")
 regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(

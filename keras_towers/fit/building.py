@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
 
@@ -38,9 +39,23 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
-            # Keras itself would then build while tracing; so do we, under the
-            # strategy, which puts what is made on all towers.
-            logger.info("building %s while tracing: %s", model.name, error)
+            logger.info("building %s by its step: %s", model.name, error)
+            _trace_once(model, batch, kind)
+
+
+def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
+    """Build a model as one device would: by tracing a step, which runs nothing.
+
+    If that fails too, the step on the towers will say what is wrong.
+    """
+    step = model.predict_step
+    if not _predicts(kind):
+        step = model.train_step if _trains(kind) else model.test_step
+    function = tf.function(step, autograph=False)
+    try:
+        function.get_concrete_function(batch)
+    except Exception as error:
+        logger.info("building %s while tracing: %s", model.name, error)
 
 
 def _surely_uses_it(model: keras.Model) -> bool:

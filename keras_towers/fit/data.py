@@ -175,12 +175,30 @@ def distribute(strategy: Any, dataset: tf.data.Dataset, each: bool) -> Any:
         An iterable over one element a step, for ``as_tower_batch``.
     """
     if strategy.prefetches_to_towers:
-        if each:
-            return strategy.distribute_datasets_from_function(lambda _: dataset)
-        return strategy.experimental_distribute_dataset(dataset)
+        if not each:
+            return strategy.experimental_distribute_dataset(dataset)
+        dataset = dataset.map(_forget_sizes)
+        return strategy.distribute_datasets_from_function(lambda _: dataset)
     if each:
         dataset = group(dataset, strategy.num_towers)
     return dataset.prefetch(_PREFETCHED_BATCHES)
+
+
+@tf.autograph.experimental.do_not_convert
+def _forget_sizes(*batch: Any) -> Any:
+    """Hide that all batches have one size.
+
+    TensorFlow would drop the last ones where they do not go round.
+    """
+
+    def forget(leaf):
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+        shape = [None, *leaf.shape[1:]]
+        return tf.compat.v1.placeholder_with_default(leaf, shape)
+
+    batch = tf.nest.map_structure(forget, batch)
+    return batch if len(batch) > 1 else batch[0]
 
 
 def as_tower_batch(strategy: Any, batch: Any) -> TowerBatch:
@@ -222,12 +240,16 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._towers = strategy.num_towers
         self._each = kind == "fit" and strategy.batches == "each"
         super().__init__(distribute_strategy=_Undistributed, **kwargs)
+        by_user = isinstance(
+            self._distributed_dataset, tf.distribute.DistributedDataset
+        )
+        self._each = self._each and not by_user
         # To make an iterator over arrays changes nothing; that of a dataset
         # may draw a new shuffle, and one device would have drawn it too.
         self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
         self._unused: Any = None
         dataset = self.source = self._distributed_dataset
-        if not isinstance(dataset, tf.distribute.DistributedDataset):
+        if not by_user:
             if kind == "fit":
                 self._check_enough(dataset)
             self._distributed_dataset = distribute(
@@ -244,6 +266,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
             have, what = batches, "batches"
         elif isinstance(adapter, compat.ArrayDataAdapter):
             have = adapter._num_samples
+        elif batches == 0:
+            have = 0
         elif batches is not None and size:
             have = batches * size
         if have is not None and have < self._towers:

@@ -202,7 +202,15 @@ def _prepare(strategy: Any, session: Session, batch: Any) -> None:
 
 
 def _batch_spec(iterator: data_lib.TowerEpochIterator) -> Any:
-    return iterator.source.element_spec
+    """What one tower gets of a batch, where sizes are not fixed."""
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
 
 
 def _maybe_symbolic_build(

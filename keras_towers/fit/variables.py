@@ -95,7 +95,9 @@ class TowerVariable(compat.SyncOnReadVariable):
 
     def value(self):
         component = self._get()
-        return component if tf.is_tensor(component) else component.value()
+        if isinstance(component, tf.Variable):
+            return component.read_value()
+        return component
 
     def read_value(self):
         return self.value()
