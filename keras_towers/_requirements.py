@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 
 from keras_towers.errors import CompatibilityError
 
@@ -28,12 +29,15 @@ def check_backend() -> None:
     Raises:
         CompatibilityError: Keras runs on another backend.
     """
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    import keras
+    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if backend == "tensorflow" or "keras" in sys.modules:
+        # Only then: a Keras whose backend is not installed says less.
+        import keras
 
-    if keras.backend.backend() != "tensorflow":
+        backend = keras.backend.backend()
+    if backend != "tensorflow":
         raise CompatibilityError(
             f"keras_towers works with Keras's TensorFlow backend, and Keras "
-            f"runs on {keras.backend.backend()!r}. Set "
+            f"runs on {backend!r}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported."
         )

@@ -1,16 +1,21 @@
 """The only folder that knows the inside of Keras.
 
-==================  =====================================================
-module              what it owns
-==================  =====================================================
-``tower``           what a tower knows about itself while its step runs
-``variables``       one variable on every tower, and views of one tower
-``state``           which variables, optimizers and trainers a model has
-``adoption``        re-homing a model onto towers, and back
-``optimizer``       reduce first, then apply once
-``losses``          loss denominators over the whole global batch
-``step``            one global batch on all towers, exact logs
-``data``            batches for towers
-``hooks``           what is patched in Keras, and for how long
-==================  =====================================================
+===============  ========================================================
+module           what it owns
+===============  ========================================================
+``hooks``        what is patched in Keras, and what then happens
+``patches``      patching, and giving back
+``adoption``     re-homing a model onto towers, and back
+``building``     creating what a model still lacks
+``state``        which variables and optimizers a model has
+``variables``    one variable on every tower, and views of one tower
+``epochs``       Keras's iterator over batches, for towers
+``data``         batches for towers
+``step``         one global batch on all towers, exact logs
+``tower``        what a tower knows about itself while its step runs
+``optimizer``    reduce first, then apply once
+``assignments``  writing weights whose buffers are shared
+``losses``       loss denominators over the whole global batch
+``metrics``      metrics of one number a batch
+===============  ========================================================
 """

@@ -36,10 +36,18 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
             if part is not None and not part.built:
                 part.built = True
                 stack.callback(setattr, part, "built", False)
+        unbuilt = [
+            part
+            for part in _losses_and_metrics(model)
+            if part is not None and not part.built
+        ]
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
             logger.info("building %s by its step: %s", model.name, error)
+            for part in unbuilt:
+                # It may have been built for shapes that do not fit.
+                part.built = False
             _trace_once(model, batch, kind)
 
 
@@ -51,11 +59,13 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
     step = model.predict_step
     if not _predicts(kind):
         step = model.train_step if _trains(kind) else model.test_step
-    function = tf.function(step, autograph=False)
+    unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]
     try:
-        function.get_concrete_function(batch)
+        tf.function(step, autograph=False).get_concrete_function(batch)
     except Exception as error:
         logger.info("building %s while tracing: %s", model.name, error)
+        for part in unbuilt:
+            part.built = False
 
 
 def _surely_uses_it(model: keras.Model) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 
 _PREFETCHED_BATCHES = 2
 
@@ -231,89 +230,3 @@ def _or_borrow(own: Any, first: Any, count: tf.Tensor) -> Any:
     if own is first or not _has_rows(own):
         return own
     return tf.cond(count > 0, lambda: own, lambda: _slice(first, 0, 1))
-
-
-class TowerEpochIterator(compat.TFEpochIterator):
-    """Keras's epoch iterator over batches for towers."""
-
-    def __init__(self, strategy: Any, kind: str, **kwargs: Any):
-        self._towers = strategy.num_towers
-        self._each = kind == "fit" and strategy.batches == "each"
-        super().__init__(distribute_strategy=_Undistributed, **kwargs)
-        by_user = isinstance(
-            self._distributed_dataset, tf.distribute.DistributedDataset
-        )
-        self._each = self._each and not by_user
-        # To make an iterator over arrays changes nothing; that of a dataset
-        # may draw a new shuffle, and one device would have drawn it too.
-        self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
-        self._unused: Any = None
-        dataset = self.source = self._distributed_dataset
-        if not by_user:
-            if kind == "fit":
-                self._check_enough(dataset)
-            self._distributed_dataset = distribute(
-                strategy, dataset, self._each
-            )
-        self._set_steps()
-
-    def _check_enough(self, dataset: tf.data.Dataset) -> None:
-        """Refuse to train on data that cannot occupy the towers once."""
-        adapter = self.data_adapter
-        batches, size = adapter.num_batches, static_size(dataset.element_spec)
-        have, what = None, "examples"
-        if self._each:
-            have, what = batches, "batches"
-        elif isinstance(adapter, compat.ArrayDataAdapter):
-            have = adapter._num_samples
-        elif batches == 0:
-            have = 0
-        elif batches is not None and size:
-            have = batches * size
-        if have is not None and have < self._towers:
-            raise TowerError(
-                f"the dataset has {have} {what}, fewer than the {self._towers} "
-                f"towers: give at least {self._towers}, or use at most "
-                f"{max(have, 1)} tower{'s' * (have > 1)}."
-            )
-
-    def _get_iterator(self) -> Any:
-        return _Reusing(self) if self._reuses else self._distributed_dataset
-
-    def __next__(self) -> Any:
-        step = super().__next__()
-        self._unused = None
-        return step
-
-    def reset(self) -> None:
-        super().reset()
-        self._set_steps()
-
-    def _set_steps(self) -> None:
-        if self._each and self._num_batches:
-            self._num_batches = -(-self._num_batches // self._towers)
-
-
-class _Reusing:
-    """Gives an iterator that Keras made and never used, before a new one.
-
-    Keras makes one at the end of an epoch and another at the start of the
-    next; making one costs as much as many small steps.
-    """
-
-    def __init__(self, owner: TowerEpochIterator):
-        self._owner = owner
-
-    def __iter__(self) -> Any:
-        owner = self._owner
-        if owner._unused is None:
-            owner._unused = iter(owner._distributed_dataset)
-        return owner._unused
-
-
-class _Undistributed:
-    """Stands for a strategy that leaves a dataset as it is."""
-
-    @staticmethod
-    def experimental_distribute_dataset(dataset):
-        return dataset

@@ -28,8 +28,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import assignments, building, patches
-from keras_towers.fit import data as data_lib
+from keras_towers.errors import TowerError
+from keras_towers.fit import assignments, building, epochs, patches
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
 from keras_towers.fit import optimizer as optimizer_lib
@@ -201,7 +201,7 @@ def _prepare(strategy: Any, session: Session, batch: Any) -> None:
     session.prepared = True
 
 
-def _batch_spec(iterator: data_lib.TowerEpochIterator) -> Any:
+def _batch_spec(iterator: epochs.TowerEpochIterator) -> Any:
     """What one tower gets of a batch, where sizes are not fixed."""
     return tf.nest.map_structure(
         lambda spec: (
@@ -245,17 +245,27 @@ def _epoch_iterator(
         return original(
             *args, distribute_strategy=distribute_strategy, **kwargs
         )
-    iterator = data_lib.TowerEpochIterator(
-        distribute_strategy, session.kind, **kwargs
+    # The second one of a fit is for validation.
+    first = session.epoch_iterator is None
+    iterator = epochs.TowerEpochIterator(
+        distribute_strategy, first and session.kind == "fit", **kwargs
     )
-    session.epoch_iterator = iterator
+    if first:
+        session.epoch_iterator = iterator
     return iterator
 
 
 def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
     session = current_session()
-    if session is not None and session.model is model and session.kind == "fit":
+    if session is not None and session.model is model:
+        iterator = session.epoch_iterator
+        if not logs and iterator is not None and iterator.was_empty():
+            # Keras would go on with nothing but a warning.
+            raise TowerError(
+                f"{session.kind} of model {model.name!r} got no batch: the "
+                "dataset is empty. Give at least one example."
+            )
         strategy = tf.distribute.get_strategy()
-        if strategy.sync_every_epoch:
+        if session.kind == "fit" and strategy.sync_every_epoch:
             strategy.adoption.equalise(everything=True)
     return original(model, logs)

@@ -206,7 +206,7 @@ def test_empty_dataset(before, kind, each, method):
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("each", [False, True])
 def test_dataset_smaller_than_the_towers(before, count, each):
-    what = "batches" if each else "examples"
+    what = {1: ("example", "batch"), 3: ("examples", "batches")}[count][each]
     strategy = kt.TowerStrategy(4, batches="each" if each else "split")
     with pytest.raises(kt.TowerError) as error, strategy:
         before.model.fit(X[:count], Y[:count], batch_size=1, verbose=0)
