@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
+# Two processes, a file in one of them: TensorFlow's devices are set only once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
 

@@ -141,7 +141,6 @@ def test_backup_and_restore(save_freq, resumed_on, tmp_path):
 
 
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
     scalars = []
 
     def act(model):

@@ -147,7 +147,9 @@ def test_made_inside_the_scope_of_a_strategy():
 
 
 def test_beside_a_stock_strategy():
-    strategy = tf.distribute.MirroredStrategy(cpus(4))
+    # Of two towers, like every other one that these tests make with TensorFlow's
+    # own collectives: two of different size in one process break each other.
+    strategy = tf.distribute.MirroredStrategy(cpus(2))
     step = on_cpus(3)
 
     @tf.function
@@ -160,7 +162,7 @@ def test_beside_a_stock_strategy():
 
     for _ in range(2):
         assert_sums(step(rows(3)), rows(3))
-        assert stock().values[0].numpy().tolist() == [4, 4]
+        assert stock().values[0].numpy().tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(
