@@ -36,10 +36,15 @@ def scale_loss(original: Callable, optimizer: Any, loss: tf.Tensor):
         # the copy of the scale that it had in the strategy's scope.
         with tf.init_scope():
             strategy.adoption.bind_optimizer(optimizer)
-    scaled = original(optimizer, loss)
-    if tower is None or id(optimizer) in tower.weighted_optimizers:
-        return scaled
-    tower.weighted_optimizers.add(id(optimizer))
+    if tower is None or tower.scales_loss:
+        return original(optimizer, loss)
+    # A subclass's scale_loss may call that of its base class.
+    tower.scales_loss = True
+    try:
+        scaled = original(optimizer, loss)
+    finally:
+        tower.scales_loss = False
+    tower.weighted_losses[id(optimizer)] += 1
     return scaled * tf.cast(tower.loss_weight, scaled.dtype)
 
 
@@ -94,8 +99,8 @@ def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
     tower = tower_lib.current()
     if tower is None:
         return grads
-    if id(optimizer) in tower.weighted_optimizers:
-        tower.weighted_optimizers.discard(id(optimizer))
+    if tower.weighted_losses[id(optimizer)]:
+        tower.weighted_losses[id(optimizer)] -= 1
         return grads
     weight = tower.loss_weight
     if isinstance(weight, float) and weight == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -27,8 +28,9 @@ class Tower:
             nothing it computes may count. None where that cannot happen.
         average: whether losses are means over the batch (the towers' gradients
             are averaged) or sums (they are summed).
-        weighted_optimizers: ids of the optimizers that have already put
-            ``loss_weight`` into the loss.
+        weighted_losses: how many losses each optimizer, by its id, has put
+            ``loss_weight`` into, and not applied yet.
+        scales_loss: whether an optimizer is in the middle of that.
     """
 
     index: int
@@ -36,7 +38,10 @@ class Tower:
     share: Any
     live: Any = None
     average: bool = True
-    weighted_optimizers: set[int] = dataclasses.field(default_factory=set)
+    weighted_losses: collections.Counter[int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    scales_loss: bool = False
 
     @property
     def loss_weight(self) -> Any:

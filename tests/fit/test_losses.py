@@ -276,3 +276,45 @@ def test_whole_numbers_are_counted_exactly(number):
 
     assert_alike(make, act, towers(number))
     assert counts == [COUNT, COUNT]
+
+
+def test_two_losses_scaled_before_either_is_applied():
+    class TwoLosses(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one = keras.layers.Dense(3)
+            self.other = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.one(inputs) + self.other(inputs)
+
+        def train_step(self, data):
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape(persistent=True) as tape:
+                losses = [
+                    self.optimizer.scale_loss(
+                        self.compute_loss(y=y, y_pred=part(x))
+                    )
+                    for part in (self.one, self.other)
+                ]
+            for loss, part in zip(losses, (self.one, self.other), strict=True):
+                weights = part.trainable_variables
+                self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": losses[0]}
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = TwoLosses()
+        model(X[:2])
+        model.compile("sgd", m.cross_entropy())
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    trained = []
+    for towers in (1, 3):
+        model = make()
+        with kt.TowerStrategy(towers):
+            model.fit(X[:14], Y[:14], batch_size=7, shuffle=False, verbose=0)
+        trained.append(model.get_weights())
+    for ours, reference in zip(*trained, strict=True):
+        np.testing.assert_allclose(ours, reference, atol=1e-6)
