@@ -1,5 +1,6 @@
 """Eight logical CPUs for every test, set before TensorFlow starts."""
 
+import itertools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -14,6 +15,23 @@ TOWERS = 8
 
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
+
+
+_collective_keys = itertools.count(10_000, 1_000)
+
+
+@pytest.fixture(autouse=True)
+def own_collective_keys(monkeypatch):
+    """Keep TensorFlow's own strategies of different tests apart.
+
+    They number their collectives all alike, and two of different size in one
+    process break each other.
+    """
+    monkeypatch.setattr(
+        tf.distribute.MirroredStrategy,
+        "_collective_key_base",
+        next(_collective_keys),
+    )
 
 
 @pytest.fixture

@@ -119,11 +119,28 @@ def assert_ordinary(model: keras.Model) -> None:
             assert not set(_METHODS) & set(vars(layer))
 
 
+_of_other_tests: set[int] = set()
+
+
 def variables_on_towers() -> list[str]:
-    """Paths of all Keras variables, of any owner, that are distributed."""
+    """Paths of this test's Keras variables, of any owner, on towers."""
+    return [
+        variable.path
+        for variable in _all_on_towers()
+        if id(variable) not in _of_other_tests
+    ]
+
+
+def forget_other_tests() -> None:
+    """Leave out what tests of other files have left on towers for good."""
+    _of_other_tests.clear()
+    _of_other_tests.update(map(id, _all_on_towers()))
+
+
+def _all_on_towers() -> list[keras.Variable]:
     gc.collect()
     return [
-        item.path
+        item
         for item in gc.get_objects()
         if issubclass(type(item), keras.Variable)
         and isinstance(item._value, tf.distribute.DistributedValues)

@@ -147,8 +147,6 @@ def test_made_inside_the_scope_of_a_strategy():
 
 
 def test_beside_a_stock_strategy():
-    # Of two towers, like all others that these tests make with TensorFlow's
-    # own collectives: two of different size in one process break each other.
     strategy = tf.distribute.MirroredStrategy(cpus(2))
     step = on_cpus(3)
 
