@@ -84,7 +84,8 @@ _pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
 _default_mode = resolve(
     f"{_TF}.distribute.distribute_lib:_get_default_replica_mode"
 )
-_get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
+global_seed = resolve(f"{_TF}.eager.context:global_seed")
+get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 
 # Keras: the trainer, its data iterator, the optimizer and the losses.
 TensorFlowTrainer = resolve(
@@ -95,6 +96,13 @@ TFEpochIterator = resolve(
 )
 ArrayDataAdapter = resolve(
     f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
+)
+GeneratorDataAdapter = resolve(
+    f"{_KERAS}.trainers.data_adapters.generator_data_adapter"
+    ":GeneratorDataAdapter"
+)
+py_dataset_module = importlib.import_module(
+    f"{_KERAS}.trainers.data_adapters.py_dataset_adapter"
 )
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
@@ -151,7 +159,7 @@ def single_device_mode() -> Iterator[None]:
     code and while a function is traced (also in the branches of a ``tf.cond``,
     whose graphs inherit the mode).
     """
-    graph = _get_default_graph()
+    graph = get_default_graph()
     creators = graph._variable_creator_stack
     graph._variable_creator_stack = []
     _push_mode(_default_mode())

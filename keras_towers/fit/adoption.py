@@ -5,24 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import hooks
+from keras_towers.fit import agreement, hooks
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")
-
-# Far enough apart that the streams of two towers do not meet: a seed's second
-# word counts draws, its first is offset by this much for every tower.
-_SEED_STRIDE = 1_000_003
 
 
 @dataclasses.dataclass
@@ -45,6 +39,10 @@ class Adoption:
     A model that was built outside gets copies of its variables on towers 1 to
     K - 1; its own ``tf.Variable``s are tower 0's. Optimizers stay where they
     are, on tower 0, unless every tower updates its own copy.
+
+    Attributes:
+        trained: whether towers may have written what they do not share since
+            they were last made equal.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -54,6 +52,7 @@ class Adoption:
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self.trained = False
         self._made_variables: list[weakref.ref] = []
         self._made_optimizers: list[weakref.ref] = []
 
@@ -121,8 +120,12 @@ class Adoption:
         """Note that a method of the model needs no more preparation."""
         self._known[id(model), kind] = _compilation(model)
 
-    def bind(self, model: keras.Model) -> None:
-        """Put those variables of ``model`` on the towers that are not there."""
+    def bind(self, model: keras.Model) -> bool:
+        """Put those variables of ``model`` on the towers that are not there.
+
+        Returns:
+            Whether there were any.
+        """
         state = state_lib.collect(model)
         seeds = {id(v) for v in state.seeds}
         metrics = {id(v) for v in state.metrics}
@@ -133,27 +136,40 @@ class Adoption:
         for variable in variables:
             if isinstance(variable._value, variables_lib.TowerVariable):
                 continue
-            is_seed = id(variable) in seeds
             if id(variable) in metrics:
                 merge = variables_lib.SUM
-            elif variable._value.dtype.is_floating and not is_seed:
+            elif id(variable) in seeds:
+                merge = variables_lib.STREAM
+            elif variable._value.dtype.is_floating:
                 merge = variables_lib.MEAN
             else:
                 merge = variables_lib.FIRST
-            self._bind(variable, merge, _other_stream if is_seed else None)
+            self._bind(variable, merge)
             bound += 1
         for variable in state.synchronized:
             variable._value.same_on_all_towers = True
         if bound:
             for trainer in state_lib.trainers(model):
                 _renew_functions(trainer)
+        return bound > 0
 
-    def _bind(
-        self,
-        variable: keras.Variable,
-        merge: str,
-        component_value: Callable | None = None,
-    ) -> None:
+    def synchronise(self, model: keras.Model) -> None:
+        """Give every rank the weights, optimizers and seeds of rank 0.
+
+        Raises:
+            TowerError: the ranks do not have the same variables.
+        """
+        transport = self._strategy.transport
+        if transport.size > 1:
+            agreement.check_same(transport, _shared(model))
+            self._broadcast(model)
+
+    def _broadcast(self, model: keras.Model) -> None:
+        agreement.broadcast(
+            self._strategy.transport, [v._value for v in _shared(model)]
+        )
+
+    def _bind(self, variable: keras.Variable, merge: str) -> None:
         value = variable._value
         if isinstance(value, compat.DistributedVariable):
             if value.distribute_strategy is not self._strategy:
@@ -165,9 +181,7 @@ class Adoption:
             # The copies of one that was made in this scope are in place, but
             # start equal where streams and sums have to differ.
             value = variables_lib.unbind(value)
-        variable._value = variables_lib.spread(
-            self._strategy, value, merge, component_value
-        )
+        variable._value = variables_lib.spread(self._strategy, value, merge)
         self._bound[id(variable)] = variable
 
     def bind_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -182,21 +196,34 @@ class Adoption:
             elif isinstance(value, compat.DistributedVariable):
                 variable._value = variables_lib.unbind(value)
 
-    def equalise(self, everything: bool = False) -> None:
-        """Give all towers the same values.
+    def equalise(self) -> None:
+        """Give all towers the mean of what each has written to itself.
 
-        Args:
-            everything: also hand out tower 0's weights; else only what towers
-                have written to themselves, such as moving statistics.
+        Moving statistics, that is: the optimizer's weights are equal anyhow.
         """
-        for variable in self._bound.values():
-            value = variable._value
-            if not isinstance(value, variables_lib.TowerVariable):
-                continue
-            if value.written_by_towers:
-                value.equalise()
-            elif everything and value.merge == variables_lib.MEAN:
-                variables_lib.hand_out([value])
+        transport = self._strategy.transport
+        if transport.size == 1 or self.trained:
+            agreement.average(
+                transport, [v for v in self._averaged() if v.written_by_towers]
+            )
+        self.trained = False
+
+    def hand_out(self, model: keras.Model) -> None:
+        """Give all towers of all ranks what the first one has."""
+        variables_lib.hand_out(
+            [v for v in self._averaged() if not v.written_by_towers]
+        )
+        if self._strategy.transport.size > 1:
+            self._broadcast(model)
+
+    def _averaged(self) -> list[variables_lib.TowerVariable]:
+        values = [variable._value for variable in self._bound.values()]
+        return [
+            value
+            for value in values
+            if isinstance(value, variables_lib.TowerVariable)
+            and value.merge == variables_lib.MEAN
+        ]
 
     def release(self) -> None:
         """Make every model on the towers an ordinary one, with its values."""
@@ -247,6 +274,12 @@ class Adoption:
             variable._value = variables_lib.unbind(value)
 
 
+def _shared(model: keras.Model) -> list[keras.Variable]:
+    """What all ranks hold in common: everything but what metrics count."""
+    state = state_lib.collect(model)
+    return [*state.seeds, *state.weights, *state.optimizer_variables]
+
+
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
     """What differs once the model is compiled again, or more of it built."""
     parts = [
@@ -254,13 +287,6 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
     ]
     return tuple((id(part), getattr(part, "built", None)) for part in parts)
-
-
-def _other_stream(index: int, state: tf.Tensor) -> np.ndarray:
-    seed = np.array(state)
-    offset = (int(seed[0]) + index * _SEED_STRIDE) % (2**31 - 1)
-    seed[0] = offset
-    return seed
 
 
 def _default_strategy() -> tf.distribute.Strategy:

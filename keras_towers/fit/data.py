@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,17 +13,20 @@ _PREFETCHED_BATCHES = 2
 
 
 class TowerBatch(NamedTuple):
-    """One step's data.
+    """One step's data, as far as the towers of this process use it.
 
     Attributes:
         pieces: K structures, one for each tower. A tower that has no example
             left borrows the batch's first one.
         counts: how many examples of each piece count, int64 of shape [K], or
             an empty tuple where every one does and no piece is borrowed.
+        total: how many examples the step has on all towers of all processes,
+            or an empty tuple where only the processes together know.
     """
 
     pieces: tuple[Any, ...]
     counts: Any = ()
+    total: Any = ()
 
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
@@ -55,42 +59,49 @@ def _rows(leaf: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def split(batch: Any, towers: int) -> TowerBatch:
+def split(
+    batch: Any, replicas: int, first: int = 0, towers: int | None = None
+) -> TowerBatch:
     """Split a global batch into nearly equal pieces, first ones the larger.
 
     Args:
         batch: structure of tensors (ragged and sparse ones too) that have the
             batch as first dimension; scalars go to every tower.
-        towers: number of pieces.
+        replicas: number of pieces.
+        first: the first piece that is wanted.
+        towers: how many are wanted from there; None for all.
 
     Returns:
-        The pieces and how many examples of each count.
+        The wanted pieces and how many examples of each count.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
+    mine = range(first, first + (replicas if towers is None else towers))
     size = batch_size_of(batch)
-    if isinstance(size, int) and size >= towers:
+    if isinstance(size, int) and size >= replicas:
         counts: Any = [
-            size // towers + (k < size % towers) for k in range(towers)
+            size // replicas + (k < size % replicas) for k in range(replicas)
         ]
-        starts = [sum(counts[:k]) for k in range(towers)]
+        starts = [sum(counts[:k]) for k in range(replicas)]
         lengths, known = counts, True
     else:
         size = tf.cast(1 if size is None else size, tf.int64)
-        index = tf.range(towers, dtype=tf.int64)
-        counts = size // towers + tf.cast(index < size % towers, tf.int64)
+        index = tf.range(replicas, dtype=tf.int64)
+        counts = size // replicas + tf.cast(index < size % replicas, tf.int64)
         starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
         lengths, known = tf.maximum(counts, 1), False
-        starts = tf.unstack(starts, num=towers)
-        lengths = tf.unstack(lengths, num=towers)
+        starts = tf.unstack(starts, num=replicas)
+        lengths = tf.unstack(lengths, num=replicas)
     pieces = tuple(
         tf.nest.map_structure(
             lambda leaf, k=k: _slice(leaf, starts[k], lengths[k]), batch
         )
-        for k in range(towers)
+        for k in mine
     )
-    return TowerBatch(pieces, () if known else counts)
+    if known:
+        return TowerBatch(pieces, (), size)
+    return TowerBatch(pieces, counts[mine.start : mine.stop], size)
 
 
 def _keeps(leaf: Any) -> bool:
@@ -134,6 +145,8 @@ def concatenate(pieces: Any) -> Any:
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     """Make one step's data of every ``towers`` consecutive batches."""
     spec = dataset.element_spec
+    if towers == 1:
+        return dataset.map(_one_piece)
 
     @tf.autograph.experimental.do_not_convert
     def pieces_of(*window) -> TowerBatch:
@@ -158,7 +171,19 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     return dataset.window(towers).map(pieces_of)
 
 
-def distribute(strategy: Any, dataset: tf.data.Dataset, each: bool) -> Any:
+@tf.autograph.experimental.do_not_convert
+def _one_piece(*batch: Any) -> TowerBatch:
+    batch = batch if len(batch) > 1 else batch[0]
+    count = tf.cast(batch_size_of(batch), tf.int64)
+    return TowerBatch((batch,), count[tf.newaxis])
+
+
+def distribute(
+    strategy: Any,
+    dataset: tf.data.Dataset,
+    each: bool,
+    to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
+) -> Any:
     """Read a dataset of batches ahead, onto the towers.
 
     Towers in host memory need no copy of their own: the batch is split where
@@ -169,6 +194,7 @@ def distribute(strategy: Any, dataset: tf.data.Dataset, each: bool) -> Any:
         strategy: the strategy.
         dataset: yields what ``train_step`` takes.
         each: every tower gets a batch of its own.
+        to_one_end: makes a rank's ``TowerBatch``es as many as the others'.
 
     Returns:
         An iterable over one element a step, for ``as_tower_batch``.
@@ -179,7 +205,7 @@ def distribute(strategy: Any, dataset: tf.data.Dataset, each: bool) -> Any:
         dataset = dataset.map(_forget_sizes)
         return strategy.distribute_datasets_from_function(lambda _: dataset)
     if each:
-        dataset = group(dataset, strategy.num_towers)
+        dataset = to_one_end(group(dataset, strategy.num_towers))
     return dataset.prefetch(_PREFETCHED_BATCHES)
 
 
@@ -208,7 +234,11 @@ def as_tower_batch(strategy: Any, batch: Any) -> TowerBatch:
     if not any(
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
     ):
-        return split(batch, towers)
+        if strategy.batches == "split":
+            return split(
+                batch, strategy.num_replicas, strategy.first_tower, towers
+            )
+        return split(batch, towers)._replace(total=())
     pieces = [compat.select_replica(index, batch) for index in range(towers)]
     if all(static_size(piece) for piece in pieces):
         return TowerBatch(tuple(pieces))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import data as data_lib
+from keras_towers.fit import shards
+from keras_towers.transport import Transport
+
+# What Dataset.take() understands as all; the steps themselves find the end.
+_UNTIL_ALL_END = -1
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
@@ -16,21 +22,36 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     Args:
         strategy: the strategy.
-        trains: whether it is for training, not for validation or prediction.
+        kind: the method of Keras that it is for.
+        order: how ranks shuffle alike, where there are several.
         **kwargs: for Keras's own iterator.
 
     Raises:
-        TowerError: data to train on that cannot occupy the towers once.
+        TowerError: data to train on that cannot occupy the towers once, or
+            ranks that were given different data.
     """
 
-    def __init__(self, strategy: Any, trains: bool, **kwargs: Any):
+    def __init__(
+        self,
+        strategy: Any,
+        kind: str,
+        order: shards.Order | None = None,
+        **kwargs: Any,
+    ):
+        trains = kind == "fit"
+        transport = strategy.transport
+        ranks = transport.size > 1
         self._towers = strategy.num_towers
-        self._each = trains and strategy.batches == "each"
-        super().__init__(distribute_strategy=_Undistributed, **kwargs)
+        self._order = order
+        # Validation data of ranks that train on their own are their own too.
+        self._each = strategy.batches == "each" and (trains or ranks)
+        with order.of_arrays() if order else contextlib.nullcontext():
+            super().__init__(distribute_strategy=_Undistributed, **kwargs)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
         self._each = self._each and not by_user
+        self._agreed: int | None = None
         # To make an iterator over arrays changes nothing; that of a dataset
         # may draw a new shuffle, and one device would have drawn it too.
         self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
@@ -38,13 +59,45 @@ class TowerEpochIterator(compat.TFEpochIterator):
         dataset = self.source = self._distributed_dataset
         if not by_user:
             if trains:
-                self._check_enough(dataset)
+                self._check_enough(dataset, strategy)
+            if ranks and not (self._each and kind.startswith("predict")):
+                self._agree(transport, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
-                strategy, dataset, self._each
+                strategy, dataset, self._each, self._to_one_end
             )
         self._set_steps()
 
-    def _check_enough(self, dataset: tf.data.Dataset) -> None:
+    def _agree(
+        self, transport: Transport, kind: str, dataset: tf.data.Dataset
+    ) -> None:
+        """Make sure that all ranks run the same number of steps."""
+        numbers = shards.agree(transport, kind, self.data_adapter.num_batches)
+        if not self._each:
+            shards.check_alike(numbers)
+            shards.warn_of_shuffles(dataset)
+        elif None in numbers or self.steps_per_epoch:
+            self._agreed = _UNTIL_ALL_END
+        else:
+            self._agreed = max(-(-n // self._towers) for n in numbers)
+
+    def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Make a rank's own ``TowerBatch``es as many as agreed."""
+        if self._agreed is None:
+            return dataset
+        dataset = shards.endless(dataset, self._towers, self._first_batch)
+        return dataset.take(self._agreed)
+
+    def _first_batch(self) -> tf.data.Dataset:
+        adapter = self.data_adapter
+        if not isinstance(adapter, compat.GeneratorDataAdapter):
+            return self.source
+        # Another iterator over a generator would take from the first one.
+        batch = adapter._first_batches[0]
+        return tf.data.Dataset.from_generator(
+            lambda: iter([batch]), output_signature=self.source.element_spec
+        )
+
+    def _check_enough(self, dataset: tf.data.Dataset, strategy: Any) -> None:
         """Refuse to train on data that cannot occupy the towers once."""
         adapter = self.data_adapter
         batches, size = (
@@ -52,6 +105,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             data_lib.static_size(dataset.element_spec),
         )
         have, what = None, "example"
+        need = self._towers if self._each else strategy.num_replicas
         if self._each:
             have, what = batches, "batch"
         elif isinstance(adapter, compat.ArrayDataAdapter):
@@ -60,11 +114,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
             have = 0
         elif batches is not None and size:
             have = batches * size
-        if have is not None and have < self._towers:
+        if have is not None and have < need:
             raise TowerError(
                 f"the dataset has {_number(have, what)}, fewer than the "
-                f"{self._towers} towers: give at least {self._towers}, or use "
-                f"at most {_number(max(have, 1), 'tower')}."
+                f"{need} {strategy.replicas_are_called}s: give at least "
+                f"{need}, or use at most "
+                f"{_number(max(have, 1), strategy.replicas_are_called)}."
             )
 
     def _get_iterator(self) -> Any:
@@ -89,7 +144,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         )
 
     def _set_steps(self) -> None:
-        if self._each and self._num_batches:
+        if self._agreed is not None:
+            self._num_batches = self._agreed if self._agreed > 0 else None
+        elif self._each and self._num_batches:
             self._num_batches = -(-self._num_batches // self._towers)
 
 
@@ -111,6 +168,8 @@ class _Reusing:
     def __iter__(self) -> Any:
         owner = self._owner
         if owner._unused is None:
+            if owner._order is not None:
+                owner._order.next_epoch()
             owner._unused = iter(owner._distributed_dataset)
         return owner._unused
 

@@ -29,7 +29,15 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import assignments, building, epochs, patches
+from keras_towers.fit import (
+    assignments,
+    building,
+    chief,
+    epochs,
+    patches,
+    shards,
+    step,
+)
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
 from keras_towers.fit import optimizer as optimizer_lib
@@ -132,7 +140,7 @@ def _method(
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
         return original(model, *args, **kwargs)
     _install_optimizers()
-    if strategy.num_towers == 1:
+    if strategy.num_replicas == 1:
         strategy.adoption.refuse_others(model)
         strategy.adoption.release_model(model)
         with compat.single_device_mode():
@@ -147,11 +155,19 @@ def _method(
             strategy.adoption.claim(model)
         if kind not in ("fit", "train_on_batch"):
             strategy.adoption.equalise()
+        else:
+            strategy.adoption.trained = True
         _local.session = Session(model, kind, prepared)
+        order = contextlib.nullcontext()
+        if kind == "fit" and strategy.transport.size > 1:
+            _local.session.order = shards.Order(strategy.transport)
+            order = _local.session.order.of_sequences()
         try:
             if kind == "predict_on_batch":
                 _prepare(strategy, _local.session, (args or (kwargs["x"],))[:1])
-            return original(model, *args, **kwargs)
+            args, kwargs = chief.arguments(strategy, original, args, kwargs)
+            with order:
+                return original(model, *args, **kwargs)
         finally:
             _local.session = before
 
@@ -196,7 +212,9 @@ def _prepare(strategy: Any, session: Session, batch: Any) -> None:
         return
     if building.needs_build(session.model, session.kind):
         building.build(session.model, batch, session.kind)
-    strategy.adoption.bind(session.model)
+    new = strategy.adoption.bind(session.model)
+    if new or session.kind == "fit":
+        strategy.adoption.synchronise(session.model)
     strategy.adoption.remember(session.model, session.kind)
     session.prepared = True
 
@@ -247,8 +265,9 @@ def _epoch_iterator(
         )
     # The second one of a fit is for validation.
     first = session.epoch_iterator is None
+    kind = session.kind if first else "evaluate"
     iterator = epochs.TowerEpochIterator(
-        distribute_strategy, first and session.kind == "fit", **kwargs
+        distribute_strategy, kind, session.order, **kwargs
     )
     if first:
         session.epoch_iterator = iterator
@@ -267,5 +286,8 @@ def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
             )
         strategy = tf.distribute.get_strategy()
         if session.kind == "fit" and strategy.sync_every_epoch:
-            strategy.adoption.equalise(everything=True)
+            strategy.adoption.equalise()
+            strategy.adoption.hand_out(model)
+            strategy.adoption.trained = True
+        return step.epoch_logs(strategy, model, original(model, logs))
     return original(model, logs)

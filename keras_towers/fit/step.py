@@ -11,9 +11,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import data as data_lib
+from keras_towers.fit import ranks
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
+from keras_towers.reduction import sum_over_ranks
 
 
 @dataclasses.dataclass
@@ -25,12 +27,14 @@ class Session:
         kind: the name of the method.
         prepared: whether all variables are on the towers.
         epoch_iterator: what the method draws its batches from, once made.
+        order: how the ranks shuffle alike, where there are several.
     """
 
     model: keras.Model
     kind: str
     prepared: bool = False
     epoch_iterator: Any = None
+    order: Any = None
 
     @property
     def predicts(self) -> bool:
@@ -69,8 +73,8 @@ def run(
         What the step returns for the global batch, as plain tensors: outputs of
         all examples in order for predictions, else logs of the global batch.
     """
-    total = strategy.num_towers
-    batch = data_lib.as_tower_batch(strategy, batch)
+    batch = ranks.in_turn(strategy, data_lib.as_tower_batch(strategy, batch))
+    batch = _with_total(strategy, session, batch)
     shares = _shares(batch)
     live = None
     if not isinstance(batch.counts, tuple):
@@ -78,8 +82,8 @@ def run(
 
     def tower_step(index, data):
         tower = tower_lib.Tower(
-            index=index,
-            total=total,
+            index=strategy.first_tower + index,
+            total=strategy.num_replicas,
             share=shares[index],
             live=None if live is None else live[index],
             average=strategy.average,
@@ -87,17 +91,49 @@ def run(
         with tower_lib.activate(tower):
             return step(data)
 
+    towers = range(strategy.num_towers)
     outputs = run_on_towers(
         tower_step,
         args=(
-            compat.PerReplica(range(total)),
-            compat.regroup(batch.pieces),
+            compat.PerReplica(towers),
+            compat.regroup(batch.pieces, always_wrap=True),
         ),
     )
-    outputs = [compat.select_replica(index, outputs) for index in range(total)]
+    outputs = [compat.select_replica(index, outputs) for index in towers]
     if session.predicts:
-        return _in_order(outputs, batch)
-    return _logs(session.model, outputs, shares)
+        result = _in_order(outputs, batch)
+        if strategy.batches == "split":
+            result = ranks.gather(strategy, result)
+    else:
+        result = _logs(strategy, session.model, outputs, shares)
+    return ranks.end_turn(strategy, result)
+
+
+def epoch_logs(strategy: Any, model: keras.Model, logs: Any) -> Any:
+    """The logs of all steps since the metrics were reset, over all ranks.
+
+    What the metrics hold here is the part of this process.
+    """
+    if strategy.transport.size == 1 or not isinstance(logs, Mapping):
+        return logs
+    return {**logs, **_metric_results(strategy, model, logs)}
+
+
+def _with_total(
+    strategy: Any, session: Session, batch: data_lib.TowerBatch
+) -> data_lib.TowerBatch:
+    """Count the examples of all towers, where the data does not tell."""
+    if not (isinstance(batch.total, tuple) and batch.total == ()):
+        return batch
+    counts = _counts(batch)
+    if all(isinstance(count, int) for count in counts):
+        here = sum(counts)
+    else:
+        here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+    if session.predicts or strategy.transport.size == 1:
+        # Outputs are of the examples that are here, whoever else has some.
+        return batch._replace(total=here)
+    return ranks.end_together(strategy, batch, here)
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:
@@ -108,13 +144,12 @@ def _counts(batch: data_lib.TowerBatch) -> list[Any]:
 
 
 def _shares(batch: data_lib.TowerBatch) -> list[Any]:
-    """Every tower's part of the global batch, adding up to one."""
+    """Every tower's part of the global batch; they add up to one."""
     counts = _counts(batch)
-    if all(isinstance(count, int) for count in counts):
-        return [count / sum(counts) for count in counts]
-    counts = [tf.cast(count, tf.float32) for count in counts]
-    total = tf.add_n(counts)
-    return [count / total for count in counts]
+    if all(isinstance(count, int) for count in (*counts, batch.total)):
+        return [count / batch.total for count in counts]
+    total = tf.cast(batch.total, tf.float32)
+    return [tf.cast(count, tf.float32) / total for count in counts]
 
 
 def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
@@ -133,7 +168,10 @@ def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
 
 
 def _logs(
-    model: keras.Model, outputs: Sequence[Any], shares: Sequence[Any]
+    strategy: Any,
+    model: keras.Model,
+    outputs: Sequence[Any],
+    shares: Sequence[Any],
 ) -> Any:
     """Make the logs of the global batch from those of the towers.
 
@@ -144,19 +182,20 @@ def _logs(
     first = outputs[0]
     results = {}
     if isinstance(first, Mapping):
-        results = _metric_results(model, first)
+        results = _metric_results(strategy, model, first)
 
     def mean(*tensors):
         tensors = [tf.convert_to_tensor(t) for t in tensors]
         kind = tensors[0].dtype
         if not (kind.is_floating or kind.is_complex):
             return tensors[0]
-        return tf.add_n(
+        here = tf.add_n(
             [
                 t * tf.cast(share, kind)
                 for t, share in zip(tensors, shares, strict=True)
             ]
         )
+        return sum_over_ranks(strategy.transport, [here])[0]
 
     def merge(name):
         if name in results:
@@ -168,19 +207,24 @@ def _logs(
     return tf.nest.map_structure(mean, *outputs)
 
 
-def _metric_results(model: keras.Model, logs: Mapping[str, Any]) -> dict:
+def _metric_results(
+    strategy: Any, model: keras.Model, logs: Mapping[str, Any]
+) -> dict:
     metrics = state_lib.collect(model).metrics
-    with (
-        compat.single_device_mode(),
-        tf.device("/device:CPU:0"),
-        variables_lib.viewed(
-            metrics,
-            lambda v: (
-                v.merged_value()
-                if isinstance(v, variables_lib.TowerVariable)
-                else v.values[0]
-            ),
-        ),
-    ):
-        results = model.get_metrics_result()
+    with compat.single_device_mode(), tf.device("/device:CPU:0"):
+        seen = {
+            id(v._value): _merged(v._value)
+            for v in metrics
+            if isinstance(v._value, compat.DistributedVariable)
+        }
+        sums = sum_over_ranks(strategy.transport, list(seen.values()))
+        seen = dict(zip(seen, sums, strict=True))
+        with variables_lib.viewed(metrics, lambda v: seen[id(v)]):
+            results = model.get_metrics_result()
     return {name: value for name, value in results.items() if name in logs}
+
+
+def _merged(value: compat.DistributedVariable) -> tf.Tensor:
+    if isinstance(value, variables_lib.TowerVariable):
+        return value.merged_value()
+    return value.values[0].read_value()

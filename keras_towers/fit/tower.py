@@ -76,7 +76,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        return len(self.strategy.extended.worker_devices)
+        return self.strategy.num_replicas
 
     def all_reduce(self, reduce_op, value, options=None):
         tower = current()

@@ -12,12 +12,17 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit import tower as tower_lib
 
-MEAN, SUM, FIRST = "mean", "sum", "first"
+MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {
     MEAN: tf.VariableAggregation.MEAN,
     SUM: tf.VariableAggregation.SUM,
     FIRST: tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    STREAM: tf.VariableAggregation.ONLY_FIRST_REPLICA,
 }
+
+# Far enough apart that the streams of two towers do not meet: a seed's second
+# word counts draws, its first is offset by this much for every tower.
+_SEED_STRIDE = 1_000_003
 
 
 class TowerVariable(compat.SyncOnReadVariable):
@@ -30,7 +35,9 @@ class TowerVariable(compat.SyncOnReadVariable):
     * ``"sum"``: the sum (metric state: each tower has counted its own part);
     * ``"mean"``: the mean, once a tower has written to its component (moving
       statistics); before that all components are equal, and it is the first;
-    * ``"first"``: tower 0's value (whole numbers, random states).
+    * ``"first"``: tower 0's value (whole numbers);
+    * ``"stream"``: tower 0's value, which stands for the state of a random
+      generator; every other tower draws from a stream of its own.
 
     A tower that has no example of a batch leaves its component as it is, unless
     what is written is the same on all towers (synchronized statistics).
@@ -55,29 +62,38 @@ class TowerVariable(compat.SyncOnReadVariable):
             if self.merge == MEAN and self.written_by_towers:
                 total = tf.add_n([v.read_value() for v in components])
                 return total / tf.cast(len(components), total.dtype)
-            return components[0].read_value()
+            first = components[0].read_value()
+            return self._stream(first, back=True)
+
+    def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
+        """The random state of a tower, from that of the first, or back."""
+        index += self._distribute_strategy.first_tower
+        if self.merge != STREAM or index == 0:
+            return value
+        words = tf.cast(value, tf.int64)
+        step = (-_SEED_STRIDE if back else _SEED_STRIDE) * index
+        words += tf.constant([step] + [0] * (value.shape[0] - 1), tf.int64)
+        return tf.cast(tf.bitwise.bitwise_and(words, 2**32 - 1), value.dtype)
 
     def assign_everywhere(self, value) -> None:
         """Write so that ``merged_value()`` is ``value`` on every tower.
 
-        A sum is kept whole on tower 0 and zero elsewhere: dividing it over the
-        towers would lose counts held in whole numbers.
+        A sum is kept whole on the first tower of all and zero elsewhere:
+        dividing it over the towers would lose counts held in whole numbers.
         """
         primary, *others = self._values
         with tf.device(primary.device):
             value = tf.convert_to_tensor(value, primary.dtype)
-            primary.assign(value, read_value=False)
-        for other in others:
+            first = value
+            if self.merge == SUM and self._distribute_strategy.first_tower:
+                first = tf.zeros_like(value)
+            primary.assign(self._stream(first), read_value=False)
+        for index, other in enumerate(others, 1):
             with tf.device(other.device):
-                other.assign(
-                    tf.zeros_like(value) if self.merge == SUM else value,
-                    read_value=False,
-                )
-
-    def equalise(self) -> None:
-        """Give every tower the merged value; sums and streams stay apart."""
-        if self.merge == MEAN:
-            self.assign_everywhere(self.merged_value())
+                mine = self._stream(value, index)
+                if self.merge == SUM:
+                    mine = tf.zeros_like(value)
+                other.assign(mine, read_value=False)
 
     def _tower_index(self) -> int | None:
         if tf.distribute.get_strategy() is not self._distribute_strategy:
@@ -133,10 +149,7 @@ class TowerVariable(compat.SyncOnReadVariable):
 
 
 def spread(
-    strategy: tf.distribute.Strategy,
-    primary: tf.Variable,
-    merge: str,
-    component_value: Callable[[int, tf.Tensor], Any] | None = None,
+    strategy: tf.distribute.Strategy, primary: tf.Variable, merge: str
 ) -> TowerVariable:
     """Put copies of ``primary`` on the other towers and bind them to it.
 
@@ -144,38 +157,35 @@ def spread(
         strategy: the strategy whose devices are the towers.
         primary: becomes component 0; it must be a plain variable.
         merge: how reads outside the towers see the components.
-        component_value: from (tower index, value of ``primary``) to the value
-            that the tower starts with; None starts all equal, or with zeros
-            for ``merge="sum"``.
 
     Returns:
-        The bound variable.
+        The bound variable; every tower starts with the value of ``primary``,
+        or with what stands for it there.
     """
     start = primary.read_value()
     components = [primary]
     for index, device in enumerate(strategy.extended.worker_devices[1:], 1):
-        if component_value is not None:
-            value = component_value(index, start)
-        else:
-            value = tf.zeros_like(start) if merge == SUM else start
         with compat.single_device_mode(), tf.device(device):
             components.append(
                 tf.Variable(
-                    value,
+                    start,
                     dtype=primary.dtype,
                     shape=primary.shape,
                     trainable=primary.trainable,
                     name=f"{primary.name.split(':')[0]}/tower_{index}",
                 )
             )
-    return TowerVariable(strategy, components, merge)
+    variable = TowerVariable(strategy, components, merge)
+    if merge in (SUM, STREAM):
+        variable.assign_everywhere(start)
+    return variable
 
 
 def unbind(variable: compat.DistributedVariable) -> tf.Variable:
     """Return component 0 as the plain variable that it was, up to date."""
     primary = variable.values[0]
     if isinstance(variable, TowerVariable) and (
-        variable.merge == SUM or variable.written_by_towers
+        variable.merge in (SUM, STREAM) or variable.written_by_towers
     ):
         primary.assign(variable.merged_value())
     for holder in (primary, getattr(primary, "handle", None)):

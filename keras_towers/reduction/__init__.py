@@ -18,6 +18,7 @@ its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
 =============================  ==============================================
 """
 
+from keras_towers.reduction.across import across_processes, sum_over_ranks
 from keras_towers.reduction.collective import CollectiveAllReduce
 from keras_towers.reduction.cross_device import ReductionCrossDeviceOps
 from keras_towers.reduction.gradients import (
@@ -39,6 +40,7 @@ __all__ = [
     "PackingPlan",
     "Reduction",
     "ReductionCrossDeviceOps",
+    "across_processes",
     "check_towers",
     "hierarchical_all_reduce",
     "nccl_all_reduce",
@@ -46,4 +48,5 @@ __all__ = [
     "packed",
     "sum_on_host",
     "sum_on_towers",
+    "sum_over_ranks",
 ]

@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.reduction.across import sum_over_ranks
 from keras_towers.reduction.gradients import Gradient, Reduction, is_sparse
 from keras_towers.reduction.placed import same_device, same_devices
+from keras_towers.transport import SingleProcess, Transport, next_key
 
 
 class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
@@ -24,7 +26,8 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     Args:
         reduction: from K lists of N gradients and K device names to K lists of
-            N sums.
+            N sums, over all processes.
+        transport: connects the processes.
 
     Example:
         >>> strategy = tf.distribute.MirroredStrategy(
@@ -32,10 +35,18 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         ... )
     """
 
-    def __init__(self, reduction: Reduction):
+    def __init__(
+        self, reduction: Reduction, transport: Transport | None = None
+    ):
         super().__init__()
         self.reduction = reduction
+        self._transport = transport or SingleProcess()
         self._one_device = tf.distribute.ReductionToOneDevice()
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        # TensorFlow takes one value for its own sum where this is 1.
+        return self._transport.size
 
     def reduce_implementation(
         self,
@@ -66,7 +77,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             if _is_all_reduce(reduce_op, value, target):
                 together.setdefault(_devices(value), []).append(index)
             else:
-                results[index] = self._one_device.reduce_implementation(
+                results[index] = self._reduce_to_one_device(
                     reduce_op, value, target, options
                 )
         for devices, indices in together.items():
@@ -78,6 +89,26 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             ):
                 results[index] = compat.regroup(row, wrap_class=compat.Mirrored)
         return results
+
+    def _reduce_to_one_device(
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value: Any,
+        target: Any,
+        options: Any,
+    ) -> Any:
+        result = self._one_device.reduce_implementation(
+            reduce_op, value, target, options
+        )
+        size = self._transport.size
+        if size == 1:
+            return result
+        if isinstance(result, tf.distribute.DistributedValues):
+            result = result.values[0]
+        (total,) = sum_over_ranks(self._transport, [result])
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            total = _divided(total, size, total.device)
+        return self._one_device.broadcast(total, target)
 
     def _all_reduce(
         self,
@@ -91,8 +122,9 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             [[value.values[k] for value in values] for k in towers], devices
         )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
+            count = len(devices) * self._transport.size
             sums = [
-                [_divided(total, len(devices), device) for total in row]
+                [_divided(total, count, device) for total in row]
                 for device, row in zip(devices, sums, strict=True)
             ]
         return [
@@ -103,9 +135,25 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def _gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
-        return self._one_device._gather_implementation(
+        result = self._one_device._gather_implementation(
             per_replica_value, destinations, axis, options
         )
+        if self._transport.size == 1:
+            return result
+        if isinstance(result, tf.distribute.DistributedValues):
+            result = result.values[0]
+        rows = _swap(result, axis)
+        rows = self._transport.all_gather(rows, next_key("gather"))
+        return self._one_device.broadcast(_swap(rows, axis), destinations)
+
+
+def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """Exchange the first dimension and ``axis``."""
+    if axis == 0:
+        return tensor
+    order = list(range(tensor.shape.rank))
+    order[0], order[axis] = order[axis], order[0]
+    return tf.transpose(tensor, order)
 
 
 def _is_all_reduce(

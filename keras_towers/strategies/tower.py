@@ -13,9 +13,10 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import adoption, hooks, step
+from keras_towers.fit import adoption, hooks, ranks, step
 from keras_towers.fit import tower as tower_lib
 from keras_towers.strategies import modes
+from keras_towers.transport import SingleProcess, Transport
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
@@ -60,7 +61,10 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
 
     Attributes:
         mode: the mode that runs.
-        num_towers: the number of towers.
+        num_towers: the number of towers of this process.
+        num_replicas: the number of towers of all processes.
+        first_tower: the number of this process's first one among them.
+        transport: what connects the processes; here there is one.
 
     Raises:
         TowerError: devices, modes or other arguments that do not exist.
@@ -73,6 +77,8 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
 
     reduces_first = True
     adopts_models = True
+    transport: Transport = SingleProcess()
+    replicas_are_called = "tower"
 
     def __init__(
         self,
@@ -94,18 +100,30 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         self.batches = batches
         self.sync_every_epoch = bool(sync_every_epoch)
         self.num_towers = len(names)
-        self.prefetches_to_towers = not on_host
+        self.num_replicas = self.num_towers * self.transport.size
+        self.first_tower = self.num_towers * self.transport.rank
+        self.prefetches_to_towers = not on_host and self.transport.size == 1
         self.reduction: Callable = choice.reduce
+        if self.transport.size > 1:
+            self.reduction = reduction_lib.across_processes(
+                choice.reduce, self.transport
+            )
         self._choice = choice
         self._collective_key_base = next(_collective_key_bases)
-        super().__init__(
+        self.turn = ranks.make_turn()
+        self._make_extended(
             names,
-            cross_device_ops=reduction_lib.ReductionCrossDeviceOps(
-                choice.reduce
+            reduction_lib.ReductionCrossDeviceOps(
+                self.reduction, self.transport
             ),
         )
         self.adoption = adoption.Adoption(self)
         self._entered: contextlib.ExitStack | None = None
+
+    def _make_extended(
+        self, devices: list[str], cross_device_ops: tf.distribute.CrossDeviceOps
+    ) -> None:
+        super().__init__(devices, cross_device_ops=cross_device_ops)
 
     @property
     def entered(self) -> bool:
@@ -119,13 +137,14 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of towers; 1 inside a step of ``fit``.
+        """The number of towers everywhere; 1 inside a step of ``fit``.
 
         There the strategy itself averages over the towers, and a loss must not
         be divided once more. ``tf.distribute.get_replica_context()`` tells the
         number of towers everywhere.
         """
-        return 1 if tower_lib.current() is not None else self.num_towers
+        inside = tower_lib.current() is not None
+        return 1 if inside else self.num_replicas
 
     def describe(self) -> str:
         """Say on which towers what runs, and why.
@@ -187,6 +206,8 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         try:
+            if error[0] is None and self.transport.size > 1:
+                self.adoption.equalise()
             stack.__exit__(*error)
         finally:
             self.adoption.release()
@@ -197,7 +218,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         Raises:
             TowerError: the model lives on another strategy.
         """
-        if self.num_towers > 1:
+        if self.num_replicas > 1:
             self.adoption.claim(model)
             with self.scope():
                 self.adoption.bind(model)

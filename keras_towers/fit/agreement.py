@@ -1,0 +1,87 @@
+"""State that all processes of a job hold in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit import variables as variables_lib
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport, next_key
+
+_SHOWN = 5
+
+
+def check_same(
+    transport: Transport, variables: Sequence[keras.Variable]
+) -> None:
+    """Refuse ranks whose models differ in names, shapes or dtypes.
+
+    Raises:
+        TowerError: they do, on every rank; the message names what differs.
+    """
+    mine = [
+        (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
+        for v in variables
+    ]
+    lists = transport.gather_objects(mine)
+    for rank, other in enumerate(lists):
+        if other == lists[0]:
+            continue
+        missing = [entry for entry in lists[0] if entry not in other]
+        extra = [entry for entry in other if entry not in lists[0]]
+        if not missing and not extra:
+            missing, extra = lists[0], other
+        raise TowerError(
+            f"rank {rank} does not have the variables of rank 0. Only on rank "
+            f"0: {_listed(missing)}. Only on rank {rank}: {_listed(extra)}. "
+            "Every rank has to build the same model in the same order, and to "
+            "compile it alike."
+        )
+
+
+def _listed(entries: Sequence[tuple]) -> str:
+    shown = [
+        f"{path} {list(shape)} {dtype}"
+        for path, shape, dtype in entries[:_SHOWN]
+    ]
+    if len(entries) > _SHOWN:
+        shown.append(f"{len(entries) - _SHOWN} more")
+    return ", ".join(shown) or "none"
+
+
+def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
+    """Give every rank the values that rank 0 has."""
+    values = [_merged(variable) for variable in variables]
+    known = [i for i, v in enumerate(values) if v.dtype != tf.string]
+    received = transport.broadcast(
+        [values[i] for i in known], next_key("broadcast")
+    )
+    if transport.rank == 0:
+        return
+    for index, value in zip(known, received, strict=True):
+        _assign(variables[index], value)
+
+
+def average(transport: Transport, variables: Sequence[Any]) -> None:
+    """Set variables that towers write to their mean, on all towers."""
+    means = sum_over_ranks(transport, [_merged(v) for v in variables])
+    for variable, total in zip(variables, means, strict=True):
+        _assign(variable, total / tf.cast(transport.size, total.dtype))
+
+
+def _merged(variable: Any) -> tf.Tensor:
+    if isinstance(variable, variables_lib.TowerVariable):
+        return variable.merged_value()
+    return variable.read_value()
+
+
+def _assign(variable: Any, value: tf.Tensor) -> None:
+    if isinstance(variable, variables_lib.TowerVariable):
+        variable.assign_everywhere(value)
+    else:
+        variable.assign(value, read_value=False)

@@ -1,0 +1,90 @@
+"""Side effects of a call of ``fit`` that only one rank is to have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.callbacks import ChiefOnly, EveryRank
+from keras_towers.reduction import sum_over_ranks
+
+# They write files, which ranks would write over each other.
+_CHIEF_ONLY = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+
+
+def arguments(
+    strategy: Any, method: Callable, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """The arguments that a method of Keras gets on this rank.
+
+    Args:
+        strategy: the strategy.
+        method: the method, as Keras defines it.
+        args: what the user gave, without the model.
+        kwargs: what the user gave by name.
+
+    Returns:
+        What to call it with, by position and by name: the callbacks of this
+        rank, and a progress bar on rank 0 alone.
+    """
+    signature = inspect.signature(method)
+    if strategy.transport.size == 1 or "callbacks" not in signature.parameters:
+        return args, kwargs
+    given = signature.bind(None, *args, **kwargs).arguments
+    del given["self"]
+    given.update(given.pop("kwargs", {}))
+    if strategy.transport.rank > 0:
+        given["verbose"] = 0
+    callbacks = given.get("callbacks")
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        given["callbacks"] = callbacks = _of_this_rank(strategy, callbacks)
+    if method.__name__ == "fit":
+        callbacks.append(_Together(strategy))
+    return (), given
+
+
+def _of_this_rank(strategy: Any, callbacks: Any) -> list[Any]:
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = [] if callbacks is None else [callbacks]
+    mine = []
+    for callback in callbacks:
+        chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
+        if isinstance(callback, (ChiefOnly, EveryRank)):
+            callback = callback.callback
+        if strategy.transport.rank == 0 or not chief_only:
+            mine.append(callback)
+    return mine
+
+
+class _Together(keras.callbacks.Callback):
+    """Makes what callbacks do on some ranks happen on all of them.
+
+    It comes after the user's callbacks: one on rank 0 may have restored
+    weights, or any of them may have stopped training.
+    """
+
+    def __init__(self, strategy: Any):
+        super().__init__()
+        self._strategy = strategy
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        transport = self._strategy.transport
+        begins = transport.gather_objects(self.model._initial_epoch)
+        self.model._initial_epoch = begins[0]
+        self._strategy.adoption.hand_out(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        stops = tf.constant(int(self.model.stop_training))
+        (stops,) = sum_over_ranks(self._strategy.transport, [stops])
+        self.model.stop_training = int(stops) > 0

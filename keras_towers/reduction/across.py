@@ -1,0 +1,69 @@
+"""Reduction in two levels: the towers of a process, then the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.reduction.gradients import (
+    Gradient,
+    Gradients,
+    Reduction,
+    split_kinds,
+)
+from keras_towers.transport import Transport, next_key
+
+
+def across_processes(reduction: Reduction, transport: Transport) -> Reduction:
+    """Let a reduction over towers go on over processes.
+
+    The gradients of the towers of one process meet in its memory; their sums
+    travel once for each process; every tower gets the result.
+
+    Args:
+        reduction: sums over the towers of this process.
+        transport: connects the processes.
+
+    Returns:
+        A reduction over all towers of all processes. All of them have to call
+        it with gradients of the same shapes.
+
+    Example:
+        >>> reduce = across_processes(sum_on_host, HorovodTransport())
+    """
+
+    def reduce(
+        grads: Gradients, devices: Sequence[str]
+    ) -> list[list[Gradient]]:
+        rows = grads if len(grads) == 1 else reduction(grads, devices)
+        sums = sum_over_ranks(transport, rows[0])
+        return [sums for _ in devices]
+
+    return reduce
+
+
+def sum_over_ranks(
+    transport: Transport, grads: Sequence[Gradient]
+) -> list[Gradient]:
+    """Sum each of N gradients over the ranks.
+
+    A sparse one becomes the slices of all ranks behind one another.
+    """
+    key = next_key("sum")
+    dense, sparse = split_kinds(grads)
+    sums = dict(
+        zip(
+            dense,
+            transport.all_reduce([grads[i] for i in dense], key),
+            strict=True,
+        )
+    )
+    for i in sparse:
+        grad = grads[i]
+        sums[i] = tf.IndexedSlices(
+            transport.all_gather(grad.values, f"{key}.values.{i}"),
+            transport.all_gather(grad.indices, f"{key}.indices.{i}"),
+            grad.dense_shape,
+        )
+    return [sums[i] for i in range(len(grads))]

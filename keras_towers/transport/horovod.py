@@ -1,0 +1,165 @@
+"""Horovod as a transport.
+
+Horovod negotiates by the names of tensors: an all-reduce starts as soon as all
+ranks have submitted a tensor of that name, whatever else runs, and small ones
+that are ready together travel together (Sergeev and Del Balso, "Horovod: fast
+and easy distributed deep learning in TensorFlow", 2018). Names must therefore
+be the same on all ranks, and no name may be in flight twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+
+# Horovod's operations know few dtypes.
+_SENT_AS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+}
+_SUMMED_AS = {
+    tf.bfloat16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+INSTALL = "run `keras-towers install horovod`"
+
+
+def load() -> ModuleType:
+    """Import ``horovod.tensorflow``, or say what to do.
+
+    Raises:
+        TowerError: Horovod is not installed, or not for this TensorFlow.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("horovod"):
+            raise
+        raise TowerError(
+            f"Horovod is not installed in this environment: {INSTALL}."
+        ) from error
+    except (ImportError, tf.errors.NotFoundError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TowerError(
+            f"Horovod does not load with TensorFlow {tf.__version__}; it was "
+            f"probably built for another version: {INSTALL} to build it for "
+            f"this one. (The error was: {reason})"
+        ) from error
+    return hvd
+
+
+def was_launched() -> bool:
+    """Whether a launcher of Horovod started this process."""
+    return any(
+        name in os.environ
+        for name in (
+            "HOROVOD_RANK",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_RANK",
+        )
+    )
+
+
+class HorovodTransport:
+    """Horovod as a ``keras_towers.transport.Transport``.
+
+    Raises:
+        TowerError: Horovod is missing, or built for another TensorFlow.
+    """
+
+    name = "Horovod"
+
+    def __init__(self):
+        self._hvd = load()
+        if not self._hvd.is_initialized():
+            self._hvd.init()
+
+    @property
+    def rank(self) -> int:
+        return self._hvd.rank()
+
+    @property
+    def size(self) -> int:
+        return self._hvd.size()
+
+    @property
+    def local_rank(self) -> int:
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self) -> int:
+        return self._hvd.local_size()
+
+    def mpi_enabled(self) -> bool:
+        """Whether Horovod runs over MPI here, not over Gloo."""
+        return bool(self._hvd.mpi_enabled())
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        return [
+            self._sum(tensor, f"{key}.{index}")
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        summed = _SUMMED_AS.get(tensor.dtype, tensor.dtype)
+        total = self._hvd.mpi_ops._allreduce(
+            tf.cast(tensor, summed),
+            name=name,
+            op=self._hvd.Sum,
+            ignore_name_scope=True,
+        )
+        return tf.cast(total, tensor.dtype)
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _carried(
+            tensor,
+            lambda t: self._hvd.allgather(t, name=key, ignore_name_scope=True),
+        )
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _carried(
+            tensor,
+            lambda t: self._hvd.alltoall(t, name=key, ignore_name_scope=True),
+        )
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    ) -> list[tf.Tensor]:
+        return [
+            _carried(
+                tensor,
+                lambda t, name=f"{key}.{index}": self._hvd.broadcast(
+                    t, root, name=name, ignore_name_scope=True
+                ),
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return self._hvd.allgather_object(value)
+
+
+def _carried(
+    tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Send a tensor whose dtype Horovod may not know, bit by bit the same."""
+    known = _SENT_AS.get(tensor.dtype)
+    if known is None:
+        return send(tensor)
+    return tf.bitcast(send(tf.bitcast(tensor, known)), tensor.dtype)
