@@ -7,13 +7,14 @@ TENSORFLOW ?= cpu
 PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
+HOROVOD := .venv/horovod-$(TENSORFLOW)
 
 .PHONY: demo test bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(STAMP)
+test: $(HOROVOD)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -24,6 +25,11 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
+	touch $@
+
+# Compiled for some minutes once, then taken from the user's cache.
+$(HOROVOD): $(STAMP)
+	$(BIN)/keras-towers install horovod
 	touch $@
 
 clean:

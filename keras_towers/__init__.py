@@ -16,6 +16,8 @@ from keras_towers.errors import CompatibilityError, TowerError
 if TYPE_CHECKING:
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
+    from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.registry import strategy
     from keras_towers.strategies.tower import TowerStrategy
 
 __version__ = "0.1.0"
@@ -23,15 +25,21 @@ __version__ = "0.1.0"
 __all__ = [
     "CompatibilityError",
     "GradientPacker",
+    "HorovodStrategy",
     "TowerError",
     "TowerStrategy",
+    "strategy",
     "virtual_towers",
 ]
 
 # TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
 _HOMES = {
     "GradientPacker": "keras_towers.reduction",
+    "ChiefOnly": "keras_towers.callbacks",
+    "EveryRank": "keras_towers.callbacks",
+    "HorovodStrategy": "keras_towers.strategies.horovod",
     "TowerStrategy": "keras_towers.strategies.tower",
+    "strategy": "keras_towers.strategies.registry",
     "virtual_towers": "keras_towers.devices",
 }
 

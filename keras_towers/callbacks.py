@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 
 from keras_towers.errors import TowerError
@@ -54,3 +56,26 @@ class EveryRank(_Marked):
         >>> log = keras.callbacks.CSVLogger(f"log-{strategy.rank}.csv")
         >>> model.fit(x, y, callbacks=[kt.EveryRank(log)])
     """
+
+
+class Start(NamedTuple):
+    """Where a call of ``fit`` begins.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        batch: how many of its global batches are done.
+        seed: what the order of shuffled examples follows from.
+    """
+
+    epoch: int
+    batch: int
+    seed: int
+
+
+class ResumesFit(keras.callbacks.Callback):
+    """Base of callbacks that let ``fit`` begin in the middle of an epoch."""
+
+    @property
+    def start(self) -> Start:
+        """Where ``fit`` begins."""
+        raise NotImplementedError

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from keras_towers.cli.bench import bench
+from keras_towers.cli.doctor import doctor
+from keras_towers.cli.install import install
+from keras_towers.cli.run import run
 
 app = typer.Typer(
     name="keras-towers",
@@ -16,6 +19,10 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(bench)
+app.command()(doctor)
+# The script's own options are not the launcher's, wherever they stand.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.add_typer(install, name="install")
 
 
 def _print_version(wanted: bool) -> None:

@@ -69,9 +69,15 @@ def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
 
 def average(transport: Transport, variables: Sequence[Any]) -> None:
     """Set variables that towers write to their mean, on all towers."""
-    means = sum_over_ranks(transport, [_merged(v) for v in variables])
-    for variable, total in zip(variables, means, strict=True):
-        _assign(variable, total / tf.cast(transport.size, total.dtype))
+    for variable, value in zip(
+        variables, total(transport, variables), strict=True
+    ):
+        _assign(variable, value / tf.cast(transport.size, value.dtype))
+
+
+def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
+    """What variables that towers count in hold, summed over the ranks."""
+    return sum_over_ranks(transport, [_merged(v) for v in variables])
 
 
 def _merged(variable: Any) -> tf.Tensor:

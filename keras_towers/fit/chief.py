@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import ChiefOnly, EveryRank
+from keras_towers.callbacks import ChiefOnly, EveryRank, ResumesFit, Start
 from keras_towers.reduction import sum_over_ranks
 
 # They write files, which ranks would write over each other.
@@ -38,12 +38,9 @@ def arguments(
         What to call it with, by position and by name: the callbacks of this
         rank, and a progress bar on rank 0 alone.
     """
-    signature = inspect.signature(method)
-    if strategy.transport.size == 1 or "callbacks" not in signature.parameters:
+    if strategy.transport.size == 1 or not _takes_callbacks(method):
         return args, kwargs
-    given = signature.bind(None, *args, **kwargs).arguments
-    del given["self"]
-    given.update(given.pop("kwargs", {}))
+    given = _by_name(method, args, kwargs)
     if strategy.transport.rank > 0:
         given["verbose"] = 0
     callbacks = given.get("callbacks")
@@ -52,6 +49,35 @@ def arguments(
     if method.__name__ == "fit":
         callbacks.append(_Together(strategy))
     return (), given
+
+
+def _takes_callbacks(method: Callable) -> bool:
+    return "callbacks" in inspect.signature(method).parameters
+
+
+def _by_name(method: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    given = inspect.signature(method).bind(None, *args, **kwargs).arguments
+    del given["self"]
+    given.update(given.pop("kwargs", {}))
+    return given
+
+
+def start(
+    method: Callable, args: tuple, kwargs: dict
+) -> tuple[Start | None, tuple, dict]:
+    """Where a call begins in its data, if one of its callbacks says so.
+
+    Returns:
+        The start or None, and the arguments to call the method with.
+    """
+    if method.__name__ != "fit":
+        return None, args, kwargs
+    given = _by_name(method, args, kwargs)
+    for callback in tf.nest.flatten(given.get("callbacks")):
+        if isinstance(callback, ResumesFit):
+            begin = callback.start
+            return begin, (), {**given, "initial_epoch": begin.epoch}
+    return None, args, kwargs
 
 
 def _of_this_rank(strategy: Any, callbacks: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit import data as data_lib
 from keras_towers.fit import shards
@@ -56,6 +57,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # may draw a new shuffle, and one device would have drawn it too.
         self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
         self._unused: Any = None
+        self._skip = self._done = 0
+        self._whole: tuple[int | None, int | None] | None = None
         dataset = self.source = self._distributed_dataset
         if not by_user:
             if trains:
@@ -122,7 +125,28 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 f"{_number(max(have, 1), strategy.replicas_are_called)}."
             )
 
+    def skip_to(self, start: Start) -> None:
+        """Let the first epoch begin behind batches that are done."""
+        self._skip = self._done = start.batch
+        if self.steps_per_epoch:
+            # Such epochs read on in the data where the last one ended.
+            self._skip += start.epoch * self.steps_per_epoch
+        self._whole = self.steps_per_epoch, self._num_batches
+
+    def __iter__(self) -> Any:
+        if self._whole is not None:
+            steps, batches = self._whole
+            self.steps_per_epoch = steps and steps - self._done
+            self._num_batches = batches and batches - self._done
+            self._done = 0
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
+        skip, self._skip = self._skip, 0
+        if skip:
+            if self._order is not None:
+                self._order.next_epoch()
+            return self._distributed_dataset.skip(skip)
         return _Reusing(self) if self._reuses else self._distributed_dataset
 
     def __next__(self) -> Any:
@@ -138,6 +162,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Whether an epoch whose steps gave no logs had no batch at all."""
         return (
             self.steps_per_epoch is None
+            and self._whole is None
             and not self.data_adapter.num_batches
             # Keras counts a step before it draws the step's data.
             and self._steps_seen <= self.steps_per_execution

@@ -140,7 +140,8 @@ def _method(
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
         return original(model, *args, **kwargs)
     _install_optimizers()
-    if strategy.num_replicas == 1:
+    start, args, kwargs = chief.start(original, args, kwargs)
+    if strategy.num_replicas == 1 and start is None:
         strategy.adoption.refuse_others(model)
         strategy.adoption.release_model(model)
         with compat.single_device_mode():
@@ -157,10 +158,10 @@ def _method(
             strategy.adoption.equalise()
         else:
             strategy.adoption.trained = True
-        _local.session = Session(model, kind, prepared)
+        _local.session = Session(model, kind, prepared, start=start)
         order = contextlib.nullcontext()
-        if kind == "fit" and strategy.transport.size > 1:
-            _local.session.order = shards.Order(strategy.transport)
+        if kind == "fit" and (start or strategy.transport.size > 1):
+            _local.session.order = shards.Order(strategy.transport, start)
             order = _local.session.order.of_sequences()
         try:
             if kind == "predict_on_batch":
@@ -168,6 +169,10 @@ def _method(
             args, kwargs = chief.arguments(strategy, original, args, kwargs)
             with order:
                 return original(model, *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            if not strategy.lockstep.failed(error):
+                raise
+            raise strategy.lockstep.difference() from None
         finally:
             _local.session = before
 
@@ -269,6 +274,8 @@ def _epoch_iterator(
     iterator = epochs.TowerEpochIterator(
         distribute_strategy, kind, session.order, **kwargs
     )
+    if kind == "fit" and session.start is not None:
+        iterator.skip_to(session.start)
     if first:
         session.epoch_iterator = iterator
     return iterator

@@ -93,6 +93,15 @@ class _Share:
     names: tuple[str, ...]
     grads: list[Any]
 
+    def described(self) -> list[str]:
+        """What there is a gradient for, and of which kind."""
+        return [
+            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
+            for name, grad in zip(self.names, self.grads, strict=True)
+            if grad is not None
+            for sparse in [isinstance(grad, tf.IndexedSlices)]
+        ]
+
 
 def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
     """Weight the gradients, unless ``scale_loss`` weighted the loss."""
@@ -154,7 +163,7 @@ def _reduce_and_apply(
 ) -> None:
     devices = strategy.extended.worker_devices
     rows = [[g for g in share.grads if g is not None] for share in shares]
-    reduced = strategy.reduction(rows, devices) if rows[0] else rows
+    reduced = strategy.lockstep.reduce(strategy, shares[0].described(), rows)
     each = strategy.updates == "each"
     for index in range(len(devices) if each else 1):
         sums = iter(reduced[index])

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit import data as data_lib
 from keras_towers.transport import Transport
@@ -25,17 +26,24 @@ class Order:
     Ranks that were given the same seeds draw the same orders by themselves,
     which are those of one process. Others are given orders of their own, with
     a seed of rank 0.
+
+    Args:
+        transport: connects the processes.
+        start: where ``fit`` begins, if not at the beginning; the orders then
+            follow from its seed and from the number of the epoch.
     """
 
-    def __init__(self, transport: Transport):
+    def __init__(self, transport: Transport, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         states = transport.gather_objects(
             (compat.global_seed(), state, random.SystemRandom().getrandbits(31))
         )
-        self._seed = states[0][2]
+        self._seed = states[0][2] if start is None else start.seed
         seeds = {state[0] for state in states}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
         self._python_agrees = len({state[1] for state in states}) == 1
+        # The first iterator counts it up.
+        self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
 
     @contextlib.contextmanager
@@ -59,7 +67,7 @@ class Order:
             return
         original = tf.random.shuffle
         with compat.single_device_mode(), tf.device("CPU:0"):
-            self._epoch = tf.Variable(0, trainable=False)
+            self._epoch = tf.Variable(self._number, trainable=False)
 
         def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
             return tf.random.experimental.stateless_shuffle(

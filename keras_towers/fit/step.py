@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import data as data_lib
-from keras_towers.fit import ranks
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
@@ -28,6 +27,7 @@ class Session:
         prepared: whether all variables are on the towers.
         epoch_iterator: what the method draws its batches from, once made.
         order: how the ranks shuffle alike, where there are several.
+        start: where in the data ``fit`` begins, if not where they do.
     """
 
     model: keras.Model
@@ -35,6 +35,7 @@ class Session:
     prepared: bool = False
     epoch_iterator: Any = None
     order: Any = None
+    start: Any = None
 
     @property
     def predicts(self) -> bool:
@@ -73,7 +74,8 @@ def run(
         What the step returns for the global batch, as plain tensors: outputs of
         all examples in order for predictions, else logs of the global batch.
     """
-    batch = ranks.in_turn(strategy, data_lib.as_tower_batch(strategy, batch))
+    lockstep = strategy.lockstep
+    batch = lockstep.begin(data_lib.as_tower_batch(strategy, batch))
     batch = _with_total(strategy, session, batch)
     shares = _shares(batch)
     live = None
@@ -92,21 +94,22 @@ def run(
             return step(data)
 
     towers = range(strategy.num_towers)
-    outputs = run_on_towers(
-        tower_step,
-        args=(
-            compat.PerReplica(towers),
-            compat.regroup(batch.pieces, always_wrap=True),
-        ),
-    )
+    with lockstep.step():
+        outputs = run_on_towers(
+            tower_step,
+            args=(
+                compat.PerReplica(towers),
+                compat.regroup(batch.pieces, always_wrap=True),
+            ),
+        )
     outputs = [compat.select_replica(index, outputs) for index in towers]
     if session.predicts:
         result = _in_order(outputs, batch)
         if strategy.batches == "split":
-            result = ranks.gather(strategy, result)
+            result = lockstep.gather(result)
     else:
         result = _logs(strategy, session.model, outputs, shares)
-    return ranks.end_turn(strategy, result)
+    return lockstep.end(result)
 
 
 def epoch_logs(strategy: Any, model: keras.Model, logs: Any) -> Any:
@@ -133,7 +136,7 @@ def _with_total(
     if session.predicts or strategy.transport.size == 1:
         # Outputs are of the examples that are here, whoever else has some.
         return batch._replace(total=here)
-    return ranks.end_together(strategy, batch, here)
+    return strategy.lockstep.count(batch, here)
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:

@@ -15,12 +15,23 @@ its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``check_towers``               refuses gradients that do not fit each other
+``across_processes``           a reduction that goes on over processes
+``exact``, ``fp16``, ...       how gradients travel between them: an exchange
+``SharedMemoryExchange(...)``  exact, between the processes of one machine
+``with_error_feedback(...)``   makes up for what an exchange rounds away
 =============================  ==============================================
 """
 
 from keras_towers.reduction.across import across_processes, sum_over_ranks
 from keras_towers.reduction.collective import CollectiveAllReduce
+from keras_towers.reduction.compression import (
+    bf16_shards,
+    fp16,
+    fp16_shards,
+)
 from keras_towers.reduction.cross_device import ReductionCrossDeviceOps
+from keras_towers.reduction.error_feedback import with_error_feedback
+from keras_towers.reduction.exchange import Exchange, exact
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -31,17 +42,24 @@ from keras_towers.reduction.hierarchical import hierarchical_all_reduce
 from keras_towers.reduction.naive import sum_on_host, sum_on_towers
 from keras_towers.reduction.nccl import nccl_all_reduce, nccl_available
 from keras_towers.reduction.packing import GradientPacker, PackingPlan, packed
+from keras_towers.reduction.shared_memory import SharedMemoryExchange
 
 __all__ = [
     "CollectiveAllReduce",
+    "Exchange",
     "Gradient",
     "GradientPacker",
     "Gradients",
     "PackingPlan",
     "Reduction",
     "ReductionCrossDeviceOps",
+    "SharedMemoryExchange",
     "across_processes",
+    "bf16_shards",
     "check_towers",
+    "exact",
+    "fp16",
+    "fp16_shards",
     "hierarchical_all_reduce",
     "nccl_all_reduce",
     "nccl_available",
@@ -49,4 +67,5 @@ __all__ = [
     "sum_on_host",
     "sum_on_towers",
     "sum_over_ranks",
+    "with_error_feedback",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_towers.reduction.exchange import Exchange, exact
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -15,7 +16,9 @@ from keras_towers.reduction.gradients import (
 from keras_towers.transport import Transport, next_key
 
 
-def across_processes(reduction: Reduction, transport: Transport) -> Reduction:
+def across_processes(
+    reduction: Reduction, transport: Transport, exchange: Exchange = exact
+) -> Reduction:
     """Let a reduction over towers go on over processes.
 
     The gradients of the towers of one process meet in its memory; their sums
@@ -24,6 +27,7 @@ def across_processes(reduction: Reduction, transport: Transport) -> Reduction:
     Args:
         reduction: sums over the towers of this process.
         transport: connects the processes.
+        exchange: how dense gradients travel between the processes.
 
     Returns:
         A reduction over all towers of all processes. All of them have to call
@@ -37,25 +41,33 @@ def across_processes(reduction: Reduction, transport: Transport) -> Reduction:
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         rows = grads if len(grads) == 1 else reduction(grads, devices)
-        sums = sum_over_ranks(transport, rows[0])
+        sums = sum_over_ranks(transport, rows[0], exchange)
         return [sums for _ in devices]
 
     return reduce
 
 
 def sum_over_ranks(
-    transport: Transport, grads: Sequence[Gradient]
+    transport: Transport,
+    grads: Sequence[Gradient],
+    exchange: Exchange = exact,
 ) -> list[Gradient]:
     """Sum each of N gradients over the ranks.
 
-    A sparse one becomes the slices of all ranks behind one another.
+    A sparse one becomes the slices of all ranks behind one another, as they
+    are.
+
+    Args:
+        transport: connects the processes.
+        grads: N gradients of this process.
+        exchange: how the dense ones travel.
     """
     key = next_key("sum")
     dense, sparse = split_kinds(grads)
     sums = dict(
         zip(
             dense,
-            transport.all_reduce([grads[i] for i in dense], key),
+            exchange(transport, [grads[i] for i in dense], key),
             strict=True,
         )
     )

@@ -8,7 +8,10 @@ import os
 
 import tensorflow as tf
 
+from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.reduction import Exchange, SharedMemoryExchange, shared_memory
+from keras_towers.reduction import compression as compression_lib
 from keras_towers.strategies.processes import ProcessStrategy
 from keras_towers.transport import Transport
 from keras_towers.transport import horovod as horovod_lib
@@ -32,8 +35,12 @@ class HorovodStrategy(ProcessStrategy):
     Args:
         average: True if the loss is a mean over the batch (Keras's habit).
             False sums the gradients of the towers.
-        compression: how gradients travel: None, ``"fp16"``, ``"bf16"``, or a
-            function of ``keras_towers.reduction.compression``.
+        compression: how gradients travel: None: exactly, through shared
+            memory where all ranks are on one machine without GPUs. ``"none"``:
+            exactly, by Horovod. ``"fp16"``, ``"fp16-shards"``, ``"bf16"``,
+            ``"fp16-feedback"``, ``"bf16-feedback"`` or a function: see
+            ``keras_towers.reduction.compression``. Sparse gradients, metrics
+            and statistics always travel exactly.
         sync_every_epoch: at each epoch's end, broadcast everything from rank 0
             once more, moving statistics averaged.
         batches: ``"split"``: every rank is given the same data, and takes its
@@ -57,7 +64,7 @@ class HorovodStrategy(ProcessStrategy):
     def __init__(
         self,
         average: bool = True,
-        compression=None,
+        compression: str | Exchange | None = None,
         sync_every_epoch: bool = True,
         batches: str = "split",
         towers: int | list[int | str] = 1,
@@ -66,9 +73,14 @@ class HorovodStrategy(ProcessStrategy):
         transport = horovod_lib.HorovodTransport()
         _say_how_to_launch(transport)
         _share_cores(transport)
+        exchange = compression_lib.resolve(compression)
+        towers = _devices(transport, towers)
+        if compression is None and _share_memory(transport, towers):
+            exchange = SharedMemoryExchange(transport)
         super().__init__(
             transport,
-            towers=_devices(transport, towers),
+            exchange=exchange,
+            towers=towers,
             average=average,
             sync_every_epoch=sync_every_epoch,
             batches=batches,
@@ -111,6 +123,11 @@ def _devices(
     if tf.config.get_visible_devices("GPU") == mine:
         return list(range(towers))
     return list(range(first, first + towers))
+
+
+def _share_memory(transport: Transport, towers: int | list[int | str]) -> bool:
+    on_host = devices_lib.all_on_host(devices_lib.resolve(towers))
+    return on_host and shared_memory.available(transport)
 
 
 def _share_cores(transport: Transport) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import data as data_lib
+from keras_towers.reduction import Exchange, exact
 from keras_towers.strategies.tower import TowerStrategy
 from keras_towers.transport import Transport
 
@@ -21,6 +22,7 @@ class ProcessStrategy(TowerStrategy):
 
     Args:
         transport: connects the processes.
+        exchange: how gradients travel between them.
         **options: for ``TowerStrategy``.
 
     Attributes:
@@ -31,8 +33,14 @@ class ProcessStrategy(TowerStrategy):
         is_chief: whether this is rank 0.
     """
 
-    def __init__(self, transport: Transport, **options: Any):
+    def __init__(
+        self,
+        transport: Transport,
+        exchange: Exchange = exact,
+        **options: Any,
+    ):
         self.transport = transport
+        self.exchange = exchange
         if transport.size > 1 and options.get("towers") == 1:
             self.replicas_are_called = "rank"
         super().__init__(**options)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import adoption, hooks, ranks, step
+from keras_towers.fit import adoption, hooks, lockstep, step
 from keras_towers.fit import tower as tower_lib
 from keras_towers.strategies import modes
 from keras_towers.transport import SingleProcess, Transport
@@ -78,6 +78,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
     reduces_first = True
     adopts_models = True
     transport: Transport = SingleProcess()
+    exchange: reduction_lib.Exchange = staticmethod(reduction_lib.exact)
     replicas_are_called = "tower"
 
     def __init__(
@@ -104,18 +105,21 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         self.first_tower = self.num_towers * self.transport.rank
         self.prefetches_to_towers = not on_host and self.transport.size == 1
         self.reduction: Callable = choice.reduce
+        exact: Callable = choice.reduce
         if self.transport.size > 1:
             self.reduction = reduction_lib.across_processes(
+                choice.reduce, self.transport, self.exchange
+            )
+            exact = reduction_lib.across_processes(
                 choice.reduce, self.transport
             )
         self._choice = choice
         self._collective_key_base = next(_collective_key_bases)
-        self.turn = ranks.make_turn()
+        self.lockstep = lockstep.Lockstep(self.transport)
         self._make_extended(
             names,
-            reduction_lib.ReductionCrossDeviceOps(
-                self.reduction, self.transport
-            ),
+            # Only gradients may be compressed.
+            reduction_lib.ReductionCrossDeviceOps(exact, self.transport),
         )
         self.adoption = adoption.Adoption(self)
         self._entered: contextlib.ExitStack | None = None

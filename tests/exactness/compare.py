@@ -21,7 +21,7 @@ class Result:
     history: dict[str, list[float]]
 
 
-def _result(model: keras.Model, history: Any) -> Result:
+def result(model: keras.Model, history: Any) -> Result:
     model_state = state.collect(model)
     return Result(
         {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.variables)},
@@ -34,7 +34,7 @@ def _result(model: keras.Model, history: Any) -> Result:
 def on_one_device(name: str) -> Result:
     """The reference: what one device gives."""
     model = CASES[name].build()
-    return _result(model, CASES[name].fit(model))
+    return result(model, CASES[name].fit(model))
 
 
 def on_towers(name: str, towers: int, spoil: Any = None, **options) -> Result:
@@ -52,7 +52,7 @@ def on_towers(name: str, towers: int, spoil: Any = None, **options) -> Result:
         if spoil is not None:
             spoil(model)
         assert_towers_equal(model)
-    return _result(model, history)
+    return result(model, history)
 
 
 def assert_towers_equal(model: keras.Model) -> None:

@@ -1,0 +1,121 @@
+"""``keras-towers doctor``: what is installed here, and what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from keras_towers.doctor.findings import Finding, State
+
+_MARKS = {
+    State.OK: "[green]✓[/]",
+    State.NOTE: "[dim]–[/]",
+    State.WARNING: "[yellow]![/]",
+    State.BAD: "[red]✗[/]",
+}
+
+
+def doctor(
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="Also train with Horovod in two processes, and compare the "
+            "weights with one process; takes half a minute.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables.")
+    ] = False,
+) -> None:
+    """Show what is installed, whether it fits together, and what to do next.
+
+    Ends with 1 if something needed cannot work or the self-test fails.
+    """
+    from keras_towers.doctor import checks
+
+    console = Console(highlight=False, quiet=as_json)
+    with console.status("looking"):
+        findings = checks.look()
+    _show(console, findings)
+    output = ""
+    if self_test:
+        with console.status("training"):
+            tested, output = _self_test(findings)
+        findings.append(tested)
+        _show(console, [tested])
+        if output:
+            console.print(output, style="dim", markup=False)
+    bad = any(finding.state is State.BAD for finding in findings)
+    _advise(console, findings)
+    if as_json:
+        _print_json(findings, not bad, output)
+    if bad:
+        raise typer.Exit(1)
+
+
+def _self_test(findings: list[Finding]) -> tuple[Finding, str]:
+    """Run it if it can; the finding, and what the processes said."""
+    from keras_towers.doctor import self_test
+    from keras_towers.doctor.checks import INSTALL_HOROVOD
+
+    group, name = "Self-test", "two processes"
+    horovod = next((f for f in findings if f.name == "Horovod"), None)
+    if horovod is None or horovod.state not in (State.OK, State.WARNING):
+        advice = f"Horovod is needed for the self-test: {INSTALL_HOROVOD}."
+        return Finding(group, name, "not run", State.BAD, advice), ""
+    if any(f.state is State.BAD for f in findings):
+        return Finding(group, name, "not run", State.BAD), ""
+    outcome = self_test.run()
+    text = f"{outcome.text} ({outcome.seconds:.0f} s, on the CPU)"
+    if outcome.passed:
+        return Finding(group, name, text), ""
+    advice = "The self-test failed; what the processes said is above."
+    return Finding(group, name, text, State.BAD, advice), outcome.output
+
+
+def _show(console: Console, findings: list[Finding]) -> None:
+    for group, members in itertools.groupby(findings, lambda f: f.group):
+        table = Table(
+            title=group,
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            show_header=False,
+            padding=(0, 1),
+        )
+        table.add_column(width=1)
+        # One width, so that the tables' columns are below one another.
+        table.add_column(width=18)
+        table.add_column(overflow="fold")
+        for finding in members:
+            table.add_row(_MARKS[finding.state], finding.name, finding.value)
+        console.print(table)
+        console.print()
+
+
+def _advise(console: Console, findings: list[Finding]) -> None:
+    """What to do next, the worst first."""
+    order = [State.BAD, State.WARNING, State.NOTE, State.OK]
+    ranked = sorted(findings, key=lambda f: order.index(f.state))
+    advice = list(dict.fromkeys(f.advice for f in ranked if f.advice))
+    if not advice:
+        console.print("All is well.")
+        return
+    console.print("What to do next", style="bold")
+    for line in advice:
+        console.print(f"  - {line}", markup=False, soft_wrap=True)
+
+
+def _print_json(findings: list[Finding], ok: bool, output: str) -> None:
+    listed = [dataclasses.asdict(finding) for finding in findings]
+    report = {"ok": ok, "findings": listed}
+    if output:
+        report["self_test_output"] = output
+    typer.echo(json.dumps(report, indent=2))

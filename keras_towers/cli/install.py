@@ -1,0 +1,172 @@
+"""``keras-towers install``: engines that pip alone does not install."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn as Percentage
+from typer.core import TyperGroup
+
+
+class _Engines(TyperGroup):
+    """The engines as subcommands; an unknown one lists those there are."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None:
+            known = ", ".join(self.list_commands(ctx))
+            _refuse(f"unknown engine '{args[0]}'; choose {known}", 2)
+        return super().resolve_command(ctx, args)
+
+
+install = typer.Typer(
+    cls=_Engines,
+    no_args_is_help=True,
+    help="Build and install an engine that connects processes.",
+)
+
+
+@install.callback(subcommand_metavar="ENGINE")
+def _engine() -> None:
+    """Build and install an engine that connects processes.
+
+    It is compiled for the TensorFlow of this environment; the wheel is kept,
+    so that the next time takes seconds.
+    """
+
+
+@install.command()
+def horovod(
+    with_mpi: Annotated[
+        bool,
+        typer.Option("--with-mpi", help="Build MPI in, beside Gloo."),
+    ] = False,
+    with_nccl: Annotated[
+        bool,
+        typer.Option(
+            "--with-nccl",
+            help="Build NCCL in, for GPUs; needs CUDA's toolkit. Not tried "
+            "on a GPU yet.",
+        ),
+    ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build it though it is there.")
+    ] = False,
+    wheel_only: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheel-only",
+            metavar="DIR",
+            help="Put the wheel into this folder and install nothing.",
+        ),
+    ] = None,
+) -> None:
+    """Horovod, for TensorFlow only, with Gloo.
+
+    Takes two minutes on two idle cores, and seconds when it was built on this
+    machine before. Needs a C++17 compiler and make.
+    """
+    from keras_towers.engines import horovod_build
+    from keras_towers.engines.toolchain import InstallError
+
+    console = Console(highlight=False)
+    try:
+        with _ended_cleanly(), _progress(console) as tell:
+            built = horovod_build.build(with_mpi, with_nccl, tell, rebuild)
+            if wheel_only:
+                wheel_only.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(built.wheel, wheel_only)
+            else:
+                built, found = horovod_build.install(
+                    built, with_mpi, with_nccl, tell
+                )
+    except InstallError as error:
+        _refuse(str(error), 1, "install horovod")
+    except KeyboardInterrupt:
+        _refuse("interrupted; nothing was installed", 130, "install horovod")
+    how = (
+        "from the cache" if built.cached else f"built in {built.seconds:.0f} s"
+    )
+    if wheel_only:
+        console.print(
+            f"{wheel_only / built.wheel.name} ({how})", soft_wrap=True
+        )
+        return
+    console.print(
+        f"Horovod {found.version} for TensorFlow {found.tensorflow} installed, "
+        f"{how}; built in: {found.engines}",
+        soft_wrap=True,
+    )
+    console.print("Check it: keras-towers doctor --self-test", style="dim")
+
+
+@contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """Take the other ways to end a command like Ctrl-C.
+
+    Compilers run in a process group of their own and would go on.
+    """
+
+    def interrupt(*ignored: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator:
+    """Give a function that shows what is done: a bar, or a few plain lines."""
+    if not console.is_terminal:
+        yield _plain(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        Percentage(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("looking at this machine", total=None)
+
+        def tell(what: str, share: float | None) -> None:
+            total = None if share is None else 1.0
+            progress.update(
+                task, description=what, completed=share or 0, total=total
+            )
+
+        yield tell
+
+
+def _plain(console: Console):
+    """A line for everything that begins, and for every quarter of it."""
+    told = set()
+
+    def tell(what: str, share: float | None) -> None:
+        quarter = int((share or 0) * 4)
+        if (what, quarter) in told:
+            return
+        told.add((what, quarter))
+        percent = f" {quarter * 25}%" if quarter else ""
+        console.print(f"{what}{percent}", soft_wrap=True)
+
+    return tell
+
+
+def _refuse(reason: str, status: int, command: str = "install") -> NoReturn:
+    typer.echo(f"keras-towers {command}: {reason}", err=True)
+    raise typer.Exit(status)

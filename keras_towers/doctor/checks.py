@@ -1,0 +1,250 @@
+"""Looks at versions, devices, engines and build tools."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from keras_towers.doctor import probe
+from keras_towers.doctor.findings import Finding, State
+from keras_towers.engines import horovod_probe, toolchain
+
+INSTALL_HOROVOD = "keras-towers install horovod"
+_INSTALL_TENSORFLOW = (
+    "pip install 'keras-towers[cpu]', or 'keras-towers[gpu]' with NVIDIA GPUs"
+)
+
+
+def look() -> list[Finding]:
+    """Everything that can be found out without training."""
+    # Each starts a process that imports TensorFlow.
+    with ThreadPoolExecutor(2) as pool:
+        facts_later = pool.submit(probe.look)
+        horovod_later = pool.submit(horovod_probe.look)
+        facts, horovod = facts_later.result(), horovod_later.result()
+    return [
+        *versions(facts),
+        *devices(facts),
+        *engines(facts, horovod),
+        *build_tools(needed=horovod is None or not horovod.loads),
+    ]
+
+
+def versions(facts: dict[str, Any]) -> list[Finding]:
+    """Python, TensorFlow and Keras, and whether they fit this package."""
+    group = "Versions"
+    found = [_python(), Finding(group, "keras-towers", _own_version())]
+    if "error" in facts:
+        return [
+            *found,
+            Finding(
+                group,
+                "TensorFlow",
+                f"does not import: {facts['error']}",
+                State.BAD,
+                f"Install a TensorFlow that imports: {_INSTALL_TENSORFLOW}.",
+            ),
+        ]
+    known = known_versions(facts.get("known_to_work", ""))
+    found.append(_library("TensorFlow", facts["tensorflow"], known))
+    if "keras_error" in facts:
+        value = f"does not import: {facts['keras_error']}"
+        advice = "Install Keras 3: pip install --upgrade keras."
+        return [*found, Finding(group, "Keras", value, State.BAD, advice)]
+    found.append(_library("Keras", facts["keras"], known))
+    if facts["backend"] != "tensorflow":
+        found.append(
+            Finding(
+                group,
+                "Keras's backend",
+                facts["backend"],
+                State.BAD,
+                "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json).",
+            )
+        )
+    if "compat_error" in facts:
+        found.append(
+            Finding(
+                group,
+                "keras_towers",
+                "does not work with these versions",
+                State.BAD,
+                facts["compat_error"],
+            )
+        )
+    return found
+
+
+def devices(facts: dict[str, Any]) -> list[Finding]:
+    """What there is to train on."""
+    group = "Devices"
+    cores = toolchain.cores()
+    found = [Finding(group, "CPU cores", str(cores))]
+    if "gpus" not in facts:
+        return found
+    gpus = facts["gpus"]
+    if gpus:
+        kinds = {name: gpus.count(name) for name in gpus}
+        value = ", ".join(f"{n} x {name}" for name, n in kinds.items())
+        found.append(Finding(group, "GPUs", value))
+    elif Path("/dev/nvidia0").exists():
+        found.append(
+            Finding(
+                group,
+                "GPUs",
+                "there is one, and TensorFlow does not see it",
+                State.WARNING,
+                "To train on the GPU: pip uninstall tensorflow-cpu; pip "
+                "install 'keras-towers[gpu]'; then see nvidia-smi, and "
+                "CUDA_VISIBLE_DEVICES.",
+            )
+        )
+    else:
+        found.append(Finding(group, "GPUs", "none", State.NOTE))
+    if not facts["built_with_cuda"]:
+        value, state = "not in this TensorFlow (built for CPUs)", State.NOTE
+    elif len(gpus) < 2:
+        value, state = "in TensorFlow; needs two GPUs", State.NOTE
+    else:
+        value, state = f"in TensorFlow, for {len(gpus)} GPUs", State.OK
+    return [*found, Finding(group, "NCCL", value, state)]
+
+
+def engines(
+    facts: dict[str, Any], horovod: horovod_probe.Found | None
+) -> list[Finding]:
+    """What connects devices and processes."""
+    group = "Engines"
+    works = "error" not in facts and "keras_error" not in facts
+    works = works and "compat_error" not in facts
+    found = [
+        Finding(
+            group,
+            "TowerStrategy",
+            "in this package" if works else "needs what is missing above",
+            State.OK if works else State.NOTE,
+        )
+    ]
+    if horovod is None:
+        advice = f"For several processes or machines: {INSTALL_HOROVOD}."
+        return [
+            *found,
+            Finding(group, "Horovod", "not installed", State.NOTE, advice),
+        ]
+    running = facts.get("tensorflow")
+    value = f"{horovod.version} for TensorFlow {horovod.tensorflow or '?'}"
+    if not horovod.loads:
+        return [
+            *found,
+            Finding(
+                group,
+                "Horovod",
+                f"{value}; does not load: {horovod.error}",
+                State.BAD,
+                f"Build Horovod for this TensorFlow: {INSTALL_HOROVOD}.",
+            ),
+        ]
+    value += f"; built in: {horovod.engines}"
+    if running and horovod.tensorflow not in (None, running):
+        advice = f"Build Horovod for TensorFlow {running}: {INSTALL_HOROVOD}."
+        found.append(Finding(group, "Horovod", value, State.WARNING, advice))
+    elif facts.get("gpus") and not horovod.built.get("nccl"):
+        advice = (
+            "Horovod sums on the host here; for sums between GPUs: "
+            f"{INSTALL_HOROVOD} --with-nccl."
+        )
+        found.append(Finding(group, "Horovod", value, State.WARNING, advice))
+    else:
+        found.append(Finding(group, "Horovod", value))
+    return found
+
+
+def build_tools(needed: bool) -> list[Finding]:
+    """What engines are compiled with.
+
+    Args:
+        needed: whether an engine is still to be built.
+    """
+    group = "To build engines"
+    found = []
+    for tool in (toolchain.find_compiler(), toolchain.find_make()):
+        if tool.path:
+            found.append(Finding(group, tool.name, tool.version))
+            continue
+        state = State.WARNING if needed else State.NOTE
+        advice = f"To build Horovod: {tool.problem}." if needed else ""
+        found.append(Finding(group, tool.name, "missing", state, advice))
+    cmake = toolchain.find_cmake()
+    brought = "missing or too old; the build gets its own"
+    found.append(
+        Finding(group, "CMake", cmake.version if cmake.path else brought)
+    )
+    optional: tuple[Callable[[], toolchain.Tool], ...] = (
+        toolchain.find_mpi,
+        toolchain.find_nvcc,
+        toolchain.find_nccl,
+    )
+    for find in optional:
+        tool = find()
+        value = tool.version or tool.path or "none (optional)"
+        state = State.OK if tool.path else State.NOTE
+        found.append(Finding(group, tool.name, value, state))
+    return found
+
+
+def known_versions(text: str) -> dict[str, tuple[str, str]]:
+    """Read ``compat.KNOWN_TO_WORK``: the first and last version of each.
+
+    Example:
+        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15")
+        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.12', '3.15')}
+    """
+    pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
+    return {
+        name: (first, last) for name, first, last in re.findall(pattern, text)
+    }
+
+
+def _library(
+    name: str, version: str, known: dict[str, tuple[str, str]]
+) -> Finding:
+    if name not in known:
+        return Finding("Versions", name, version)
+    first, last = known[name]
+    if _minor(first) <= _minor(version) <= _minor(last):
+        return Finding("Versions", name, version)
+    advice = f"{name} {version} is not tested; {first} to {last} are."
+    return Finding("Versions", name, version, State.WARNING, advice)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    try:
+        allowed = metadata.metadata("keras-towers")["Requires-Python"] or ""
+    except metadata.PackageNotFoundError:
+        allowed = ""
+    least = re.search(r">=\s*([\d.]+)", allowed)
+    below = re.search(r"<\s*([\d.]+)", allowed)
+    if (least and _minor(version) < _minor(least.group(1))) or (
+        below and _minor(version) >= _minor(below.group(1))
+    ):
+        advice = f"Make an environment with a Python {allowed}."
+        return Finding("Versions", "Python", version, State.BAD, advice)
+    return Finding("Versions", "Python", version)
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("keras-towers")
+    except metadata.PackageNotFoundError:
+        return f"not installed, run from {os.getcwd()}"

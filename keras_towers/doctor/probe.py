@@ -1,0 +1,82 @@
+"""Says as JSON what TensorFlow and Keras are and see, in a process of its own.
+
+An import that ends the whole process (a CPU without an instruction that the
+wheel needs, say) must not end the doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+MARK = "keras-towers-probe:"
+
+
+def look(timeout_s: float = 120) -> dict[str, Any]:
+    """Run this module in a fresh process.
+
+    Returns:
+        What ``_facts`` gives; with only an ``"error"`` if the process died.
+    """
+    environment = {
+        "KERAS_BACKEND": "tensorflow",
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", __name__],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"TensorFlow did not start in {timeout_s:.0f} s"}
+    for line in ended.stdout.splitlines():
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    said = ended.stderr.strip().splitlines()
+    reason = said[-1] if said else ""
+    return {"error": f"exit status {ended.returncode} {reason}".strip()}
+
+
+def _facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    try:
+        import tensorflow as tf
+    except Exception as error:
+        return {"error": _short(error)}
+    facts["tensorflow"] = tf.__version__
+    facts["built_with_cuda"] = tf.test.is_built_with_cuda()
+    facts["cuda"] = tf.sysconfig.get_build_info().get("cuda_version", "")
+    facts["gpus"] = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    try:
+        import keras
+    except Exception as error:
+        facts["keras_error"] = _short(error)
+        return facts
+    facts["keras"] = keras.__version__
+    facts["backend"] = keras.backend.backend()
+    try:
+        from keras_towers import compat
+    except Exception as error:
+        facts["compat_error"] = _short(error)
+    else:
+        facts["known_to_work"] = compat.KNOWN_TO_WORK
+    return facts
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(_facts()))

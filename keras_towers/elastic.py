@@ -1,0 +1,224 @@
+"""Training that goes on when workers die or join.
+
+``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
+train.py`` starts the workers; ``train.py`` says what is to survive:
+
+    state = kt.elastic.State(model)
+
+    @kt.elastic.run
+    def train(state):
+        with kt.HorovodStrategy():
+            model.fit(x, y, epochs=10, callbacks=[kt.elastic.Commit(state)])
+
+    train(state)
+
+Every worker keeps the last commit in its memory. Where one dies, the others go
+back to it, connect anew and train on from its epoch and batch; a worker that
+joins gets it from rank 0. Since a global batch does not depend on the number
+of ranks, the weights at the end are those of an undisturbed run.
+
+The mechanism is Horovod's elastic mode (``horovod.common.elastic``), whose own
+state for Keras does not work with Keras 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.callbacks import ResumesFit, Start
+from keras_towers.errors import TowerError
+from keras_towers.fit import agreement
+from keras_towers.fit import state as state_lib
+from keras_towers.transport import horovod as horovod_lib
+
+_hvd = horovod_lib.load()
+
+from horovod.common import elastic as _elastic  # noqa: E402
+from horovod.common.exceptions import HorovodInternalError  # noqa: E402
+
+
+class State(_elastic.ObjectState):
+    """What survives the loss of workers: a model, its optimizer, a place.
+
+    Args:
+        model: a built and compiled Keras model. Its optimizer's state and the
+            states of its random generators are kept too.
+        **extra: anything else that can be pickled; each becomes an attribute,
+            which is committed, restored and sent to new workers.
+
+    Attributes:
+        epoch: the epoch of the last commit, from 0.
+        batch: how many global batches of that epoch were done then.
+
+    Raises:
+        TowerError: the model is not built or not compiled.
+
+    Example:
+        >>> state = kt.elastic.State(model, best=float("inf"))
+    """
+
+    def __init__(self, model: keras.Model, **extra: Any):
+        if not model.built or getattr(model, "optimizer", None) is None:
+            raise TowerError(
+                f"model {model.name!r} has to be built and compiled before its "
+                "state can be kept: give it an Input or call build(), then "
+                "compile()."
+            )
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._transport = horovod_lib.HorovodTransport()
+        self._model = model
+        self._saved: list[tuple[keras.Variable, np.ndarray]] = []
+        super().__init__(
+            bcast_object=_hvd.broadcast_object,
+            get_rank=_hvd.rank,
+            epoch=0,
+            batch=0,
+            seed=random.SystemRandom().getrandbits(31),
+            epochs=[],
+            history={},
+            metrics=[],
+            **extra,
+        )
+        self.save()
+
+    def _variables(self) -> list[keras.Variable]:
+        state = state_lib.collect(self._model)
+        return [*state.seeds, *state.weights, *state.optimizer_variables]
+
+    def save(self) -> None:
+        """Keep the values of now in this worker's memory."""
+        self._saved = [(v, v.numpy()) for v in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit."""
+        for variable, value in self._saved:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give every worker the commit of rank 0."""
+        variables = self._variables()
+        agreement.check_same(self._transport, variables)
+        agreement.broadcast(self._transport, [v._value for v in variables])
+        super().sync()
+        self.save()
+
+
+def run(function: Callable) -> Callable:
+    """Run a function again, from the last commit, when workers die or join.
+
+    Args:
+        function: takes a ``State`` first. It makes its strategy itself, since
+            the number of ranks may differ each time.
+
+    Returns:
+        A function that returns what the last run of ``function`` returned.
+    """
+
+    @functools.wraps(function)
+    def attempt(state: State, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(state, *args, **kwargs)
+        except tf.errors.OpError as error:
+            # So TensorFlow reports a collective whose peer has gone.
+            if "Horovod" not in str(error):
+                raise
+            raise HorovodInternalError(str(error)) from error
+
+    return _elastic.run_fn(attempt, _connect_anew)
+
+
+def _connect_anew() -> None:
+    _hvd.shutdown()
+    _hvd.init()
+
+
+class Commit(ResumesFit):
+    """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
+
+    ``fit`` starts in the state's epoch, behind the batches that were done.
+    ``History`` has all epochs, also those before the last loss of a worker.
+    Put it behind callbacks that are to see an epoch's end first.
+
+    Args:
+        state: the state.
+        every: commit after so many batches, and at every epoch's end. A commit
+            copies all weights and the optimizer's state in memory.
+
+    Raises:
+        TowerError: ``every`` is not positive.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[kt.elastic.Commit(state, every=50)])
+    """
+
+    def __init__(self, state: State, every: int = 100):
+        super().__init__()
+        if every < 1:
+            raise TowerError(f"every={every} batches: give 1 or more.")
+        self._state = state
+        self._every = every
+        self._skipped = 0
+
+    @property
+    def start(self) -> Start:
+        """Where ``fit`` begins."""
+        return Start(self._state.epoch, self._state.batch, self._state.seed)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Give the metrics what they had counted before the last loss."""
+        state = self._state
+        self._skipped = state.batch
+        if state.batch:
+            metrics = state_lib.collect(self.model).metrics
+            for variable, value in zip(metrics, state.metrics, strict=True):
+                variable.assign(value)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if enough batches were done since the last time."""
+        done = self._skipped + batch + 1
+        if done == self.params.get("steps"):
+            return  # The epoch's end is next.
+        if done - self._state.batch >= self._every:
+            self._state.batch = done
+            self._state.metrics = self._global_metrics()
+            self._state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit the end of the epoch."""
+        state = self._state
+        state.epoch, state.batch, state.metrics = epoch + 1, 0, []
+        state.epochs = [*state.epochs, epoch]
+        state.history = {
+            name: [*state.history.get(name, []), value]
+            for name, value in (logs or {}).items()
+        }
+        state.commit()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give ``History`` the epochs that earlier runs of ``fit`` did."""
+        history = self.model.history or keras.callbacks.History()
+        history.epoch = list(self._state.epochs)
+        history.history = {k: list(v) for k, v in self._state.history.items()}
+        self.model.history = history
+
+    def _global_metrics(self) -> list[np.ndarray]:
+        """What metrics have counted on all ranks; statistics made equal."""
+        strategy = tf.distribute.get_strategy()
+        metrics = [v._value for v in state_lib.collect(self.model).metrics]
+        adoption = getattr(strategy, "adoption", None)
+        if adoption is None:
+            return [v.numpy() for v in metrics]
+        adoption.equalise()
+        adoption.trained = True
+        sums = agreement.total(strategy.transport, metrics)
+        return [value.numpy() for value in sums]

@@ -1,0 +1,1 @@
+"""Building engines and looking at them, without importing TensorFlow."""

@@ -1,0 +1,122 @@
+"""``horovod.keras`` and ``horovod.tensorflow.keras`` for Keras 3.
+
+A script changes its import and nothing else:
+
+>>> import keras_towers.horovod as hvd
+>>> hvd.init()
+>>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
+
+Horovod's own module for Keras runs on Keras 3 without an error and reduces no
+gradient there. This one has its names and meanings; what differs is said where
+it is defined. Launch as always: ``horovodrun -np 4 python train.py``.
+"""
+
+from __future__ import annotations
+
+from keras_towers import _requirements
+from keras_towers.transport import horovod as _transport
+
+_requirements.check_backend()
+# Says what to do where Horovod is missing, before the imports below fail.
+_transport.load()
+
+from horovod.tensorflow import (  # noqa: E402
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    add_process_set,
+    allgather_object,
+    broadcast_object,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+
+from keras_towers.horovod import callbacks  # noqa: E402
+from keras_towers.horovod.functions import (  # noqa: E402
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
+from keras_towers.horovod.optimizer import (  # noqa: E402
+    DistributedOptimizer,
+    PartialDistributedOptimizer,
+)
+from keras_towers.horovod.saving import load_model  # noqa: E402
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,55 @@
+"""Horovod's callbacks for Keras, named as there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_towers.horovod.metrics import MetricAverageCallback
+from keras_towers.horovod.rates import (
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+)
+from keras_towers.horovod.start import BroadcastGlobalVariablesCallback
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keeps the best model so far in one file.
+
+    As Horovod's it is made without a file name, which may be set afterwards
+    (``callback.filepath = "best.keras"``). Give it to rank 0 only.
+
+    Args:
+        monitor: the name in the logs that decides.
+        verbose: 1 to say when a model is saved.
+        mode: ``"min"``, ``"max"`` or ``"auto"``.
+        save_freq: ``"epoch"``, or a number of batches.
+        filepath: where the model goes, a ``.keras`` or ``.h5`` file.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = "best_model.keras",
+    ):
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=False,
+            mode=mode,
+            save_freq=save_freq,
+        )

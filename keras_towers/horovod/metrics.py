@@ -1,0 +1,64 @@
+"""Metrics of an epoch, averaged over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replaces an epoch's logs by their mean over the ranks.
+
+    Give it before callbacks that read the logs, such as ``ReduceLROnPlateau``
+    and ``TensorBoard``; the history and the progress bar come later anyway.
+    Ranks count alike, so that the mean is that over all examples only where
+    every rank has as many.
+
+    Args:
+        device: where the values are reduced.
+    """
+
+    def __init__(self, device: str = ""):
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average the logs in place.
+
+        Raises:
+            TowerError: the ranks have logs of different names.
+        """
+        if not logs or hvd.size() == 1:
+            return
+        names = sorted(logs)
+        self._check(names)
+        values = [np.asarray(logs[name], "float64") for name in names]
+        with tf.device(self.device):
+            sums = hvd.allreduce(
+                tf.concat([value.reshape(-1) for value in values], 0),
+                op=hvd.Average,
+                name="MetricAverageCallback",
+            ).numpy()
+        for name, value in zip(names, values, strict=True):
+            mean, sums = sums[: value.size], sums[value.size :]
+            logs[name] = (
+                float(mean[0]) if value.ndim == 0 else mean.reshape(value.shape)
+            )
+
+    def _check(self, names: list[str]) -> None:
+        everyone = hvd.allgather_object(names)
+        for rank, others in enumerate(everyone):
+            if others != everyone[0]:
+                odd = ", ".join(sorted({*others} ^ {*everyone[0]}))
+                raise TowerError(
+                    f"ranks 0 and {rank} do not have the same logs to average: "
+                    f"they differ in {odd}. Use the same metrics, callbacks "
+                    "that log and validation on every rank, or put callbacks "
+                    "of one rank after MetricAverageCallback."
+                )

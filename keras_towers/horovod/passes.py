@@ -1,0 +1,81 @@
+"""Several backward passes for one reduction and one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.horovod.exchange import variable_key
+
+
+class Passes:
+    """Sums this rank's gradients and updates on every n-th call.
+
+    The sums are no variables of the optimizer: a file of the model then holds
+    what a plain optimizer expects to find there.
+
+    Args:
+        number: calls for one update.
+        average: update with the mean of the sums instead of the sums.
+    """
+
+    def __init__(self, number: int, average: bool):
+        self._number = number
+        self._average = average
+        self._sums: dict[Any, tf.Variable] = {}
+        self._count: tf.Variable | None = None
+
+    def apply(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[list[Any]], None],
+    ) -> None:
+        """Add the gradients, and call ``update`` with the sums if it is time.
+
+        Args:
+            grads: this rank's, None where there is none.
+            variables: the variables they belong to.
+            update: called with the sums, in the branch of a ``tf.cond`` when a
+                graph is being traced.
+        """
+        sums = [
+            None if grad is None else self._sum(grad, variable)
+            for grad, variable in zip(grads, variables, strict=True)
+        ]
+        for total, grad in zip(sums, grads, strict=True):
+            if isinstance(grad, tf.IndexedSlices):
+                total.scatter_add(grad)
+            elif grad is not None:
+                total.assign_add(grad)
+        count = self._count.assign_add(1)
+
+        def step() -> tf.Tensor:
+            divisor = self._number if self._average else 1
+            update(
+                [
+                    None if total is None else total.read_value() / divisor
+                    for total in sums
+                ]
+            )
+            for total in sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
+            self._count.assign(0)
+            return tf.constant(True)
+
+        tf.cond(count >= self._number, step, lambda: tf.constant(False))
+
+    def _sum(self, grad: Any, variable: Any) -> tf.Variable:
+        key = variable_key(variable)
+        # These outlive the function that is being traced.
+        with tf.init_scope():
+            if self._count is None:
+                self._count = tf.Variable(0, trainable=False)
+            if key not in self._sums:
+                self._sums[key] = tf.Variable(
+                    tf.zeros(variable.shape, grad.dtype), trainable=False
+                )
+        return self._sums[key]

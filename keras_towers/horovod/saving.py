@@ -1,0 +1,84 @@
+"""Loading a model whose training goes on under Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import h5py
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+
+from keras_towers import compat
+from keras_towers.horovod import compiling
+from keras_towers.horovod.optimizer import DistributedOptimizer
+
+_optimizer_weights = compat.resolve(
+    "keras.src.legacy.saving.legacy_h5_format:"
+    "load_optimizer_weights_from_hdf5_group"
+)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = hvd.Compression.none,
+    legacy_opts: bool = False,
+    **kwargs: Any,
+) -> keras.Model:
+    """Load a model and make its optimizer a distributed one.
+
+    The optimizer goes on from where it was, with its momenta and iterations.
+    A model that was saved without an optimizer comes back without one.
+
+    Args:
+        filepath: a ``.keras`` or ``.h5`` file, of any Keras 3 model.
+        custom_optimizers: classes of optimizers that are not Keras's own.
+        custom_objects: names and what they stand for, as for
+            ``keras.models.load_model``.
+        compression: as of ``DistributedOptimizer``.
+        legacy_opts: has no meaning in Keras 3.
+        **kwargs: as of ``keras.models.load_model``.
+
+    Returns:
+        The model.
+    """
+    del legacy_opts
+    names = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(
+        filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs
+    )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return model
+    if not optimizer._trainable_variables and model.trainable_variables:
+        optimizer = model.optimizer = _with_state_of_h5(model, filepath)
+    DistributedOptimizer(optimizer, compression=compression)
+    compiling.prepare(model)
+    return model
+
+
+def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
+    """The optimizer that an ``.h5`` file holds, built for the model.
+
+    Keras builds it for no variables at all, and then can neither give it the
+    state in the file nor train with it.
+    """
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with contextlib.ExitStack() as stack:
+        file = filepath
+        if not isinstance(file, h5py.File):
+            if not h5py.is_hdf5(file):
+                return optimizer
+            file = stack.enter_context(h5py.File(file, "r"))
+        if "optimizer_weights" not in file:
+            return optimizer
+        values = [np.asarray(value) for value in _optimizer_weights(file)]
+    if len(values) == len(optimizer.variables):
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(value)
+    return optimizer

@@ -1,0 +1,139 @@
+"""All ranks start from the weights of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.horovod.exchange import variable_key
+from keras_towers.horovod.functions import broadcast_variables
+
+compat.resolve("keras:Model._flatten_layers")
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives all ranks the weights and optimizer state of one, before training.
+
+    Horovod's own does so after the first batch, for which the ranks then have
+    different weights. Here it is before: what is not built at that time is
+    built by tracing the first step. Only with ``run_eagerly`` such a model has
+    to wait for the end of the first batch. Seeds of random layers stay with
+    their rank.
+
+    Args:
+        root_rank: the rank whose values are taken.
+        device: where they are broadcast.
+        local_variables: a variable or variables that keep their own values.
+
+    Raises:
+        TowerError: ``local_variables`` are not variables.
+    """
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Any = None
+    ):
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self._local: set[Any] = set()
+        self._done: set[Any] = set()
+        self._finished = False
+        if local_variables is None:
+            local_variables = []
+        elif isinstance(local_variables, tf.Variable | keras.Variable):
+            local_variables = [local_variables]
+        elif not isinstance(local_variables, Iterable):
+            local_variables = [None]
+        for variable in local_variables:
+            if not isinstance(variable, tf.Variable | keras.Variable):
+                raise TowerError(
+                    "local_variables takes a variable or a list of them, "
+                    "Keras's or TensorFlow's."
+                )
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Let a variable keep its own value on every rank."""
+        self._local.add(variable_key(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast now, or as soon as a batch says what is to be built."""
+        model = self.model
+        if self._finished or hvd.size() == 1:
+            return
+        optimizer = model.optimizer
+        layers_built = all(layer.built for layer in model._flatten_layers())
+        # Another step may train other variables with it, or none.
+        its_step = type(model).train_step is compat.TensorFlowTrainer.train_step
+        if optimizer is not None and layers_built and its_step:
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            self._broadcast()
+        elif not model.run_eagerly:
+            self._broadcast_at_first_batch(model.train_function)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast what only the first batch has made."""
+        if not self._finished and hvd.size() > 1:
+            self._broadcast()
+        self._finished = True
+
+    def _broadcast_at_first_batch(self, train_function: Callable) -> None:
+        model = self.model
+
+        @tf.autograph.experimental.do_not_convert
+        def step(batch: Any) -> Any:
+            # Keras has these for inputs that are None.
+            return model.train_step(
+                keras.tree.map_structure(
+                    lambda leaf: (
+                        None
+                        if isinstance(leaf, tf.experimental.Optional)
+                        else leaf
+                    ),
+                    batch,
+                )
+            )
+
+        def first(iterator: Any) -> Any:
+            model.train_function = train_function
+            # Makes and initializes all variables, and runs nothing.
+            tf.function(step).get_concrete_function(iterator.element_spec)
+            self._broadcast()
+            return train_function(iterator)
+
+        model.train_function = first
+
+    def _broadcast(self) -> None:
+        variables = {
+            variable_key(variable): variable
+            for variable in (
+                *self.model.weights,
+                *(v for o in self._optimizers() for v in o.variables),
+            )
+        }
+        new = [
+            variable
+            for key, variable in variables.items()
+            if key not in self._done and key not in self._local
+        ]
+        with tf.device(self.device):
+            broadcast_variables(new, self.root_rank)
+        self._done.update(variables)
+
+    def _optimizers(self) -> list[Any]:
+        """The model's optimizers, also those of a ``train_step`` of its own."""
+        found = [self.model.optimizer, *vars(self.model).values()]
+        return list(
+            {
+                id(value): value
+                for value in found
+                if isinstance(value, compat.BaseOptimizer)
+            }.values()
+        )

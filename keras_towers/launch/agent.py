@@ -1,0 +1,194 @@
+"""Runs one process of a job on its host, and leaves nothing of it behind.
+
+This file is run by itself, by ``python -I -S agent.py`` or by the same through
+ssh. It reads one line of JSON, its order, from stdin, starts the command, and
+ends with its exit code, 128 + N for signal N. When stdin closes, because the
+launcher says stop, has died, or the connection is lost, the command and all
+that it started are terminated, then killed. It imports nothing but a little of
+the standard library: one runs beside every rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIOCGIFADDR = 0x8915
+# Loaded before a child is forked: the loader's lock must not be held then.
+_LIBC = ctypes.CDLL(None)
+CANNOT_START = 126
+
+
+def main() -> int:
+    """Carry out the order that comes on stdin."""
+    order = json.loads(_read_line())
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        environment = {**os.environ, **order["environment"]}
+        _share_cores(environment, order["local_size"])
+        if "HOROVOD_GLOO_IFACE" not in environment:
+            name = interface_towards(order["rendezvous"])
+            environment["HOROVOD_GLOO_IFACE"] = name
+            environment.setdefault("NCCL_SOCKET_IFNAME", name)
+        child = subprocess.Popen(
+            order["command"],
+            cwd=order["folder"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # An agent that is killed cannot end its child; the kernel can.
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+    except OSError as error:
+        print(f"cannot start: {error}", file=sys.stderr, flush=True)
+        return CANNOT_START
+    grace_s = order["grace_s"]
+    threading.Thread(
+        target=_end_when_told, args=(grace_s,), daemon=True
+    ).start()
+    code = child.wait()
+    _end_all(grace_s)
+    _reap()
+    return code if code >= 0 else 128 - code
+
+
+def interface_towards(address: str) -> str:
+    """The name of the network interface that leads to ``address``.
+
+    Raises:
+        OSError: no interface does.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # Sends nothing: it only looks up a route.
+        mine = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # An interface without an IPv4 address.
+                continue
+            if socket.inet_ntoa(answer[20:24]) == mine:
+                return name
+    raise OSError(f"no network interface leads to {address}")
+
+
+def _read_line() -> bytes:
+    # Unbuffered: a thread that sits in sys.stdin cannot be ended at exit.
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 65536)
+        if not byte:
+            raise SystemExit(CANNOT_START)
+        line += byte
+    return bytes(line)
+
+
+def _share_cores(environment: dict[str, str], local_size: int) -> None:
+    """Give each rank of a host its part of the cores.
+
+    TensorFlow takes all of them in every process, and the ranks then wait for
+    one another's threads.
+    """
+    if local_size < 2:
+        return
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    mine = str(max(1, cores // local_size))
+    environment.setdefault("TF_NUM_INTRAOP_THREADS", mine)
+    environment.setdefault("OMP_NUM_THREADS", mine)
+
+
+def _end_when_told(grace_s: float) -> None:
+    while os.read(0, 65536):
+        pass
+    _end_all(grace_s)
+
+
+def _end_all(grace_s: float) -> None:
+    """End what the command started, by SIGTERM and after a while SIGKILL."""
+    if not _alive():
+        return
+    _signal_all(signal.SIGTERM)
+    until = time.monotonic() + grace_s
+    while time.monotonic() < until:
+        if not _alive():
+            return
+        time.sleep(0.02)
+    # Until none is left: one may start another while it is being killed.
+    for _ in range(100):
+        _signal_all(signal.SIGKILL)
+        time.sleep(0.02)
+        if not _alive():
+            return
+
+
+def _reap() -> None:
+    """Take note of the ends of adopted processes, which else stay zombies.
+
+    Where the first process of a container is no init, nobody else does.
+    """
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _signal_all(number: int) -> None:
+    for pid in _alive():
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _alive() -> list[int]:
+    """The processes below this one, zombies left out.
+
+    Those that outlive their parent are found too: Linux gives them to the
+    nearest subreaper above, which is this process.
+    """
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name, in brackets, may hold spaces and brackets.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:  # Ended meanwhile.
+            continue
+        children.setdefault(int(parent), []).append(int(name))
+        if state in (b"Z", b"X"):
+            zombies.add(int(name))
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        todo += below
+        found += below
+    return [pid for pid in found if pid not in zombies]
+
+
+def _prctl(option: int, value: int) -> None:
+    _LIBC.prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # The thread that waits on stdin would hold an exit up.

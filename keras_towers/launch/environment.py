@@ -1,0 +1,83 @@
+"""The environment variables by which a rank finds its place in the job."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SEED = "KERAS_TOWERS_SEED"
+# Those belong to a machine or a session, not to the job.
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
+    r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
+)
+
+
+def exported(environment: Mapping[str, str]) -> dict[str, str]:
+    """What another machine is told of this one's environment."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _NOT_EXPORTED.fullmatch(name)
+    }
+
+
+def job_environment(
+    *,
+    rendezvous: str,
+    port: int,
+    interface: str | None,
+    stall_warning_s: int,
+    stall_shutdown_s: int,
+    seed: int | None,
+    elastic: bool,
+) -> dict[str, str]:
+    """What every rank of the job is told."""
+    environment = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
+        # What a script prints is to be seen when it is printed, and as it is
+        # where the machine's language setting knows ASCII only.
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    if stall_warning_s == 0:
+        environment["HOROVOD_STALL_CHECK_DISABLE"] = "1"
+    if interface:
+        environment["HOROVOD_GLOO_IFACE"] = interface
+        environment["NCCL_SOCKET_IFNAME"] = interface
+    if elastic:
+        environment["HOROVOD_ELASTIC"] = "1"
+    if "HOROVOD_GLOO_TIMEOUT_SECONDS" not in os.environ:
+        # How long a rank waits for the others, of which not all may be told
+        # when one dies, and for the last one to start. In an elastic job the
+        # rendezvous waits for that. Elsewhere the launcher notices a death;
+        # Horovod's 30 s are short where many load TensorFlow at once.
+        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "10" if elastic else "300"
+    if seed is not None:
+        environment[SEED] = str(seed)
+        # Else the order of a set of strings, and what a script makes of it,
+        # would be another on every rank.
+        environment["PYTHONHASHSEED"] = os.environ.get(
+            "PYTHONHASHSEED", str(seed)
+        )
+    return environment
+
+
+def slot_environment(slot: Any) -> dict[str, str]:
+    """What one rank is told, given Horovod's ``SlotInfo``."""
+    return {
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+    }

@@ -1,0 +1,168 @@
+"""The hosts of a job: how they are written, which are this one, ssh."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from keras_towers.errors import TowerError
+
+LOOPBACK = "127.0.0.1"
+_SSH_CONNECT_S = 10
+_HOST = re.compile(r"([\w.-]+)(?::(\d+))?")
+_HOSTFILE_LINE = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
+
+
+def parse_hosts(text: str) -> dict[str, int]:
+    """Read ``host:slots,host:slots``; a host alone has one slot.
+
+    Raises:
+        TowerError: it is written otherwise.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    return _read(entries, _HOST, "-H takes host:slots,host:slots,...")
+
+
+def parse_hostfile(path: Path) -> dict[str, int]:
+    """Read lines like ``host slots=2`` or ``host:2``, comments after #.
+
+    Raises:
+        TowerError: there is no such file, or it is written otherwise.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TowerError(f"cannot read the hostfile {path}: {error}") from None
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return _read(
+        [line for line in lines if line],
+        _HOSTFILE_LINE,
+        f"the hostfile {path} has lines like 'host slots=2'",
+    )
+
+
+def _read(
+    entries: list[str], pattern: re.Pattern[str], form: str
+) -> dict[str, int]:
+    hosts: dict[str, int] = {}
+    for entry in entries:
+        match = pattern.fullmatch(entry)
+        if not match:
+            raise TowerError(f"{form}, not '{entry}'")
+        name, slots = match[1], int(match[2] or 1)
+        if name in hosts:
+            raise TowerError(f"the host {name} is given twice")
+        if slots < 1:
+            raise TowerError(f"the host {name} needs one slot at least")
+        hosts[name] = slots
+    if not hosts:
+        raise TowerError(f"{form}; no host is given")
+    return hosts
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address of a host.
+
+    Raises:
+        TowerError: it has none.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError) as error:
+        raise TowerError(f"unknown host {host}: {error}") from None
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine.
+
+    Raises:
+        TowerError: its name has no address.
+    """
+    address = resolve(host)
+    if ipaddress.ip_address(address).is_loopback:
+        return True
+    # An address can be bound exactly where it belongs to this machine.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def meeting_address(remote: Iterable[str]) -> str:
+    """The address of this machine by which all ranks can reach it.
+
+    Args:
+        remote: the hosts that are other machines; loopback serves for none.
+
+    Raises:
+        TowerError: there is no route to the first of them.
+    """
+    for host in remote:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                # Sends nothing: it only looks up a route.
+                probe.connect((resolve(host), 9))
+            except OSError as error:
+                raise TowerError(f"no route to host {host}: {error}") from None
+            return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
+    """What runs ``command`` on another machine.
+
+    Host keys and users are left to the user's own ssh configuration.
+    """
+    return [
+        "ssh",
+        # Never ask: nobody sits at a rank's terminal.
+        *("-o", "BatchMode=yes"),
+        *("-o", f"ConnectTimeout={_SSH_CONNECT_S}"),
+        # A machine that is gone is noticed within half a minute.
+        *("-o", "ServerAliveInterval=10"),
+        *(["-p", str(port)] if port else []),
+        host,
+        shlex.join(command),
+    ]
+
+
+def check_reachable(hosts: Iterable[str], port: int | None = None) -> None:
+    """Try ssh to each host, all at once.
+
+    Raises:
+        TowerError: ssh does not get there.
+    """
+
+    def reason(host: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ssh_command(host, port, ["true"]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=2 * _SSH_CONNECT_S,
+            )
+        except FileNotFoundError:
+            return "there is no ssh command on this machine"
+        except subprocess.TimeoutExpired:
+            return f"no answer in {2 * _SSH_CONNECT_S} s"
+        if done.returncode == 0:
+            return None
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return said[-1] if said else f"exit code {done.returncode}"
+
+    hosts = list(hosts)
+    if not hosts:
+        return
+    with ThreadPoolExecutor(min(32, len(hosts))) as pool:
+        for host, why in zip(hosts, pool.map(reason, hosts), strict=True):
+            if why:
+                raise TowerError(f"cannot reach host {host} by ssh: {why}")

@@ -1,0 +1,126 @@
+"""Lines of many processes on one terminal, each tagged with its rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+# Progress bars draw over their own line many times a second; of processes that
+# share a terminal each shows its state now and then instead.
+REDRAW_S = 2.0
+_LONGEST_LINE = 1 << 20
+_KEPT_BYTES = 16 << 10
+_COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "blue",
+    "bright_cyan",
+    "bright_magenta",
+    "bright_green",
+)
+
+
+def tag(name: str, index: int, stream: TextIO) -> bytes:
+    """What is put before each line of a rank, in colour on a terminal."""
+    console = Console(file=stream, highlight=False)
+    if not console.is_terminal:
+        return f"[{name}] ".encode()
+    with console.capture() as capture:
+        colour = _COLOURS[index % len(_COLOURS)]
+        console.print(Text(f"[{name}] ", style=colour), end="")
+    return capture.get().encode()
+
+
+class Sink:
+    """A stream that many threads write whole lines to."""
+
+    def __init__(self, stream: BinaryIO, on_closed: Callable[[], None]):
+        self._stream = stream
+        self._on_closed = on_closed
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        """Write at once; say once if nobody reads any more."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._stream.write(data)
+                self._stream.flush()
+                return
+            except OSError:
+                self._closed = True
+        self._on_closed()
+
+
+class Tagger:
+    """Cuts the bytes of one stream of a rank into tagged lines.
+
+    Works on bytes, so that no encoding can be cut in two or be wrong.
+
+    Attributes:
+        tail: the last bytes of the stream, as they came.
+    """
+
+    def __init__(self, sink: Sink, tag: bytes):
+        self.tail = b""
+        self._sink = sink
+        self._tag = tag
+        self._line = b""
+        self._drawn = 0.0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.tail = (self.tail + data)[-_KEPT_BYTES:]
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > _LONGEST_LINE:
+            lines.append(self._line)
+            self._line = b""
+        out = [self._tag + _final(line) + b"\n" for line in lines]
+        if lines:
+            self._drawn = 0.0
+        out += self._redraw()
+        if out:
+            self._sink.write(b"".join(out))
+
+    def close(self) -> None:
+        """Write what is left without a line's end."""
+        if self._line.strip(b"\r\b "):
+            self._sink.write(self._tag + _final(self._line) + b"\n")
+        self._line = b""
+
+    def _redraw(self) -> list[bytes]:
+        """The state of a line that is drawn over and over, if it is time."""
+        if b"\r" not in self._line:
+            return []
+        now = time.monotonic()
+        if not self._drawn:
+            # A bar that is done before the first interval ends shows up once.
+            self._drawn = now
+        # What was overwritten need not be kept.
+        done, _, rest = self._line.rpartition(b"\r")
+        state = _final(done)
+        self._line = state + b"\r" + rest
+        if now - self._drawn < REDRAW_S or not state.strip():
+            return []
+        self._drawn = now
+        return [self._tag + state + b"\n"]
+
+
+def _final(line: bytes) -> bytes:
+    """What a terminal shows of a line in the end."""
+    if b"\r" not in line:
+        return line
+    for part in reversed(line.split(b"\r")):
+        part = part.replace(b"\b", b"")
+        if part.strip():
+            return part
+    return b""

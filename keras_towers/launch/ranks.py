@@ -1,0 +1,199 @@
+"""One process of a job, as the launcher sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from keras_towers.launch import agent
+from keras_towers.launch.environment import exported
+from keras_towers.launch.hosts import ssh_command
+from keras_towers.launch.output import Sink, Tagger, tag
+
+GRACE_S = 3.0
+_AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and as what a rank runs.
+
+    Attributes:
+        name: what its lines are tagged with; None hands the terminal over.
+        index: picks its colour.
+        host: another machine; None: this one.
+        local_size: number of ranks on that host.
+        rendezvous: the address where the ranks meet.
+    """
+
+    name: str | None
+    index: int
+    host: str | None
+    local_size: int
+    rendezvous: str
+
+
+class Console:
+    """The launcher's own streams, shared by all ranks.
+
+    Args:
+        folder: where each rank's output is written as well; None: nowhere.
+        on_closed: called once when nobody reads the output any more.
+    """
+
+    def __init__(self, folder: Path | None, on_closed: Callable[[], None]):
+        self.folder = folder
+        self._files: dict[str, BinaryIO] = {}
+        self.sinks = {
+            stream: Sink(stream.buffer, on_closed)
+            for stream in (sys.stdout, sys.stderr)
+        }
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, name: str) -> BinaryIO | None:
+        """Where a rank's output is written as well."""
+        if self.folder is None:
+            return None
+        # In an elastic job several may run under one name, one by one.
+        if name not in self._files:
+            path = self.folder / f"rank.{name.replace(':', '.')}.txt"
+            self._files[name] = path.open("wb", buffering=0)
+        return self._files[name]
+
+    def close(self) -> None:
+        """Close the files; the launcher's streams stay open."""
+        for file in self._files.values():
+            file.close()
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own."""
+        line = f"keras-towers run: {text}\n"
+        self.sinks[sys.stderr].write(line.encode(errors="replace"))
+
+
+class Rank:
+    """A started process; ended by its agent, whatever it has started.
+
+    Args:
+        place: where it runs.
+        command: what runs there.
+        environment: variables of this rank alone.
+        console: where its output goes.
+        ssh_port: the port of ssh on other machines.
+        on_end: called with this rank once it has ended and all its output is
+            out, from another thread.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        command: list[str],
+        environment: dict[str, str],
+        console: Console,
+        ssh_port: int | None,
+        on_end: Callable[[Rank], None],
+    ):
+        self.place = place
+        self.code: int | None = None
+        self.stopped = False
+        self._taggers: dict[Any, Tagger] = {}
+        outer = dict(os.environ)
+        launch = _AGENT
+        if place.host:
+            environment = {**exported(outer), **environment}
+            launch = ssh_command(place.host, ssh_port, _AGENT)
+        direct = place.name is None and console.folder is None
+        self._process = subprocess.Popen(
+            launch,
+            stdin=subprocess.PIPE,
+            stdout=None if direct else subprocess.PIPE,
+            stderr=None if direct else subprocess.PIPE,
+            # Out of the terminal's reach: on Ctrl-C the launcher decides.
+            start_new_session=True,
+        )
+        order = {
+            "command": command,
+            "folder": os.getcwd(),
+            "environment": environment,
+            "local_size": place.local_size,
+            "rendezvous": place.rendezvous,
+            "grace_s": GRACE_S,
+        }
+        self._tell(json.dumps(order).encode() + b"\n")
+        self._readers = [] if direct else self._read(console)
+        threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
+
+    def tail(self) -> str:
+        """The last that it wrote to stderr."""
+        tagger = self._taggers.get(sys.stderr)
+        return tagger.tail.decode(errors="replace") if tagger else ""
+
+    def stop(self) -> None:
+        """Have it ended, with all that it started; do not wait."""
+        self.stopped = True
+        try:
+            assert self._process.stdin
+            self._process.stdin.close()
+        except OSError:  # It has ended already.
+            return
+
+    def kill(self) -> None:
+        """End the agent, or the connection, if it does not do as told."""
+        if self.code is None:
+            self._process.kill()
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            assert self._process.stdin
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:  # Why it ended is in its output.
+            return
+
+    def _read(self, console: Console) -> list[threading.Thread]:
+        name, index = self.place.name, self.place.index
+        copy = console.file(name or "0")
+        pipes = (self._process.stdout, self._process.stderr)
+        threads = []
+        for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
+            label = tag(name, index, stream) if name else b""
+            tagger = Tagger(console.sinks[stream], label)
+            self._taggers[stream] = tagger
+            thread = threading.Thread(
+                target=_pump, args=(pipe, tagger, copy), daemon=True
+            )
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _wait(self, on_end: Callable[[Rank], None]) -> None:
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join(GRACE_S)
+        self.code = code if code >= 0 else 128 - code
+        on_end(self)
+
+
+def _pump(pipe: IO[bytes], tagger: Tagger, copy: BinaryIO | None) -> None:
+    while data := os.read(pipe.fileno(), 1 << 16):
+        if copy and not copy.closed:
+            copy.write(data)
+        tagger.feed(data)
+    tagger.close()
+
+
+def signal_name(code: int) -> str | None:
+    """The signal that an exit code stands for, if it does."""
+    try:
+        return signal.Signals(code - 128).name if code > 128 else None
+    except ValueError:
+        return None

@@ -1,0 +1,165 @@
+"""Gradients that travel between processes in 16 bits.
+
+=================  ============================================================
+``exact``          as they are
+``fp16``           summed by the engine in float16: right for NCCL; over Gloo,
+                   which adds float16 in software, slower than no compression
+``fp16_shards``    every rank sums a part of all in float32; float16 travels
+``bf16_shards``    the same in bfloat16: the range of float32, 8 bits of
+                   precision. No engine sums bfloat16, so there is no other way
+=================  ============================================================
+
+The shards are a reduce-scatter by an all-to-all, and an all-gather; the sum is
+rounded once more before it travels back. A value too large for float16
+arrives as an infinity, so that ``LossScaleOptimizer`` sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.reduction.error_feedback import with_error_feedback
+from keras_towers.reduction.exchange import Exchange, buckets, exact
+from keras_towers.transport import Transport
+
+
+def fp16(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Sum in float16, by the transport's all-reduce."""
+    _check_floats(tensors)
+    sums = transport.all_reduce(
+        [
+            tf.cast(t, tf.float16) if is_rounded(t, tf.float16) else t
+            for t in tensors
+        ],
+        key,
+    )
+    return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
+
+
+def fp16_shards(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Send float16, sum in float32: every rank its part of all tensors."""
+    return _by_shards(tf.float16, transport, tensors, key)
+
+
+def bf16_shards(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Send bfloat16, sum in float32: every rank its part of all tensors."""
+    return _by_shards(tf.bfloat16, transport, tensors, key)
+
+
+def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
+    """Whether a gradient travels as ``dtype`` and loses by it.
+
+    Those that have 16 bits already travel as they are.
+    """
+    return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
+
+
+def _by_shards(
+    dtype: tf.DType,
+    transport: Transport,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+) -> list[tf.Tensor]:
+    _check_floats(tensors)
+    # An engine may refuse a message without bytes.
+    full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
+    sums = dict(enumerate(tensors))
+    rounded = [i for i in full if is_rounded(tensors[i], dtype)]
+    others = [i for i in full if i not in set(rounded)]
+    for number, members in enumerate(buckets(tensors, rounded)):
+        parts = [tensors[i] for i in members]
+        totals = _sum_bucket(dtype, transport, parts, f"{key}.{number}")
+        sums.update(zip(members, totals, strict=True))
+    if others:
+        totals = transport.all_reduce(
+            [tensors[i] for i in others], f"{key}.others"
+        )
+        sums.update(zip(others, totals, strict=True))
+    return [sums[i] for i in range(len(tensors))]
+
+
+def _sum_bucket(
+    dtype: tf.DType,
+    transport: Transport,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+) -> list[tf.Tensor]:
+    flat = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+    elements = tf.size(flat)
+    padded = tf.pad(flat, [[0, -elements % transport.size]])
+    mine = transport.all_to_all(tf.cast(padded, dtype), f"{key}.parts")
+    rows = tf.unstack(
+        tf.reshape(mine, [transport.size, -1]), num=transport.size
+    )
+    total = tf.add_n([tf.cast(row, tf.float32) for row in rows])
+    totals = transport.all_gather(tf.cast(total, dtype), f"{key}.sums")
+    totals = tf.cast(totals[:elements], tensors[0].dtype)
+    sizes = [
+        tf.size(t) if (n := t.shape.num_elements()) is None else n
+        for t in tensors
+    ]
+    return [
+        tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
+        for part, t in zip(tf.split(totals, sizes), tensors, strict=True)
+    ]
+
+
+def _check_floats(tensors: Sequence[tf.Tensor]) -> None:
+    for index, tensor in enumerate(tensors):
+        if not tensor.dtype.is_floating:
+            raise TowerError(
+                f"compression on integer gradients: gradient {index} is "
+                f"{tensor.dtype.name}, which 16-bit floats cannot carry. Use "
+                "compression=None."
+            )
+
+
+_NAMED: dict[str, Exchange] = {
+    "none": exact,
+    "fp16": fp16,
+    "fp16-shards": fp16_shards,
+    "bf16": bf16_shards,
+}
+_WITH_FEEDBACK = {
+    "fp16-feedback": (fp16_shards, tf.float16),
+    "bf16-feedback": (bf16_shards, tf.bfloat16),
+}
+
+
+def resolve(compression: str | Exchange | None) -> Exchange:
+    """The exchange that a user asked for.
+
+    Args:
+        compression: None or ``"none"``, ``"fp16"``, ``"fp16-shards"``,
+            ``"bf16"`` (by shards), ``"fp16-feedback"`` or ``"bf16-feedback"``
+            (by shards, with error feedback), or a function.
+
+    Raises:
+        TowerError: a name that does not exist.
+
+    Example:
+        >>> resolve("bf16") is bf16_shards
+        True
+    """
+    if compression is None:
+        return exact
+    if callable(compression):
+        return compression
+    if compression in _WITH_FEEDBACK:
+        return with_error_feedback(*_WITH_FEEDBACK[compression])
+    if compression in _NAMED:
+        return _NAMED[compression]
+    names = ", ".join(map(repr, [*_NAMED, *_WITH_FEEDBACK]))
+    raise TowerError(
+        f"compression={compression!r} is not known: give None, one of {names}, "
+        "or a function of a transport, tensors and a key."
+    )

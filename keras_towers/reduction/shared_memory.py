@@ -1,0 +1,137 @@
+"""Exact sums over the processes of one machine, through its memory.
+
+Over sockets every byte of a gradient is copied in and out of the kernel twice.
+In shared memory a rank writes its gradients once, sums its part of all, and
+reads the sums. The transport carries only the word that a rank is ready, so
+that a rank that died is found as in any of its collectives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import uuid
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers.reduction.exchange import buckets
+from keras_towers.reduction.segments import FOLDER, SharedBucket
+from keras_towers.transport import Transport
+
+# Below it one small all-reduce costs less than the words that ranks are ready.
+MIN_BYTES = 256 * 2**10
+
+
+class SharedMemoryExchange:
+    """An ``Exchange`` of ranks that all are on one machine, without GPUs.
+
+    Where memory cannot be shared, be it that there is too little or that the
+    ranks turn out to live in different containers, the transport's all-reduce
+    sums. Small, integer and 16-bit gradients are always summed by it.
+
+    Args:
+        transport: connects the processes; all of them have to make the
+            exchange at the same point.
+
+    Example:
+        >>> exchange = SharedMemoryExchange(transport)
+        >>> sums = exchange(transport, gradients, "kt.sum.1")
+    """
+
+    def __init__(self, transport: Transport):
+        job = transport.gather_objects(uuid.uuid4().hex[:12])[0]
+        self._prefix = f"keras-towers-{job}-"
+        self._buckets: dict[str, SharedBucket] = {}
+        atexit.register(_remove, self._prefix, transport.rank)
+
+    def __call__(
+        self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        shared = [i for i, t in enumerate(tensors) if _can_be_shared(t)]
+        size = sum(
+            tensors[i].shape.num_elements() * tensors[i].dtype.size
+            for i in shared
+        )
+        if size < MIN_BYTES:
+            return transport.all_reduce(tensors, key)
+        sums: dict[int, tf.Tensor] = {}
+        for number, members in enumerate(buckets(tensors, shared)):
+            totals = self._sum(
+                transport, [tensors[i] for i in members], f"{key}.{number}"
+            )
+            sums.update(zip(members, totals, strict=True))
+        others = [i for i in range(len(tensors)) if i not in sums]
+        if others:
+            totals = transport.all_reduce(
+                [tensors[i] for i in others], f"{key}.others"
+            )
+            sums.update(zip(others, totals, strict=True))
+        return [sums[i] for i in range(len(tensors))]
+
+    def _sum(
+        self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        bucket = self._bucket(transport, tensors, key)
+
+        def together(function, inputs, step):
+            done = tf.numpy_function(function, inputs, tf.int32)
+            done = tf.ensure_shape(done, [])
+            return transport.all_reduce([done], f"{key}.{step}")[0]
+
+        posted = together(bucket.post, tensors, "posted")
+        reduced = together(bucket.reduce, [posted, *tensors], "reduced")
+
+        def collect():
+            views = tf.numpy_function(
+                bucket.collect, [reduced], [t.dtype for t in tensors]
+            )
+            # An operation that works in place would write what others read.
+            return [
+                tf.reshape(tf.raw_ops.DeepCopy(x=view), t.shape)
+                for view, t in zip(views, tensors, strict=True)
+            ]
+
+        return tf.cond(
+            tf.equal(reduced, transport.size),
+            collect,
+            lambda: transport.all_reduce(tensors, f"{key}.plain"),
+        )
+
+    def _bucket(
+        self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> SharedBucket:
+        """A bucket for a key and these lengths, over all traces of a step."""
+        lengths = [tensor.shape.num_elements() for tensor in tensors]
+        dtype = tensors[0].dtype
+        form = f"{dtype.name}:{lengths}"
+        name = f"{key}-{uuid.uuid5(uuid.NAMESPACE_OID, form).hex[:12]}"
+        if name not in self._buckets:
+            self._buckets[name] = SharedBucket(
+                self._prefix + name,
+                transport.rank,
+                transport.size,
+                lengths,
+                dtype.as_numpy_dtype,
+            )
+        return self._buckets[name]
+
+
+def available(transport: Transport) -> bool:
+    """Whether the ranks seem to be on one machine, which can share memory."""
+    return (
+        1 < transport.size == transport.local_size
+        and FOLDER.is_dir()
+        and os.access(FOLDER, os.W_OK)
+    )
+
+
+def _can_be_shared(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in (tf.float32, tf.float64) and bool(
+        tensor.shape.num_elements()
+    )
+
+
+def _remove(prefix: str, rank: int) -> None:
+    for path in FOLDER.glob(f"{prefix}*.{rank}"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""``keras-towers doctor`` on machines in different states of health."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from keras_towers import compat
+from keras_towers.cli.main import app
+from keras_towers.doctor import checks, probe, self_test
+from keras_towers.doctor.findings import State
+from keras_towers.engines import horovod_probe
+
+FACTS = {
+    "tensorflow": "2.21.0",
+    "built_with_cuda": False,
+    "cuda": "",
+    "gpus": [],
+    "keras": "3.15.1",
+    "backend": "tensorflow",
+    "known_to_work": compat.KNOWN_TO_WORK,
+}
+HOROVOD = horovod_probe.Found("0.28.1", "2.21.0", True, built={"gloo": True})
+
+
+@pytest.fixture
+def doctor(monkeypatch):
+    """Run the command on made-up facts."""
+
+    def run(*arguments, horovod=HOROVOD, **facts):
+        told = facts.pop("instead", {**FACTS, **facts})
+        monkeypatch.setattr(probe, "look", lambda: told)
+        monkeypatch.setattr(horovod_probe, "look", lambda: horovod)
+        return CliRunner().invoke(
+            app, ["doctor", *arguments], env={"COLUMNS": "200"}
+        )
+
+    return run
+
+
+def test_all_is_well(doctor):
+    result = doctor()
+    assert result.exit_code == 0, result.output
+    assert "0.28.1 for TensorFlow 2.21.0; built in: Gloo" in result.output
+    assert "All is well." in result.output
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"instead": {"error": "ImportError: no"}}, "cpu]'"),
+        ({"keras_error": "ImportError: no"}, "--upgrade keras"),
+        ({"backend": "jax"}, "KERAS_BACKEND=tensorflow"),
+        ({"compat_error": "X is gone"}, "X is gone"),
+        (
+            {
+                "horovod": horovod_probe.Found(
+                    "0.28.1", "2.20.0", False, "undefined symbol"
+                )
+            },
+            "undefined symbol",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_work(doctor, facts, said):
+    result = doctor(**facts)
+    assert result.exit_code == 1
+    assert "What to do next" in result.output and said in result.output
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"horovod": None}, "keras-towers install horovod"),
+        ({"tensorflow": "2.99.0"}, "2.99.0 is not tested"),
+        ({"keras": "3.2.0"}, "3.2.0 is not tested"),
+        ({"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
+    ],
+    ids=str,
+)
+def test_what_may_work(doctor, facts, said):
+    result = doctor(**facts)
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+
+
+def test_json(doctor):
+    report = json.loads(doctor("--json", horovod=None).output)
+    assert report["ok"] is True
+    (horovod,) = [f for f in report["findings"] if f["name"] == "Horovod"]
+    assert horovod["value"] == "not installed"
+    assert "install horovod" in horovod["advice"]
+
+
+def test_this_environment():
+    facts = probe.look()
+    assert facts["known_to_work"] == compat.KNOWN_TO_WORK
+    states = {finding.state for finding in checks.versions(facts)}
+    assert states <= {State.OK, State.WARNING}
+
+
+def test_a_tensorflow_that_dies(monkeypatch):
+    def dies(command, **ignored):
+        return subprocess.CompletedProcess(command, -4, "", "")
+
+    monkeypatch.setattr(subprocess, "run", dies)
+    assert probe.look() == {"error": "exit status -4"}
+
+
+def test_known_to_work_can_be_read():
+    known = checks.known_versions(compat.KNOWN_TO_WORK)
+    assert set(known) == {"TensorFlow", "Keras"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "passed", "said"),
+    [
+        ([1.0, 1.0], True, "difference of a weight"),
+        ([1.0, 1.1], False, "the processes' weights differ by 1.0e-01"),
+        ([2.0, 2.0], False, "1.0e+00"),
+        ([np.nan, np.nan], False, "nan"),
+        ([1.0], False, "rank1 wrote no weights"),
+    ],
+)
+def test_how_weights_are_compared(ranks, passed, said, tmp_path):
+    np.savez(tmp_path / "alone.npz", np.ones(3))
+    for rank, value in enumerate(ranks):
+        np.savez(tmp_path / f"rank{rank}.npz", np.full(3, value))
+    result, text = self_test.compare(tmp_path)
+    assert result == passed and said in text
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_self_test(doctor, monkeypatch, passed):
+    outcome = self_test.Outcome(passed, "how far apart", "[a] traceback", 3)
+    monkeypatch.setattr(self_test, "run", lambda: outcome)
+    result = doctor("--self-test")
+    assert result.exit_code == (0 if passed else 1)
+    assert "how far apart (3 s, on the CPU)" in result.output
+    assert ("[a] traceback" in result.output) != passed
+
+
+def test_self_test_without_horovod(doctor):
+    result = doctor("--self-test", horovod=None)
+    assert result.exit_code == 1
+    assert "Horovod is needed for the self-test" in result.output
+
+
+def test_a_job_that_hangs_is_ended(monkeypatch):
+    hang = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(self_test, "_launcher", lambda: hang)
+    monkeypatch.setattr(self_test.sys, "executable", "true")
+    outcome = self_test.run(timeout_s=1)
+    assert not outcome.passed
+    assert outcome.text == "a job of 2 processes did not end in 1 s"

@@ -1,0 +1,97 @@
+"""``keras-towers install`` as a user types it, without a build."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from keras_towers.cli.main import app
+from keras_towers.engines import horovod_build, horovod_probe
+from keras_towers.engines.toolchain import InstallError
+
+LOADS = horovod_probe.Found(
+    "0.28.1", "2.21.0", True, built={"gloo": True, "mpi": True, "nccl": 0}
+)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["install", *arguments])
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What is asked of the building functions, which do nothing."""
+    calls = []
+    wheel = tmp_path / "horovod-0.28.1.whl"
+    wheel.write_text("a wheel")
+
+    def build(with_mpi, with_nccl, progress, rebuild):
+        calls.append((with_mpi, with_nccl, rebuild))
+        progress("compiling", 0.0)
+        progress("compiling", 0.3)
+        return horovod_build.Built(wheel, cached=not rebuild, seconds=83.2)
+
+    def install(built, with_mpi, with_nccl, progress):
+        calls.append("install")
+        return built, LOADS
+
+    monkeypatch.setattr(horovod_build, "build", build)
+    monkeypatch.setattr(horovod_build, "install", install)
+    return calls
+
+
+def test_help_lists_the_engines():
+    assert "horovod" in invoke("--help").output
+    output = invoke("horovod", "--help").output
+    assert "--with-mpi" in output and "--with-nccl" in output
+
+
+def test_an_unknown_engine():
+    result = invoke("horovodd")
+    assert result.exit_code == 2
+    assert "unknown engine 'horovodd'; choose horovod" in result.output
+
+
+def test_from_the_cache(asked):
+    result = invoke("horovod")
+    assert result.exit_code == 0, result.output
+    assert asked == [(False, False, False), "install"]
+    assert "compiling\ncompiling 25%\n" in result.output
+    assert (
+        "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; "
+        "built in: Gloo, MPI" in result.output
+    )
+
+
+def test_options(asked):
+    result = invoke("horovod", "--with-mpi", "--with-nccl", "--rebuild")
+    assert asked[0] == (True, True, True)
+    assert "built in 83 s" in result.output
+
+
+def test_the_wheel_only(asked, tmp_path):
+    folder = tmp_path / "a" / "b"
+    result = invoke("horovod", "--wheel-only", str(folder))
+    assert asked == [(False, False, False)]
+    (wheel,) = folder.iterdir()
+    assert Path(result.output.splitlines()[-1].split(" (")[0]) == wheel
+
+
+def test_what_goes_wrong(monkeypatch):
+    def build(*ignored):
+        raise InstallError("no compiler\nget one")
+
+    monkeypatch.setattr(horovod_build, "build", build)
+    result = invoke("horovod")
+    assert result.exit_code == 1
+    assert "keras-towers install horovod: no compiler\nget one" in result.output
+
+
+def test_an_interrupt(monkeypatch):
+    def build(*ignored):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(horovod_build, "build", build)
+    result = invoke("horovod")
+    assert result.exit_code == 130
+    assert "nothing was installed" in result.output

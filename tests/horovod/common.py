@@ -1,0 +1,126 @@
+"""What the cases of two processes share."""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_towers.horovod as hvd
+
+GLOBAL_BATCH = 16
+BATCHES = 6
+CASES = {}
+
+
+def case(function):
+    """Register a case: every rank runs it and returns what it found."""
+    CASES[function.__name__] = function
+    return function
+
+
+def data(kind="dense", batches=BATCHES):
+    rng = np.random.default_rng(7)
+    number = GLOBAL_BATCH * batches
+    y = rng.integers(0, 3, number)
+    if kind == "words":
+        return rng.integers(0, 20, (number, 5)), y
+    return rng.normal(size=(number, 6)).astype("float32"), y
+
+
+def mine(array):
+    """This rank's half of every global batch."""
+    parts = array.reshape(-1, 2, GLOBAL_BATCH // 2, *array.shape[1:])
+    return parts[:, hvd.rank()].reshape(-1, *array.shape[1:])
+
+
+def model(kind="dense", seed=3, **kwargs):
+    """A small model, built, with the same weights wherever it is made."""
+    keras.utils.set_random_seed(seed)
+    first = (
+        [
+            keras.Input((5,), dtype="int64"),
+            keras.layers.Embedding(20, 4),
+            keras.layers.Flatten(),
+        ]
+        if kind == "words"
+        else [keras.Input((6,))]
+    )
+    return keras.Sequential(
+        [
+            *first,
+            keras.layers.Dense(8, activation="tanh", **kwargs),
+            keras.layers.Dense(3, **kwargs),
+        ]
+    )
+
+
+def loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def train(optimizer, kind="dense", alone=False, made=None, epochs=2, **kwargs):
+    """Fit a model on this rank's half, or alone on the global batches."""
+    made = made or model(kind)
+    made.compile(optimizer, loss(), **kwargs)
+    x, y = data(kind)
+    if not alone:
+        x, y = mine(x), mine(y)
+    size = GLOBAL_BATCH if alone else GLOBAL_BATCH // 2
+    made.fit(x, y, size, epochs=epochs, shuffle=False, verbose=0)
+    return made
+
+
+@functools.cache
+def trained_alone(make, kind="dense"):
+    """What one process gets; shared by cases, so not to be trained on."""
+    return train(make(), kind, alone=True)
+
+
+def weights_apart(one, other):
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def ranks_apart(made):
+    """How far the ranks' weights are from one another."""
+    everyone = hvd.allgather_object(made.get_weights())
+    pairs = zip(*everyone, strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def compared(make, kind="dense", reference=None, moved=None, **options):
+    """Train distributed and alone; say how far the weights are apart."""
+    alone = trained_alone(reference or make, kind)
+    ours = train(hvd.DistributedOptimizer(make(), **options), kind)
+    return outcome(ours, alone, kind)
+
+
+def outcome(ours, alone, kind="dense"):
+    return {
+        "to_alone": weights_apart(ours, alone),
+        "ranks": ranks_apart(ours),
+        "moved": weights_apart(ours, model(kind)),
+        "iterations": int(ours.optimizer.iterations.numpy()),
+    }
+
+
+def message(function):
+    """The TowerError that the function raises."""
+    from keras_towers import TowerError
+
+    try:
+        function()
+    except TowerError as error:
+        return str(error)
+    return None
+
+
+def sgd(rate=0.1, **kwargs):
+    return keras.optimizers.SGD(rate, momentum=0.9, **kwargs)
+
+
+def gradients(made, x, y):
+    with tf.GradientTape() as tape:
+        value = loss()(y, made(x, training=True))
+    return tape.gradient(value, made.trainable_variables)

@@ -1,0 +1,66 @@
+"""What ``keras-towers run`` refuses, in one line."""
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from keras_towers.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text("")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("s.py", "say how many processes: -np N"),
+        ("-np 0 s.py", "-np takes a number from 1, not 0"),
+        ("-np 2 none.py", "there is no script none.py"),
+        ("-np 2 python s.py", "give the script itself, without python"),
+        ("-np 2 -H a:b s.py", "-H takes host:slots,"),
+        ("-np 2 -H a:2 --hostfile b s.py", "give -H or --hostfile, not both"),
+        ("-np 2 --hostfile none s.py", "cannot read the hostfile none"),
+        ("-np 3 -H localhost:2 s.py", "3 processes are more than the 2 slots"),
+        ("-np 1 -H no.such.invalid:1 s.py", "unknown host no.such.invalid"),
+        ("-np 2 --strategy nope s.py", "unknown strategy 'nope'; known are"),
+        ("-np 2 --strategy tower s.py", "works in one process"),
+        ("-np 2 --towers 2 s.py", "--towers is an option of a --strategy"),
+        ("-np 2 --network-interface no0 s.py", "no network interface no0"),
+        ("--min-np 0 s.py", "--min-np takes a number from 1, not 0"),
+        ("--min-np 3 --max-np 2 s.py", "smallest first"),
+        ("--max-np 2 s.py", "an elastic job needs --min-np or -np"),
+        (
+            "--min-np 1 --host-discovery-script hosts.sh s.py",
+            "hosts.sh is not executable: chmod +x hosts.sh",
+        ),
+    ],
+)
+def test_one_line_says_why(arguments, said):
+    pytest.importorskip("horovod.runner.gloo_run")
+    result = CliRunner().invoke(app, ["run", *arguments.split()])
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_missing_horovod(monkeypatch):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "horovod":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    result = CliRunner().invoke(app, ["run", "-np", "2", "s.py"])
+    assert result.exit_code == 2
+    assert "run `keras-towers install horovod`" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_help_names_every_option():
+    result = CliRunner().invoke(app, ["run", "--help"])
+    assert result.exit_code == 0
+    for option in ("-np", "--hosts", "--strategy", "--min-np", "--output"):
+        assert option in result.output

@@ -1,0 +1,232 @@
+"""``keras-towers run`` with real processes; no Horovod in the ranks here."""
+
+import os
+import re
+import signal
+
+import pytest
+
+pytest.importorskip("horovod.runner.gloo_run")
+
+from tests.launch.jobs import Launched, all_gone
+
+LIMIT_S = 60
+
+HELLO = """
+import os, sys
+print("rank", os.environ["HOROVOD_RANK"], "of", os.environ["HOROVOD_SIZE"],
+      sys.argv[1:], "Größe ✓")
+print("to stderr", file=sys.stderr)
+"""
+
+# Rank 1 does what it is told, the others would go on for long.
+ONE = """
+import os, signal, sys, time
+if os.environ["HOROVOD_RANK"] == "1":
+    {}
+time.sleep(600)
+"""
+
+# Every rank has a child, and that one of its own that left its session.
+FAMILY = """
+import os, pathlib, signal, subprocess, sys, time
+sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+subprocess.Popen(sleeper, start_new_session=True)
+subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open("ready", "a") as file:
+    print(os.getpid(), file=file)
+time.sleep(0 if "leave" in sys.argv else 600)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="script.py"):
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start a job in a folder of its own."""
+    running = []
+
+    def launch(*arguments, **variables):
+        running.append(Launched(tmp_path, arguments, **variables))
+        return running[-1]
+
+    yield launch
+    for job in running:
+        if job.process.poll() is None:
+            job.finish(0)
+
+
+@pytest.fixture
+def run(launch):
+    return lambda *arguments, **variables: launch(
+        *arguments, **variables
+    ).finish(LIMIT_S)
+
+
+def test_lines_are_tagged_and_arguments_are_the_scripts(run, write):
+    words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help"]
+    done = run("-np", "3", write(HELLO), *words)
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == [
+        f"[{rank}] rank {rank} of 3 {words} Größe ✓" for rank in range(3)
+    ]
+    assert sorted(done.err.splitlines()) == [
+        f"[{rank}] to stderr" for rank in range(3)
+    ]
+
+
+def test_one_rank_is_not_tagged(run, write):
+    done = run("-np", "1", write(HELLO))
+    assert done.out == "rank 0 of 1 [] Größe ✓\n"
+
+
+def test_module(run, write):
+    write(HELLO, "hello.py")
+    done = run("-np", "1", "-m", "hello", "--epochs", "1")
+    assert "['--epochs', '1']" in done.out
+
+
+def test_a_file_of_each_rank(run, write, tmp_path):
+    done = run("-np", "2", "--output", "logs", write(HELLO))
+    assert done.code == 0, done.err
+    for rank in (0, 1):
+        text = (tmp_path / "logs" / f"rank.{rank}.txt").read_text()
+        assert sorted(text.splitlines()) == [
+            f"rank {rank} of 2 [] Größe ✓",
+            "to stderr",
+        ]
+
+
+def test_output_is_not_held_back(launch, write, tmp_path):
+    job = launch(
+        "-np", "2", write("print('now')\nimport time\ntime.sleep(600)")
+    )
+    assert job.process.stdout.readline() in (b"[0] now\n", b"[1] now\n")
+
+
+def test_cores_are_shared(run, write):
+    text = "import os; print(os.environ.get('TF_NUM_INTRAOP_THREADS'))"
+    assert re.fullmatch(
+        r"(\[[01]\] \d+\n){2}", run("-np", "2", write(text)).out
+    )
+    kept = run("-np", "2", "script.py", TF_NUM_INTRAOP_THREADS="77")
+    assert kept.out == "[0] 77\n[1] 77\n" or kept.out == "[1] 77\n[0] 77\n"
+    assert run("-np", "1", "script.py").out == "None\n"
+
+
+def test_exception_ends_the_others(run, write):
+    done = run("-np", "3", write(ONE.format("raise ValueError('bad data')")))
+    assert done.code == 1
+    assert done.seconds < 30
+    assert "[1] ValueError: bad data\n" in done.err
+    assert done.last == (
+        "keras-towers run: rank 1 ended with exit code 1; its last lines are "
+        "above"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("sys.exit(7)", 7, "rank 1 ended with exit code 7"),
+        ("os._exit(3)", 3, "rank 1 ended with exit code 3"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "rank 1 was killed by SIGKILL (out of memory?)",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGSEGV)",
+            139,
+            "rank 1 was killed by SIGSEGV",
+        ),
+    ],
+)
+def test_exit_code_is_the_ranks(run, write, what, code, said):
+    done = run("-np", "2", write(ONE.format(what)))
+    assert done.code == code
+    assert done.last == f"keras-towers run: {said}"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_stopped_launcher_leaves_nothing(launch, write, tmp_path, number, code):
+    job = launch("-np", "2", write(FAMILY))
+    job.wait_for(tmp_path / "ready", lines=2)
+    family = job.family()
+    # An agent, a rank, and four below it, twice.
+    assert len(family) >= 10
+    job.send(number)
+    done = job.finish(20)
+    assert done.code == code
+    assert all_gone(family, 0.5)
+    assert done.last == f"keras-towers run: stopped by {number.name}"
+
+
+def test_ranks_that_ignore_sigterm_are_killed(launch, write, tmp_path):
+    job = launch("-np", "2", write(FAMILY), "stubborn")
+    job.wait_for(tmp_path / "ready", lines=2)
+    family = job.family()
+    job.send(signal.SIGINT)
+    assert job.finish(20).code == 130
+    assert all_gone(family, 0.5)
+
+
+def test_killed_launcher_leaves_nothing(launch, write, tmp_path):
+    job = launch("-np", "2", write(FAMILY))
+    job.wait_for(tmp_path / "ready", lines=2)
+    family = job.family()
+    job.send(signal.SIGKILL)
+    assert all_gone(family)
+
+
+def test_finished_ranks_leave_nothing(launch, write, tmp_path):
+    job = launch("-np", "2", write(FAMILY), "leave")
+    job.wait_for(tmp_path / "ready", lines=2)
+    family = job.family()
+    assert job.finish(20).code == 0
+    assert all_gone(family, 0.5)
+
+
+def test_closed_output_ends_the_job(launch, write):
+    job = launch("-np", "2", write("while True: print('x' * 1000)"))
+    assert job.process.stdout.readline()
+    job.process.stdout.close()
+    assert job.process.wait(20) == 141
+
+
+def test_another_host(run, write, tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'while [ "${1#-}" != "$1" ]; do shift 2; done\n'
+        'echo "$1" >> hosts_asked; shift; exec sh -c "$*"\n'
+    )
+    ssh.chmod(0o755)
+    script = write(
+        "import os, sys\n"
+        "print(os.environ['HOROVOD_HOSTNAME'], sys.argv[1:],"
+        " os.environ['HOROVOD_GLOO_IFACE'],"
+        " os.environ['HOROVOD_GLOO_RENDEZVOUS_ADDR'])\n"
+        "sys.exit(5 * int(os.environ['HOROVOD_RANK']))\n"
+    )
+    done = run(
+        *("-np", "2", "-H", "localhost:1,192.0.2.1:1", script, "a 'b"),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+    assert done.code == 5, done.err
+    assert "[0] localhost" in done.out
+    assert '[1] 192.0.2.1 ["a \'b"]' in done.out
+    assert "127.0.0.1" not in done.out
+    # Once to see whether it answers.
+    assert (tmp_path / "hosts_asked").read_text() == "192.0.2.1\n" * 2
