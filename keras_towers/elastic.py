@@ -138,8 +138,8 @@ def run(function: Callable) -> Callable:
 
 
 def _connect_anew() -> None:
-    _hvd.shutdown()
-    _hvd.init()
+    horovod_lib.HorovodTransport().disconnect()
+    horovod_lib.HorovodTransport()
 
 
 class Commit(ResumesFit):

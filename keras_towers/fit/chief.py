@@ -106,11 +106,13 @@ class _Together(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         transport = self._strategy.transport
+        transport.mark("the beginning of fit")
         begins = transport.gather_objects(self.model._initial_epoch)
         self.model._initial_epoch = begins[0]
         self._strategy.adoption.hand_out(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._strategy.transport.mark(f"the end of epoch {epoch + 1}")
         stops = tf.constant(int(self.model.stop_training))
         (stops,) = sum_over_ranks(self._strategy.transport, [stops])
         self.model.stop_training = int(stops) > 0

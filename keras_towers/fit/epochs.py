@@ -42,6 +42,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         trains = kind == "fit"
         transport = strategy.transport
         ranks = transport.size > 1
+        self._transport, self._kind = transport, kind
         self._towers = strategy.num_towers
         self._order = order
         # Validation data of ranks that train on their own are their own too.
@@ -152,6 +153,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Any:
         step = super().__next__()
         self._unused = None
+        self._transport.mark(f"step {step[0]} of {self._kind}")
         return step
 
     def reset(self) -> None:

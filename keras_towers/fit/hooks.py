@@ -175,6 +175,8 @@ def _method(
             raise strategy.lockstep.difference() from None
         finally:
             _local.session = before
+            if before is None:
+                strategy.transport.mark("")
 
 
 def _created_in_scope(
@@ -284,6 +286,7 @@ def _epoch_iterator(
 def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
     session = current_session()
     if session is not None and session.model is model:
+        tf.distribute.get_strategy().transport.mark(f"end of {session.kind}")
         iterator = session.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():
             # Keras would go on with nothing but a warning.

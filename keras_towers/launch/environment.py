@@ -59,7 +59,10 @@ def job_environment(
         # when one dies, and for the last one to start. In an elastic job the
         # rendezvous waits for that. Elsewhere the launcher notices a death;
         # Horovod's 30 s are short where many load TensorFlow at once.
-        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "10" if elastic else "300"
+        patience_s = max(300, stall_shutdown_s + 60)
+        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
+            "10" if elastic else str(patience_s)
+        )
     if seed is not None:
         environment[SEED] = str(seed)
         # Else the order of a set of strings, and what a script makes of it,

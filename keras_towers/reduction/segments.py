@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import mmap
 import os
 import pathlib
-from collections.abc import Sequence
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+logger = logging.getLogger("keras_towers")
 
 FOLDER = pathlib.Path("/dev/shm")
 
@@ -26,10 +31,7 @@ class SharedBucket:
     before. Each element is summed by one rank, in one order, so that all ranks
     read the same bits.
 
-    A method that cannot do its work gives 0 in place of 1.
-
     Args:
-        name: the group's name, the same on all ranks, of this job alone.
         rank: this process.
         size: number of processes.
         lengths: number of elements of each array.
@@ -38,63 +40,82 @@ class SharedBucket:
 
     def __init__(
         self,
-        name: str,
         rank: int,
         size: int,
         lengths: Sequence[int],
         dtype: np.dtype,
     ):
-        self._name, self._rank, self._size = name, rank, size
+        self._rank, self._size = rank, size
         self._lengths, self._dtype = list(lengths), np.dtype(dtype)
         step = _ALIGNMENT // self._dtype.itemsize
         *self._starts, self._total = itertools.accumulate(
             (-(-length // step) * step for length in lengths), initial=0
         )
         self._bounds = [self._total * r // size for r in range(size + 1)]
-        self._sent: list[np.ndarray] = []
+        self._name = secrets.randbelow(2**62) + 1
         self._own: np.ndarray | None = None
+        self._sent: list[np.ndarray] = []
         self._sums: np.ndarray | None = None
         self._failed = False
+        self._unlink = weakref.finalize(self, _unlink, _path(self._name))
 
-    def post(self, *arrays: np.ndarray) -> np.int32:
-        """Write what the other ranks are to sum."""
+    def post(self, *arrays: np.ndarray) -> np.int64:
+        """Write what the other ranks are to sum.
+
+        Returns:
+            A number by which they find it, 0 if there is no room.
+        """
         if self._failed:
-            return np.int32(0)
+            return np.int64(0)
         try:
             if self._own is None:
-                self._own = self._map(self._rank, create=True)
-        except OSError:
-            self._fail()
-            return np.int32(0)
+                self._own = self._map(self._rank, self._name, create=True)
+        except OSError as error:
+            self._fail(error)
+            return np.int64(0)
         for rank in range(self._size):
             if rank != self._rank:
                 for place, part in self._parts(rank, arrays):
                     np.copyto(self._own[place], part)
-        return np.int32(1)
+        return np.int64(self._name)
 
-    def reduce(self, posted: np.int32, *arrays: np.ndarray) -> np.int32:
-        """Sum this rank's part, once ``posted`` ranks have written theirs."""
-        if posted < self._size or not self._opened():
-            self._fail()
+    def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
+        """Sum this rank's part, once all have written theirs.
+
+        Args:
+            names: what ``post`` gave on all ranks.
+            *arrays: what was given to it here.
+
+        Returns:
+            1, or 0 if the others' memory cannot be read.
+        """
+        try:
+            self._open(names)
+        except (OSError, ValueError) as error:
+            self._fail(error)
             return np.int32(0)
         first, *rest = self._sent
-        for place, part in self._parts(self._rank, arrays):
-            total = self._sums[place]
-            np.add(part, first[place], out=total)
-            for other in rest:
-                np.add(total, other[place], out=total)
+        # Gradients may be infinite; whoever scales the loss deals with it.
+        with np.errstate(all="ignore"):
+            for place, part in self._parts(self._rank, arrays):
+                total = self._sums[place]
+                np.add(part, first[place], out=total)
+                for other in rest:
+                    np.add(total, other[place], out=total)
         return np.int32(1)
 
     def collect(self, _: np.int32) -> list[np.ndarray]:
         """The sums, in memory that the next ``reduce`` overwrites."""
-        # All ranks have it open; without a name it ends with the processes.
+        # All ranks have it open; without a name it ends with them.
         self._unlink()
         return [
             self._sums[start : start + length]
             for start, length in zip(self._starts, self._lengths, strict=True)
         ]
 
-    def _parts(self, rank: int, arrays: Sequence[np.ndarray]):
+    def _parts(
+        self, rank: int, arrays: Sequence[np.ndarray]
+    ) -> Iterator[tuple[slice, np.ndarray]]:
         """What rank ``rank`` sums: places in the bucket, and their values."""
         low, high = self._bounds[rank : rank + 2]
         for start, array in zip(self._starts, arrays, strict=True):
@@ -103,26 +124,24 @@ class SharedBucket:
                 part = array.reshape(-1)[begin - start : end - start]
                 yield slice(begin, end), part
 
-    def _opened(self) -> bool:
+    def _open(self, names: np.ndarray) -> None:
+        if self._failed or not all(names):
+            raise OSError("a rank has no memory to share")
         if self._sums is not None:
-            return True
-        try:
-            maps = [
-                self._own if r == self._rank else self._map(r, create=False)
-                for r in range(self._size)
-            ]
-        except (OSError, ValueError):
-            return False
+            return
+        maps = [
+            self._own if r == self._rank else self._map(r, name, create=False)
+            for r, name in enumerate(names)
+        ]
         self._sent = [m for r, m in enumerate(maps) if r != self._rank]
         self._sums = maps[0][self._total :]
-        return True
 
-    def _map(self, rank: int, create: bool) -> np.ndarray:
+    def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
         """The memory of a rank; that of rank 0 has room for the sums too."""
         count = self._total * (2 if rank == 0 else 1)
         size = count * self._dtype.itemsize
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        descriptor = os.open(self._path(rank), flags, 0o600)
+        descriptor = os.open(_path(name), flags, 0o600)
         try:
             if create:
                 # Without room this fails; a later write would kill the process.
@@ -131,14 +150,19 @@ class SharedBucket:
         finally:
             os.close(descriptor)
 
-    def _path(self, rank: int) -> pathlib.Path:
-        return FOLDER / f"{self._name}.{rank}"
-
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            logger.info(
+                "gradients do not travel through shared memory: %s", error
+            )
         self._failed = True
         self._unlink()
 
-    def _unlink(self) -> None:
-        if self._own is not None or self._failed:
-            with contextlib.suppress(OSError):
-                self._path(self._rank).unlink()
+
+def _path(name: int) -> pathlib.Path:
+    return FOLDER / f"keras-towers-{name:x}"
+
+
+def _unlink(path: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -8,9 +8,7 @@ that a rank that died is found as in any of its collectives.
 
 from __future__ import annotations
 
-import atexit
 import os
-import uuid
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -30,24 +28,18 @@ class SharedMemoryExchange:
     ranks turn out to live in different containers, the transport's all-reduce
     sums. Small, integer and 16-bit gradients are always summed by it.
 
-    Args:
-        transport: connects the processes; all of them have to make the
-            exchange at the same point.
-
     Example:
-        >>> exchange = SharedMemoryExchange(transport)
+        >>> exchange = SharedMemoryExchange()
         >>> sums = exchange(transport, gradients, "kt.sum.1")
     """
 
-    def __init__(self, transport: Transport):
-        job = transport.gather_objects(uuid.uuid4().hex[:12])[0]
-        self._prefix = f"keras-towers-{job}-"
-        self._buckets: dict[str, SharedBucket] = {}
-        atexit.register(_remove, self._prefix, transport.rank)
+    def __init__(self):
+        self._buckets: dict[tuple, SharedBucket] = {}
 
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
+        """Sum N tensors over the ranks; see ``Exchange``."""
         shared = [i for i, t in enumerate(tensors) if _can_be_shared(t)]
         size = sum(
             tensors[i].shape.num_elements() * tensors[i].dtype.size
@@ -74,26 +66,30 @@ class SharedMemoryExchange:
     ) -> list[tf.Tensor]:
         bucket = self._bucket(transport, tensors, key)
 
-        def together(function, inputs, step):
-            done = tf.numpy_function(function, inputs, tf.int32)
-            done = tf.ensure_shape(done, [])
-            return transport.all_reduce([done], f"{key}.{step}")[0]
-
-        posted = together(bucket.post, tensors, "posted")
-        reduced = together(bucket.reduce, [posted, *tensors], "reduced")
+        name = tf.numpy_function(bucket.post, tensors, tf.int64)
+        names = transport.all_gather(tf.reshape(name, [1]), f"{key}.posted")
+        done = tf.numpy_function(bucket.reduce, [names, *tensors], tf.int32)
+        (ranks,) = transport.all_reduce(
+            [tf.ensure_shape(done, [])], f"{key}.reduced"
+        )
 
         def collect():
             views = tf.numpy_function(
-                bucket.collect, [reduced], [t.dtype for t in tensors]
+                bucket.collect, [ranks], [t.dtype for t in tensors]
             )
             # An operation that works in place would write what others read.
             return [
                 tf.reshape(tf.raw_ops.DeepCopy(x=view), t.shape)
-                for view, t in zip(views, tensors, strict=True)
+                for view, t in zip(
+                    # Eagerly, one view comes without a list around it.
+                    tf.nest.flatten(views),
+                    tensors,
+                    strict=True,
+                )
             ]
 
         return tf.cond(
-            tf.equal(reduced, transport.size),
+            tf.equal(ranks, transport.size),
             collect,
             lambda: transport.all_reduce(tensors, f"{key}.plain"),
         )
@@ -102,19 +98,16 @@ class SharedMemoryExchange:
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> SharedBucket:
         """A bucket for a key and these lengths, over all traces of a step."""
-        lengths = [tensor.shape.num_elements() for tensor in tensors]
-        dtype = tensors[0].dtype
-        form = f"{dtype.name}:{lengths}"
-        name = f"{key}-{uuid.uuid5(uuid.NAMESPACE_OID, form).hex[:12]}"
-        if name not in self._buckets:
-            self._buckets[name] = SharedBucket(
-                self._prefix + name,
+        lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
+        form = key, tensors[0].dtype, lengths
+        if form not in self._buckets:
+            self._buckets[form] = SharedBucket(
                 transport.rank,
                 transport.size,
                 lengths,
-                dtype.as_numpy_dtype,
+                tensors[0].dtype.as_numpy_dtype,
             )
-        return self._buckets[name]
+        return self._buckets[form]
 
 
 def available(transport: Transport) -> bool:
@@ -130,8 +123,3 @@ def _can_be_shared(tensor: tf.Tensor) -> bool:
     return tensor.dtype in (tf.float32, tf.float64) and bool(
         tensor.shape.num_elements()
     )
-
-
-def _remove(prefix: str, rank: int) -> None:
-    for path in FOLDER.glob(f"{prefix}*.{rank}"):
-        path.unlink(missing_ok=True)

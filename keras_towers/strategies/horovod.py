@@ -76,7 +76,7 @@ class HorovodStrategy(ProcessStrategy):
         exchange = compression_lib.resolve(compression)
         towers = _devices(transport, towers)
         if compression is None and _share_memory(transport, towers):
-            exchange = SharedMemoryExchange(transport)
+            exchange = SharedMemoryExchange()
         super().__init__(
             transport,
             exchange=exchange,

@@ -38,6 +38,13 @@ class Transport(Protocol):
     @property
     def local_size(self) -> int: ...
 
+    def mark(self, what: str) -> None:
+        """Note what this rank is about to wait in; nothing if empty.
+
+        Ranks that the others wait for can so be named.
+        """
+        ...
+
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.transport import stall
 
 # Horovod's operations know few dtypes.
 _SENT_AS = {
@@ -83,10 +84,30 @@ class HorovodTransport:
 
     name = "Horovod"
 
+    # One for the process, whatever the number of strategies.
+    _watch: stall.StallWatch | None = None
+
     def __init__(self):
         self._hvd = load()
         if not self._hvd.is_initialized():
             self._hvd.init()
+        cls = HorovodTransport
+        place = self.rank, self.size
+        if cls._watch is None or cls._watch.place != place:
+            if cls._watch is not None:
+                cls._watch.stop()
+            cls._watch = stall.from_environment(*place)
+
+    def mark(self, what: str) -> None:
+        if HorovodTransport._watch is not None:
+            HorovodTransport._watch.mark(what)
+
+    def disconnect(self) -> None:
+        """Leave the job; another ``HorovodTransport`` connects anew."""
+        if HorovodTransport._watch is not None:
+            HorovodTransport._watch.stop()
+            HorovodTransport._watch = None
+        self._hvd.shutdown()
 
     @property
     def rank(self) -> int:

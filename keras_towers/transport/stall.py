@@ -1,0 +1,196 @@
+"""Naming the ranks that the others wait for.
+
+Horovod 0.28.1's own stall inspector knows no ranks where it runs over Gloo
+(``gloo_controller.cc`` reserves room for their list and leaves it empty), and
+so never finds one missing. This one watches what Python sees: every rank leaves
+word of how far it has come in the job's rendezvous server, and one that has
+stood still for long reads what the others have left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+logger = logging.getLogger("keras_towers")
+
+_WARNING_S = 30.0
+_BEATS_A_WARNING = 6
+_LONGEST_BEAT_S = 5.0
+_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again.
+
+
+@dataclasses.dataclass
+class Place:
+    """How far a rank has come.
+
+    Attributes:
+        position: how many collectives of Python it has begun.
+        what: the last one of them, in words; empty outside of training.
+        beat: grows as long as the rank is alive and not stopped.
+    """
+
+    position: int = 0
+    what: str = ""
+    beat: int = 0
+
+
+class Store:
+    """The key-value store of a rendezvous server of Horovod."""
+
+    def __init__(self, address: str, port: str, timeout_s: float = 5.0):
+        self._url = f"http://{address}:{port}/keras_towers"
+        self._timeout_s = timeout_s
+
+    def put(self, rank: int, place: Place) -> None:
+        """Leave word."""
+        data = json.dumps(dataclasses.asdict(place)).encode()
+        self._ask(urllib.request.Request(self._key(rank), data, method="PUT"))
+
+    def get(self, rank: int) -> Place | None:
+        """Read what a rank has left, None if nothing."""
+        data = self._ask(urllib.request.Request(self._key(rank)))
+        return Place(**json.loads(data)) if data else None
+
+    def _key(self, rank: int) -> str:
+        return f"{self._url}/stall-{rank}"
+
+    def _ask(self, request: urllib.request.Request) -> bytes | None:
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as r:
+                return r.read()
+        except OSError:
+            return None
+
+
+def waited_for(
+    mine: Place, before: dict[int, Place], now: dict[int, Place]
+) -> dict[int, str]:
+    """Find the ranks that this one waits for.
+
+    Args:
+        mine: how far this rank has come.
+        before: what the ranks had left some beats ago.
+        now: what they have left by now.
+
+    Returns:
+        The ranks and, for each, what keeps it.
+    """
+    found = {}
+    for rank, place in now.items():
+        if rank in before and before[rank].beat == place.beat:
+            found[rank] = "has stopped giving signs of life"
+        elif place.position < mine.position:
+            at = f"in {place.what}" if place.what else "outside of training"
+            found[rank] = f"is still {at}"
+    return found
+
+
+class StallWatch(threading.Thread):
+    """Warns when this rank waits for others, and ends it at last.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        store: where ranks leave word.
+        warning_s: seconds of standing still until the others are looked at.
+        shutdown_s: seconds until the process ends, and so the job; 0: never.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        warning_s: float = _WARNING_S,
+        shutdown_s: float = 0,
+    ):
+        super().__init__(name="keras-towers-stall", daemon=True)
+        self.place = rank, size
+        self._rank = rank
+        self._others = [r for r in range(size) if r != rank]
+        self._store = store
+        self._warning_s = warning_s
+        self._shutdown_s = shutdown_s
+        self._come = Place()
+        self._since = time.monotonic()
+        self._ended = threading.Event()
+
+    def mark(self, what: str) -> None:
+        """Note what this rank is about to do, or to wait in."""
+        self._come.position += 1
+        self._come.what = what
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Leave word at every beat; look at the others when standing still."""
+        beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
+        warned = 0.0
+        before: dict[int, Place] = {}
+        while not self._ended.wait(beat_s):
+            self._come.beat += 1
+            self._store.put(self._rank, self._come)
+            still_s = time.monotonic() - self._since
+            if not self._come.what or still_s < self._warning_s - 2 * beat_s:
+                before, warned = {}, 0.0
+                continue
+            read = {rank: self._store.get(rank) for rank in self._others}
+            now = {rank: place for rank, place in read.items() if place}
+            # Two beats lie between them, so that a sign of life may be late.
+            before = before or now
+            if still_s < max(self._warning_s, warned + self._warning_s):
+                continue
+            found = waited_for(self._come, before, now)
+            before, warned = {}, still_s
+            if found:
+                self._tell(found, still_s)
+
+    def _tell(self, found: dict[int, str], still_s: float) -> None:
+        names = "; ".join(f"rank {r} {why}" for r, why in found.items())
+        text = (
+            f"rank {self._rank} has waited for {still_s:.0f} s in "
+            f"{self._come.what}: {names}."
+        )
+        if not self._shutdown_s or still_s < self._shutdown_s:
+            logger.warning(text)
+            return
+        # The main thread waits in a collective, where no exception reaches it.
+        print(f"keras_towers: {text} Ending the job.", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(_EXIT_CODE)
+
+
+def from_environment(rank: int, size: int) -> StallWatch | None:
+    """Start the watch of this process, as its launcher has set it.
+
+    It obeys Horovod's ``HOROVOD_STALL_CHECK_TIME_SECONDS``,
+    ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` and ``HOROVOD_STALL_CHECK_DISABLE``.
+
+    Returns:
+        The watch, or None without others, without a rendezvous server (as
+        under MPI, where Horovod's own inspector works), or where disabled.
+    """
+    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") != "0"
+    if size == 1 or disabled or not address or not port:
+        return None
+    warning = os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", _WARNING_S)
+    shutdown = os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
+    if os.environ.get("HOROVOD_ELASTIC"):
+        shutdown = 0  # Others can go on, and the driver decides with whom.
+    store = Store(address, port)
+    watch = StallWatch(rank, size, store, float(warning), float(shutdown))
+    watch.start()
+    return watch

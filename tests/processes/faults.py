@@ -1,0 +1,35 @@
+"""A worker: rank 1 comes to grief in its third step, as argv says."""
+
+import os
+import signal
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import keras_towers as kt
+
+FAULT, AT = sys.argv[1:3]
+RANK = int(os.environ["HOROVOD_RANK"])
+
+
+class Fault(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if RANK == 1 and batch == 2:
+            print("here it comes", flush=True)
+            if FAULT == "raise":
+                raise ValueError("cosmic ray in rank 1")
+            if FAULT == "sleep":
+                time.sleep(600)
+            os.kill(os.getpid(), getattr(signal, FAULT))
+
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = np.ones((4000, 4), "float32")
+with kt.HorovodStrategy():
+    model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[Fault()])
+print("trained to the end", flush=True)

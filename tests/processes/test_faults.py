@@ -1,0 +1,66 @@
+"""A rank that dies, raises or stands still, in the middle of ``fit``."""
+
+import contextlib
+import threading
+
+import psutil
+import pytest
+
+from tests.launch.jobs import Launched, all_gone
+
+STALL = ("--stall-warning", "3", "--stall-shutdown", "6")
+
+
+def run(folder, fault, *options):
+    launched = Launched(
+        folder,
+        ("-np", "2", *options, "-m", "tests.processes.faults", fault, "-"),
+    )
+    family, ended = [], threading.Event()
+
+    def look():
+        while not ended.wait(0.2):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family[:] = launched.family() or family
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        return launched.finish(120), family
+    finally:
+        ended.set()
+        looking.join()
+
+
+@pytest.mark.slow
+def test_an_exception_ends_the_job_with_its_traceback(tmp_path):
+    done, family = run(tmp_path, "raise")
+    assert done.code == 1
+    assert "[1] ValueError: cosmic ray in rank 1" in done.out + done.err
+    assert "rank 1" in done.last
+    assert "trained to the end" not in done.out
+    assert all_gone(family)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_job(tmp_path):
+    done, family = run(tmp_path, "SIGKILL")
+    assert done.code == 137
+    assert "rank 1 was killed by SIGKILL" in done.last
+    assert all_gone(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault,reason",
+    [
+        ("SIGSTOP", "rank 1 has stopped giving signs of life"),
+        ("sleep", "rank 1 is still in step 2 of fit"),
+    ],
+)
+def test_a_rank_that_stands_still_is_named(tmp_path, fault, reason):
+    done, family = run(tmp_path, fault, *STALL)
+    assert done.code == 75, done.err
+    assert done.err.count(reason) >= 2  # A warning, and the end.
+    assert "Ending the job" in done.err
+    assert all_gone(family)

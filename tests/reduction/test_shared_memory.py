@@ -1,0 +1,110 @@
+"""Sums through memory that the processes of a machine share."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.reduction import SharedMemoryExchange, segments
+from keras_towers.reduction.shared_memory import MIN_BYTES, available
+from keras_towers.transport import SingleProcess
+from tests.reduction.ranks import on_ranks, random_tensors
+
+LARGE = MIN_BYTES // 4
+SHAPES = [(3, 5), (), (LARGE // 7, 7), (0, 2), (11,), (LARGE + 1,)]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(segments, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def run(size, steps=1, dtype=tf.float32, shapes=SHAPES):
+    def rank(transport):
+        exchange = SharedMemoryExchange()
+        results = []
+        for step in range(steps):
+            tensors = random_tensors(transport.rank + 10 * step, shapes, dtype)
+            results.append(exchange(transport, tensors, "k"))
+        return results
+
+    results, keys = on_ranks(size, rank)
+    for step in range(steps):
+        rows = [
+            random_tensors(r + 10 * step, shapes, dtype) for r in range(size)
+        ]
+        for result in results:
+            for index, total in enumerate(result[step]):
+                wanted = sum(row[index].numpy() for row in rows)
+                assert total.shape == shapes[index]
+                np.testing.assert_allclose(total, wanted, atol=1e-5)
+                first = results[0][step][index]
+                assert total.numpy().tobytes() == first.numpy().tobytes()
+    return keys
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sums_step_after_step(size, dtype, folder):
+    keys = run(size, steps=3, dtype=dtype)
+    assert not [key for key in keys if key.endswith("plain")]
+    assert not list(folder.iterdir())
+
+
+def test_what_is_small_goes_by_the_transport():
+    assert run(2, shapes=[(3,), (4, 4)]) == ["k"]
+
+
+def test_other_dtypes_go_by_the_transport():
+    def rank(transport):
+        tensors = [tf.ones([LARGE]), tf.constant([2]), tf.ones([1], tf.float16)]
+        return SharedMemoryExchange()(transport, tensors, "k")
+
+    for result in on_ranks(2, rank)[0]:
+        assert [t.dtype for t in result] == [tf.float32, tf.int32, tf.float16]
+        assert [float(t[0]) for t in result] == [2, 4, 2]
+
+
+def test_without_room_the_transport_sums(monkeypatch, folder):
+    monkeypatch.setattr(segments, "FOLDER", folder / "missing")
+    keys = run(2, steps=2)
+    assert [key for key in keys if key.endswith("plain")] == ["k.0.plain"] * 2
+
+
+def test_a_rank_that_sees_no_other_one(monkeypatch, folder):
+    original = segments.SharedBucket._map
+
+    def map_own_only(bucket, rank, name, create):
+        if not create and bucket._rank == 1:
+            raise FileNotFoundError(name)
+        return original(bucket, rank, name, create)
+
+    monkeypatch.setattr(segments.SharedBucket, "_map", map_own_only)
+    keys = run(3, steps=3)
+    assert [key for key in keys if key.endswith("plain")] == ["k.0.plain"] * 3
+
+
+def test_infinities_arrive():
+    def rank(transport):
+        value = np.ones(LARGE, np.float32)
+        value[:3] = [np.inf, np.nan, 3e38]
+        return SharedMemoryExchange()(transport, [tf.constant(value)], "k")
+
+    for (result,) in on_ranks(2, rank)[0]:
+        np.testing.assert_array_equal(result[:4], [np.inf, np.nan, np.inf, 2])
+
+
+def test_results_survive_the_next_step():
+    def rank(transport):
+        exchange = SharedMemoryExchange()
+        (first,) = exchange(transport, [tf.ones([LARGE])], "k")
+        (second,) = exchange(transport, [3 * tf.ones([LARGE])], "k")
+        return first, second
+
+    for first, second in on_ranks(2, rank)[0]:
+        assert np.unique(first) == [2]
+        assert np.unique(second) == [6]
+
+
+def test_one_process_has_nothing_to_share():
+    assert not available(SingleProcess())
