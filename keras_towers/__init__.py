@@ -14,6 +14,8 @@ from keras_towers import _requirements
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
+    from keras_towers import elastic
+    from keras_towers.callbacks import ChiefOnly, EveryRank
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies.horovod import HorovodStrategy
@@ -23,33 +25,40 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChiefOnly",
     "CompatibilityError",
+    "EveryRank",
     "GradientPacker",
     "HorovodStrategy",
     "TowerError",
     "TowerStrategy",
+    "elastic",
     "strategy",
     "virtual_towers",
 ]
 
 # TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
 _HOMES = {
-    "GradientPacker": "keras_towers.reduction",
     "ChiefOnly": "keras_towers.callbacks",
     "EveryRank": "keras_towers.callbacks",
+    "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
     "TowerStrategy": "keras_towers.strategies.tower",
     "strategy": "keras_towers.strategies.registry",
     "virtual_towers": "keras_towers.devices",
 }
 
-_requirements.check_tensorflow()
+# Modules that are parts of the public interface.
+_MODULES = ("elastic",)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _requirements.check_tensorflow()
     _requirements.check_backend()
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

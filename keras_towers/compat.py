@@ -97,6 +97,9 @@ TFEpochIterator = resolve(
 ArrayDataAdapter = resolve(
     f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
 )
+convert_to_sliceable = resolve(
+    f"{_KERAS}.trainers.data_adapters.array_slicing:convert_to_sliceable"
+)
 GeneratorDataAdapter = resolve(
     f"{_KERAS}.trainers.data_adapters.generator_data_adapter"
     ":GeneratorDataAdapter"

@@ -73,12 +73,11 @@ find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: (
     None if name == {package!r} else find_spec(name, package)
 )
-import keras_towers
 """
 
 
 def test_without_tensorflow():
-    code, errors = run(HIDE.format(package="tensorflow"))
+    code, errors = run(HIDE.format(package="tensorflow") + USE)
     assert code != 0
     last = errors.strip().splitlines()[-1]
     assert "CompatibilityError" in last

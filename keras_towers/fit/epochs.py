@@ -49,6 +49,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = strategy.batches == "each" and (trains or ranks)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=_Undistributed, **kwargs)
+            own = None
+            arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
+            if arrays and ranks and not self._each:
+                own = shards.of_arrays(self.data_adapter, strategy)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -56,7 +60,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._agreed: int | None = None
         # To make an iterator over arrays changes nothing; that of a dataset
         # may draw a new shuffle, and one device would have drawn it too.
-        self._reuses = isinstance(self.data_adapter, compat.ArrayDataAdapter)
+        self._reuses = arrays
         self._unused: Any = None
         self._skip = self._done = 0
         self._whole: tuple[int | None, int | None] | None = None
@@ -67,7 +71,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if ranks and not (self._each and kind.startswith("predict")):
                 self._agree(transport, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
-                strategy, dataset, self._each, self._to_one_end
+                strategy, own or dataset, self._each, self._to_one_end
             )
         self._set_steps()
 

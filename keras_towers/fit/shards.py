@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -124,6 +126,51 @@ def check_alike(numbers: list[int | None]) -> None:
             'each batch; or set batches="each" to let every rank read data of '
             "its own."
         )
+
+
+def of_arrays(adapter: Any, strategy: Any) -> tf.data.Dataset | None:
+    """Read from arrays only what the towers of this process need.
+
+    Keras draws the order, of the numbers of the examples; the examples of this
+    process's part of each batch are then taken from the arrays.
+
+    Args:
+        adapter: Keras's adapter for the arrays.
+        strategy: the strategy.
+
+    Returns:
+        A dataset of ``TowerBatch``, or None where an array is sparse or ragged.
+    """
+    arrays = keras.tree.lists_to_tuples(
+        compat.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
+        return None
+    numbers = compat.ArrayDataAdapter(
+        np.arange(adapter._num_samples),
+        batch_size=adapter._batch_size,
+        shuffle=adapter._shuffle,
+    ).get_tf_dataset()
+
+    def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
+        mine = data_lib.split(
+            batch,
+            strategy.num_replicas,
+            strategy.first_tower,
+            strategy.num_towers,
+        )
+        pieces = tuple(
+            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
+            for piece in mine.pieces
+        )
+        return mine._replace(pieces=pieces)
+
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
+        examples, num_parallel_calls=tf.data.AUTOTUNE
+    )
 
 
 def warn_of_shuffles(dataset: tf.data.Dataset) -> None:

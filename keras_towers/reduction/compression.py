@@ -154,10 +154,11 @@ def resolve(compression: str | Exchange | None) -> Exchange:
         return exact
     if callable(compression):
         return compression
-    if compression in _WITH_FEEDBACK:
-        return with_error_feedback(*_WITH_FEEDBACK[compression])
-    if compression in _NAMED:
-        return _NAMED[compression]
+    if isinstance(compression, str):
+        if compression in _WITH_FEEDBACK:
+            return with_error_feedback(*_WITH_FEEDBACK[compression])
+        if compression in _NAMED:
+            return _NAMED[compression]
     names = ", ".join(map(repr, [*_NAMED, *_WITH_FEEDBACK]))
     raise TowerError(
         f"compression={compression!r} is not known: give None, one of {names}, "

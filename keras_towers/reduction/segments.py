@@ -56,6 +56,7 @@ class SharedBucket:
         self._own: np.ndarray | None = None
         self._sent: list[np.ndarray] = []
         self._sums: np.ndarray | None = None
+        self._names: list[int] = []
         self._failed = False
         self._unlink = weakref.finalize(self, _unlink, _path(self._name))
 
@@ -128,6 +129,8 @@ class SharedBucket:
         if self._failed or not all(names):
             raise OSError("a rank has no memory to share")
         if self._sums is not None:
+            if list(names) != self._names:
+                raise OSError("another process has taken the place of a rank")
             return
         maps = [
             self._own if r == self._rank else self._map(r, name, create=False)
@@ -135,6 +138,7 @@ class SharedBucket:
         ]
         self._sent = [m for r, m in enumerate(maps) if r != self._rank]
         self._sums = maps[0][self._total :]
+        self._names = list(names)
 
     def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
         """The memory of a rank; that of rank 0 has room for the sums too."""

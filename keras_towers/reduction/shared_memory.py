@@ -8,13 +8,12 @@ that a rank that died is found as in any of its collectives.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_towers.reduction.exchange import buckets
-from keras_towers.reduction.segments import FOLDER, SharedBucket
+from keras_towers.reduction.segments import SharedBucket
 from keras_towers.transport import Transport
 
 # Below it one small all-reduce costs less than the words that ranks are ready.
@@ -99,11 +98,11 @@ class SharedMemoryExchange:
     ) -> SharedBucket:
         """A bucket for a key and these lengths, over all traces of a step."""
         lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
-        form = key, tensors[0].dtype, lengths
+        place = transport.rank, transport.size
+        form = key, place, tensors[0].dtype, lengths
         if form not in self._buckets:
             self._buckets[form] = SharedBucket(
-                transport.rank,
-                transport.size,
+                *place,
                 lengths,
                 tensors[0].dtype.as_numpy_dtype,
             )
@@ -111,12 +110,11 @@ class SharedMemoryExchange:
 
 
 def available(transport: Transport) -> bool:
-    """Whether the ranks seem to be on one machine, which can share memory."""
-    return (
-        1 < transport.size == transport.local_size
-        and FOLDER.is_dir()
-        and os.access(FOLDER, os.W_OK)
-    )
+    """Whether the ranks seem to be on one machine.
+
+    All ranks get the same answer, as all must exchange in the same way.
+    """
+    return 1 < transport.size == transport.local_size
 
 
 def _can_be_shared(tensor: tf.Tensor) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import agreement
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as lib
 from tests.exactness import models as m
@@ -19,9 +20,9 @@ def strategy():
     return kt.TowerStrategy(TOWERS)
 
 
-def spread(strategy, merge, value=5.0, dtype="float32", **kwargs):
+def spread(strategy, merge, value=5.0, dtype="float32"):
     primary = tf.Variable(value, dtype=dtype)
-    return lib.spread(strategy, primary, merge, **kwargs)
+    return lib.spread(strategy, primary, merge)
 
 
 def components(variable):
@@ -58,13 +59,23 @@ def test_each_component_is_on_its_tower(strategy):
     assert [n.device_index for n in numbers] == [0, 1, 2]
 
 
-def test_components_may_start_with_values_of_their_own(strategy):
-    variable = spread(
-        strategy,
-        lib.FIRST,
-        component_value=lambda index, start: start + index,
-    )
-    assert components(variable) == [5.0, 6.0, 7.0]
+def test_random_states_differ_between_towers_and_come_back(strategy):
+    last = 2**32 - 2  # The offsets go over the end of the range.
+    state = np.array([last, 7], "uint32")
+    primary = tf.Variable(state)
+    variable = lib.spread(strategy, primary, lib.STREAM)
+    first, second, third = components(variable)
+    assert first == state.tolist()
+    assert len({first[0], second[0], third[0]}) == TOWERS
+    assert {first[1], second[1], third[1]} == {7}
+    variable.assign([1, 8])
+    assert components(variable)[0] == [1, 8]
+    assert components(variable)[1][0] == 1 + lib._SEED_STRIDE
+    strategy.first_tower = 4
+    variable.assign(state)
+    assert components(variable)[0][0] == (last + 4 * lib._SEED_STRIDE) % 2**32
+    assert variable.numpy().tolist() == state.tolist()
+    assert lib.unbind(variable).numpy().tolist() == state.tolist()
 
 
 def test_first_component_is_the_variable_itself(strategy):
@@ -178,16 +189,12 @@ def test_it_writes_what_is_the_same_on_all_towers(strategy):
     assert components(variable) == [7.0, 7.0, 7.0]
 
 
-def test_equalise(strategy):
-    for merge, expected in (
-        (lib.MEAN, [1.0, 1.0, 1.0]),
-        (lib.SUM, [0.0, 1.0, 2.0]),
-        (lib.FIRST, [0.0, 1.0, 2.0]),
-    ):
-        variable = spread(strategy, merge)
-        on_towers(strategy, lambda index, v=variable: v.assign(float(index)))
-        variable.equalise()
-        assert components(variable) == expected
+def test_average(strategy):
+    variable = spread(strategy, lib.MEAN)
+    on_towers(strategy, lambda index: variable.assign(float(index)))
+    assert components(variable) == [0.0, 1.0, 2.0]
+    agreement.average(strategy.transport, [variable])
+    assert components(variable) == [1.0, 1.0, 1.0]
 
 
 def test_hand_out(strategy):

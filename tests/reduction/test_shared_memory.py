@@ -84,6 +84,22 @@ def test_a_rank_that_sees_no_other_one(monkeypatch, folder):
     assert [key for key in keys if key.endswith("plain")] == ["k.0.plain"] * 3
 
 
+def test_a_rank_that_was_started_anew():
+    meetings = []
+
+    def rank(transport):
+        exchange = SharedMemoryExchange()
+        for step in range(3):
+            if step == 1 and transport.rank == 1:
+                exchange = SharedMemoryExchange()
+            (total,) = exchange(transport, [tf.ones([LARGE])], "k")
+            meetings.append(np.unique(total).tolist())
+
+    keys = on_ranks(2, rank)[1]
+    assert meetings == [[2]] * 6
+    assert [key for key in keys if key.endswith("plain")] == ["k.0.plain"] * 2
+
+
 def test_infinities_arrive():
     def rank(transport):
         value = np.ones(LARGE, np.float32)
