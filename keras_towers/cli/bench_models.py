@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CLASSES = 10
+SGD = {"learning_rate": 0.01, "momentum": 0.9}
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,12 @@ class BenchModel:
     input_shape: tuple[int, ...]
     make_layers: Callable[[], list[Any]]
 
-    def build(self) -> Any:
-        """Build and compile the model, with the same weights every time."""
+    def build(self, optimizer: Any = None) -> Any:
+        """Build and compile the model, with the same weights every time.
+
+        Args:
+            optimizer: another one than SGD with momentum.
+        """
         import keras
 
         keras.utils.set_random_seed(0)
@@ -30,7 +35,7 @@ class BenchModel:
             [keras.Input(self.input_shape), *self.make_layers()]
         )
         model.compile(
-            keras.optimizers.SGD(0.01, momentum=0.9),
+            optimizer or keras.optimizers.SGD(**SGD),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
@@ -97,6 +102,6 @@ def build_adoption_model() -> Any:
     model = keras.Sequential(
         [keras.Input((width,))] + [keras.layers.Dense(width) for _ in range(8)]
     )
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    model.compile(keras.optimizers.SGD(**SGD), "mse")
     model.optimizer.build(model.trainable_variables)
     return model

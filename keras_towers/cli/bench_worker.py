@@ -11,9 +11,7 @@ threads can be set only once and a strategy leaves traces for the next.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import statistics
 import sys
 import time
 from typing import Any
@@ -26,12 +24,16 @@ from keras_towers.cli.bench_strategies import (
     make_contender,
     make_towers,
 )
+from keras_towers.cli.bench_timing import (
+    SHORT_EPOCH_STEPS,
+    SHORT_EPOCHS,
+    WARM_UP_BATCHES,
+    differences,
+    epoch_cost_s,
+    make_timer,
+)
 
 BATCH_SIZE = 64
-WARM_UP_BATCHES = 10
-SHORT_EPOCHS = 5
-SHORT_EPOCH_STEPS = 4
-SKIPPED_EPOCHS = 2
 ADOPTIONS = 4
 
 
@@ -55,7 +57,7 @@ def measure_training(
     steps = WARM_UP_BATCHES + batches + 1
     x, y = bench_model.data(steps * BATCH_SIZE)
     short = SHORT_EPOCH_STEPS * BATCH_SIZE
-    timer = _make_timer()
+    timer = make_timer()
 
     def fit(examples: int, epochs: int) -> Any:
         return contender.model.fit(
@@ -70,14 +72,12 @@ def measure_training(
 
     with contender.around_fit:
         history = fit(len(x), epochs=1)
-        step_ms = [1e3 * seconds for seconds in _differences(timer.batches)]
+        step_ms = [1e3 * seconds for seconds in differences(timer.batches)]
         step_ms = step_ms[WARM_UP_BATCHES:]
         fit(short, epochs=SHORT_EPOCHS)
-        epoch_s = _differences(timer.epochs)[SKIPPED_EPOCHS:]
-    steps_s = SHORT_EPOCH_STEPS * statistics.median(step_ms) / 1e3
     return {
         "step_ms": step_ms,
-        "epoch_cost_s": statistics.median(epoch_s) - steps_s,
+        "epoch_cost_s": epoch_cost_s(timer.epochs, step_ms),
         "loss": history.history["loss"][-1],
         "mode": contender.mode,
         "jit_compile": bool(contender.model.jit_compile),
@@ -116,36 +116,6 @@ def measure_adoption(strategy: str, devices: list[str]) -> dict[str, Any]:
         "release_s": release_s,
         "copy_s": copy_s,
     }
-
-
-def _differences(times: list[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(times)]
-
-
-def _make_timer() -> Any:
-    import keras
-
-    class Timer(keras.callbacks.Callback):
-        """Notes when batches and epochs begin.
-
-        From one begin to the next, so that handing over the data and the
-        metrics counts too.
-        """
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.batches: list[float] = []
-            self.epochs: list[float] = []
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epochs.append(time.perf_counter())
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.batches.append(time.perf_counter())
-
-        def on_train_end(self, logs: Any = None) -> None:
-            self.epochs.append(time.perf_counter())
-
-    return Timer()
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("horovod.tensorflow")
-
 import keras_towers as kt
 import keras_towers.horovod as hvd
 from keras_towers import TowerError

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("horovod.tensorflow")
-
-from tests.horovod.launching import ROOT, launch
+from tests.launch.jobs import ROOT, Launched
 
 ROUNDING = 1e-6
 SCRIPT = ROOT / "tests" / "horovod" / "two_processes.py"
@@ -15,9 +13,14 @@ SCRIPT = ROOT / "tests" / "horovod" / "two_processes.py"
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     path = tmp_path_factory.mktemp("horovod") / "results.json"
-    code, output = launch(SCRIPT, path, seconds=180)
+    done = Launched(
+        path.parent,
+        ("-np", "2", str(SCRIPT), str(path)),
+        HOROVOD_DYNAMIC_PROCESS_SETS="1",
+    ).finish(240)
     found = json.loads(path.read_text()) if path.exists() else {}
-    return {"code": code, "output": output[-8000:], "found": found}
+    output = (done.out + done.err)[-8000:]
+    return {"code": done.code, "output": output, "found": found}
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import time
 import psutil
 import pytest
 
-pytest.importorskip("horovod.tensorflow")
-
 from tests.launch.jobs import Launched, all_gone
 
 JOB = """

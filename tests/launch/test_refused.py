@@ -41,7 +41,6 @@ def files(tmp_path, monkeypatch):
     ],
 )
 def test_one_line_says_why(arguments, said):
-    pytest.importorskip("horovod.runner.gloo_run")
     result = CliRunner().invoke(app, ["run", *arguments.split()])
     assert result.exit_code == 2, result.output
     assert said in result.output

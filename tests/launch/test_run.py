@@ -6,8 +6,6 @@ import signal
 
 import pytest
 
-pytest.importorskip("horovod.runner.gloo_run")
-
 from tests.launch.jobs import Launched, all_gone
 
 LIMIT_S = 60

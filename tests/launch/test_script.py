@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-pytest.importorskip("horovod.runner.gloo_run")
-
 from tests.launch.jobs import Launched
 
 STRATEGY = """

@@ -20,7 +20,8 @@ def trains_as_one_device(name):
         history = CASES[name].fit(model)
         compare.assert_towers_equal(model)
     result = compare.result(model, history)
-    compare.assert_same(name, result)
+    if strategy.is_chief:  # The others have the same, to the bit.
+        compare.assert_same(name, result)
     everything = [
         *(value.tobytes() for value in result.weights.values()),
         *(value.tobytes() for value in result.optimizer),
