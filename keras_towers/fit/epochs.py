@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import data as data_lib
 from keras_towers.fit import shards
 from keras_towers.transport import Transport
+
+logger = logging.getLogger("keras_towers")
 
 # What Dataset.take() understands as all; the steps themselves find the end.
 _UNTIL_ALL_END = -1
@@ -69,24 +72,44 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if trains:
                 self._check_enough(dataset, strategy)
             if ranks and not (self._each and kind.startswith("predict")):
-                self._agree(transport, kind, dataset)
+                self._agree(transport, kind, dataset, strategy.num_replicas)
             self._distributed_dataset = data_lib.distribute(
                 strategy, own or dataset, self._each, self._to_one_end
             )
         self._set_steps()
 
     def _agree(
-        self, transport: Transport, kind: str, dataset: tf.data.Dataset
+        self,
+        transport: Transport,
+        kind: str,
+        dataset: tf.data.Dataset,
+        replicas: int,
     ) -> None:
         """Make sure that all ranks run the same number of steps."""
         numbers = shards.agree(transport, kind, self.data_adapter.num_batches)
         if not self._each:
             shards.check_alike(numbers)
             shards.warn_of_shuffles(dataset)
+            self._warn_of_idle_ranks(dataset, replicas)
         elif None in numbers or self.steps_per_epoch:
             self._agreed = _UNTIL_ALL_END
         else:
             self._agreed = max(-(-n // self._towers) for n in numbers)
+
+    def _warn_of_idle_ranks(
+        self, dataset: tf.data.Dataset, replicas: int
+    ) -> None:
+        size = data_lib.static_size(dataset.element_spec)
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            size = self.data_adapter._batch_size
+        if size and size < replicas and self._transport.rank == 0:
+            logger.warning(
+                "a batch of %d cannot occupy %d towers: in every step some "
+                "compute nothing that counts. Give a batch_size of %d or more.",
+                size,
+                replicas,
+                replicas,
+            )
 
     def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Make a rank's own ``TowerBatch``es as many as agreed."""

@@ -1,5 +1,6 @@
 """A worker: what users do with ``HorovodStrategy``, on two ranks."""
 
+import logging
 import os
 import pathlib
 import sys
@@ -175,27 +176,45 @@ def unseeded_shuffles_agree_and_change_by_epoch():
     assert_same_model(mine)
 
 
+class Messages(logging.Handler):
+    """What the package logs in a block."""
+
+    def __enter__(self):
+        self.texts = []
+        logging.getLogger("keras_towers").addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        logging.getLogger("keras_towers").removeHandler(self)
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def have(self, words):
+        return any(words in text for text in self.texts)
+
+
 @check
 def unseeded_dataset_is_warned_of():
-    import logging
-
-    messages = []
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    handler = Handler()
-    logging.getLogger("keras_towers").addHandler(handler)
     mine = model()
     data = tf.data.Dataset.from_tensor_slices((X, Y))
-    with kt.HorovodStrategy():
+    with kt.HorovodStrategy(), Messages() as messages:
         mine.fit(data.shuffle(COUNT, seed=1).batch(8), verbose=0)
-        assert not any("without a seed" in m for m in messages)
+        assert not messages.have("without a seed")
         forget_seed()
         mine.fit(data.shuffle(COUNT).batch(8), verbose=0)
-    assert any("without a seed" in m for m in messages)
-    logging.getLogger("keras_towers").removeHandler(handler)
+        assert messages.have("without a seed")
+
+
+@check
+def batch_smaller_than_the_ranks_is_warned_of_and_exact():
+    mine, reference = model(), model()
+    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    with kt.HorovodStrategy(), Messages() as messages:
+        mine.fit(X, Y, **options)
+        assert messages.have("a batch of 1 cannot occupy 2") == (RANK == 0)
+    reference.fit(X, Y, **options)
+    assert_same_model(mine, reference)
 
 
 @check
