@@ -1,6 +1,6 @@
 """Train on handwritten digits in several processes, as Horovod's examples do.
 
-Run it with ``horovodrun -np 2 python examples/horovod_mnist.py``. A script that
+Run it with ``keras-towers run -np 2 examples/horovod_mnist.py``. A script that
 was written for ``horovod.keras`` or ``horovod.tensorflow.keras`` needs the
 import below and no other change. The data are the 1,797 scanned digits that
 come with scikit-learn, so nothing is downloaded.

@@ -46,8 +46,11 @@ def arguments(
     callbacks = given.get("callbacks")
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         given["callbacks"] = callbacks = _of_this_rank(strategy, callbacks)
+        others = bool(callbacks)
+    else:
+        others = True
     if method.__name__ == "fit":
-        callbacks.append(_Together(strategy))
+        callbacks.append(_Together(strategy, others))
     return (), given
 
 
@@ -98,18 +101,26 @@ class _Together(keras.callbacks.Callback):
 
     It comes after the user's callbacks: one on rank 0 may have restored
     weights, or any of them may have stopped training.
+
+    Args:
+        strategy: the strategy.
+        others: whether there are other callbacks on this rank.
     """
 
-    def __init__(self, strategy: Any):
+    def __init__(self, strategy: Any, others: bool):
         super().__init__()
         self._strategy = strategy
+        self._others = others
 
     def on_train_begin(self, logs: Any = None) -> None:
         transport = self._strategy.transport
         transport.mark("the beginning of fit")
-        begins = transport.gather_objects(self.model._initial_epoch)
-        self.model._initial_epoch = begins[0]
-        self._strategy.adoption.hand_out(self.model)
+        places = transport.gather_objects(
+            (self.model._initial_epoch, self._others)
+        )
+        self.model._initial_epoch = places[0][0]
+        if any(others for _, others in places):
+            self._strategy.adoption.hand_out(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._strategy.transport.mark(f"the end of epoch {epoch + 1}")

@@ -88,6 +88,7 @@ class HorovodTransport:
     _watch: stall.StallWatch | None = None
 
     def __init__(self):
+        self._functions: dict[str, Callable] = {}
         self._hvd = load()
         if not self._hvd.is_initialized():
             self._hvd.init()
@@ -132,10 +133,30 @@ class HorovodTransport:
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        return [
-            self._sum(tensor, f"{key}.{index}")
-            for index, tensor in enumerate(tensors)
-        ]
+        return self._at_once(self._sum, tensors, key)
+
+    def _at_once(
+        self,
+        send: Callable[[tf.Tensor, str], tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        key: str,
+    ) -> list[tf.Tensor]:
+        """Send tensors, of which none waits for the one before."""
+
+        def all_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [
+                send(tensor, f"{key}.{index}")
+                for index, tensor in enumerate(tensors)
+            ]
+
+        if not tf.executing_eagerly() or len(tensors) < 2:
+            return all_of(tensors)
+        # Eager operations run one after the other, each for a cycle of Horovod.
+        function = self._functions.get(key)
+        if function is None:
+            function = tf.function(all_of, autograph=False)
+            self._functions[key] = function
+        return function(list(tensors))
 
     def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         summed = _SUMMED_AS.get(tensor.dtype, tensor.dtype)
@@ -162,15 +183,15 @@ class HorovodTransport:
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
-        return [
-            _carried(
+        def send(tensor: tf.Tensor, name: str) -> tf.Tensor:
+            return _carried(
                 tensor,
-                lambda t, name=f"{key}.{index}": self._hvd.broadcast(
+                lambda t: self._hvd.broadcast(
                     t, root, name=name, ignore_name_scope=True
                 ),
             )
-            for index, tensor in enumerate(tensors)
-        ]
+
+        return self._at_once(send, tensors, f"{key}.from{root}")
 
     def gather_objects(self, value: Any) -> list[Any]:
         return self._hvd.allgather_object(value)
