@@ -19,6 +19,10 @@ from keras_towers.transport import Transport
 # Below it one small all-reduce costs less than the words that ranks are ready.
 MIN_BYTES = 256 * 2**10
 
+# Memory is so fast that being ready together, a few times a step, costs more
+# than what overlaps with the backward pass wins.
+BUCKET_BYTES = 64 * 2**20
+
 
 class SharedMemoryExchange:
     """An ``Exchange`` of ranks that all are on one machine, without GPUs.
@@ -47,7 +51,9 @@ class SharedMemoryExchange:
         if size < MIN_BYTES:
             return transport.all_reduce(tensors, key)
         sums: dict[int, tf.Tensor] = {}
-        for number, members in enumerate(buckets(tensors, shared)):
+        for number, members in enumerate(
+            buckets(tensors, shared, BUCKET_BYTES)
+        ):
             totals = self._sum(
                 transport, [tensors[i] for i in members], f"{key}.{number}"
             )

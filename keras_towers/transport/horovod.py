@@ -88,7 +88,7 @@ class HorovodTransport:
     _watch: stall.StallWatch | None = None
 
     def __init__(self):
-        self._functions: dict[str, Callable] = {}
+        self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
         if not self._hvd.is_initialized():
             self._hvd.init()
@@ -152,11 +152,10 @@ class HorovodTransport:
         if not tf.executing_eagerly() or len(tensors) < 2:
             return all_of(tensors)
         # Eager operations run one after the other, each for a cycle of Horovod.
-        function = self._functions.get(key)
-        if function is None:
-            function = tf.function(all_of, autograph=False)
-            self._functions[key] = function
-        return function(list(tensors))
+        form = (key, *((tensor.dtype, *tensor.shape) for tensor in tensors))
+        if form not in self._functions:
+            self._functions[form] = tf.function(all_of, autograph=False)
+        return self._functions[form](list(tensors))
 
     def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         summed = _SUMMED_AS.get(tensor.dtype, tensor.dtype)
