@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.parameter_server import (
+        ParameterServerTowerStrategy,
+    )
     from keras_towers.strategies.registry import strategy
     from keras_towers.strategies.tower import TowerStrategy
 
@@ -30,6 +33,7 @@ __all__ = [
     "EveryRank",
     "GradientPacker",
     "HorovodStrategy",
+    "ParameterServerTowerStrategy",
     "TowerError",
     "TowerStrategy",
     "elastic",
@@ -43,6 +47,7 @@ _HOMES = {
     "EveryRank": "keras_towers.callbacks",
     "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
+    "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
     "TowerStrategy": "keras_towers.strategies.tower",
     "strategy": "keras_towers.strategies.registry",
     "virtual_towers": "keras_towers.devices",

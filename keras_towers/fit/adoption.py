@@ -51,6 +51,8 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
+        # With what each was before, which the user may hold.
+        self._shared: dict[int, tuple[keras.Variable, tf.Variable]] = {}
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.trained = False
         self._made_variables: list[weakref.ref] = []
@@ -130,11 +132,14 @@ class Adoption:
         seeds = {id(v) for v in state.seeds}
         metrics = {id(v) for v in state.metrics}
         variables = [*state.seeds, *state.weights, *state.metrics]
-        for optimizer in state.optimizers:
-            self.bind_optimizer(optimizer)
         bound = 0
+        shares = self._strategy.updates == "shared"
         for variable in variables:
             if isinstance(variable._value, variables_lib.TowerVariable):
+                continue
+            special = id(variable) in metrics or id(variable) in seeds
+            if shares and variable.trainable and not special:
+                bound += self._share(variable)
                 continue
             if id(variable) in metrics:
                 merge = variables_lib.SUM
@@ -146,6 +151,8 @@ class Adoption:
                 merge = variables_lib.FIRST
             self._bind(variable, merge)
             bound += 1
+        for optimizer in state.optimizers:
+            self.bind_optimizer(optimizer)
         for variable in state.synchronized:
             variable._value.same_on_all_towers = True
         if bound:
@@ -184,6 +191,42 @@ class Adoption:
         variable._value = variables_lib.spread(self._strategy, value, merge)
         self._bound[id(variable)] = variable
 
+    def _share(self, variable: keras.Variable) -> bool:
+        """Put a weight that all towers use on the device that is to hold it.
+
+        Returns:
+            Whether it was not there.
+        """
+        if id(variable) in self._shared:
+            return False
+        value = variable._value
+        if isinstance(value, compat.DistributedVariable):
+            value = variables_lib.unbind(value)
+        variable._value = variables_lib.moved(
+            value, self._strategy.place(variable)
+        )
+        self._shared[id(variable)] = variable, value
+        return True
+
+    def _share_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Put an optimizer's slots beside the weights that they belong to."""
+        weights = {
+            weight.path.replace("/", "_"): weight
+            for weight in optimizer._trainable_variables
+            if id(weight) in self._shared
+        }
+        for slot in optimizer.variables:
+            # Keras names them by the weight, an underscore and their role.
+            name = slot.name
+            while name not in weights and "_" in name:
+                name = name.rpartition("_")[0]
+            if name in weights and id(slot) not in self._shared:
+                value = slot._value
+                slot._value = variables_lib.moved(
+                    value, weights[name]._value.device
+                )
+                self._shared[id(slot)] = slot, value
+
     def bind_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put an optimizer's state where it is used: tower 0, or everywhere."""
         everywhere = self._strategy.updates == "each"
@@ -195,6 +238,8 @@ class Adoption:
                 self._bind(variable, variables_lib.FIRST)
             elif isinstance(value, compat.DistributedVariable):
                 variable._value = variables_lib.unbind(value)
+        if self._strategy.updates == "shared" and optimizer.built:
+            self._share_slots(optimizer)
 
     def equalise(self) -> None:
         """Give all towers the mean of what each has written to itself.
@@ -230,6 +275,8 @@ class Adoption:
         for variable in self._bound.values():
             self._unbind(variable)
         self._bound.clear()
+        for variable, _ in list(self._shared.values()):
+            self._unbind(variable)
         for model in {
             id(m): m for m in (*self._models, *self._created)
         }.values():
@@ -267,6 +314,12 @@ class Adoption:
 
     def _unbind(self, variable: keras.Variable) -> None:
         value = variable._value
+        if id(variable) in self._shared:
+            _, before = self._shared.pop(id(variable))
+            if before is not value:
+                before.assign(value)
+                variable._value = before
+            return
         if (
             isinstance(value, compat.DistributedVariable)
             and value.distribute_strategy is self._strategy

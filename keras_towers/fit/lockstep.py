@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -117,9 +117,9 @@ class Lockstep:
 
     def reduce(
         self,
-        strategy: Any,
         described: Sequence[str],
         rows: Sequence[Sequence[Any]],
+        reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
         """Reduce gradients, if the ranks have them for the same variables.
 
@@ -128,22 +128,21 @@ class Lockstep:
         on every rank, so that no other collective is left waiting.
 
         Args:
-            strategy: the strategy.
             described: what each of the N gradients is, in words.
             rows: K lists of N gradients, one for each tower of this process.
+            reduction: from these to K lists of N sums over all processes.
 
         Returns:
-            K lists of N sums over all towers of all processes.
+            The sums.
         """
-        devices = strategy.extended.worker_devices
         if self._transport.size == 1:
-            return strategy.reduction(rows, devices) if rows[0] else rows
+            return reduction(rows) if rows[0] else list(rows)
         digest = zlib.crc32("\n".join(described).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             if len(set(self._transport.gather_objects(digest))) > 1:
                 raise self.difference()
-            return strategy.reduction(rows, devices)
+            return reduction(rows)
         # A constant would be gathered while TensorFlow optimizes the graph.
         mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         digests = self._transport.all_gather(
@@ -155,10 +154,8 @@ class Lockstep:
         else:
             with tf.control_dependencies([_assert_alike(alike)]):
                 alike = tf.identity(alike)
-        sums = tf.cond(
-            alike, lambda: strategy.reduction(rows, devices)[0], lambda: rows[0]
-        )
-        return [sums for _ in devices]
+        sums = tf.cond(alike, lambda: reduction(rows)[0], lambda: rows[0])
+        return [sums for _ in rows]
 
     def failed(self, error: Exception) -> bool:
         """Whether an error of a step says that gradients were unlike."""

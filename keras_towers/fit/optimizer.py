@@ -161,11 +161,21 @@ def _reduce_and_apply(
     shares: Sequence[_Share],
     trainable_variables: Sequence[Any],
 ) -> None:
-    devices = strategy.extended.worker_devices
     rows = [[g for g in share.grads if g is not None] for share in shares]
-    reduced = strategy.lockstep.reduce(strategy, shares[0].described(), rows)
+    variables = [
+        variable
+        for variable, grad in zip(
+            trainable_variables, shares[0].grads, strict=True
+        )
+        if grad is not None
+    ]
+    reduced = strategy.lockstep.reduce(
+        shares[0].described(),
+        rows,
+        lambda rows: strategy.sum_gradients(rows, variables),
+    )
     each = strategy.updates == "each"
-    for index in range(len(devices) if each else 1):
+    for index in range(len(rows) if each else 1):
         sums = iter(reduced[index])
         grads = [None if g is None else next(sums) for g in shares[0].grads]
         with as_one_device(strategy, optimizer, trainable_variables, index):

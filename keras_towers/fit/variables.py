@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import tower as tower_lib
+from keras_towers.reduction.placed import same_devices
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {
@@ -179,6 +180,25 @@ def spread(
     if merge in (SUM, STREAM):
         variable.assign_everywhere(start)
     return variable
+
+
+def moved(variable: tf.Variable, device: str) -> tf.Variable:
+    """A variable on another device, or the same one if it is there.
+
+    Optimizers tell variables by an id, which stays.
+    """
+    if same_devices([variable.device], [device]):
+        return variable
+    with compat.single_device_mode(), tf.device(device):
+        copy = tf.Variable(
+            variable.read_value(),
+            dtype=variable.dtype,
+            shape=variable.shape,
+            trainable=variable.trainable,
+            name=variable.name.split(":")[0],
+        )
+    copy._unique_id = variable._unique_id
+    return copy
 
 
 def unbind(variable: compat.DistributedVariable) -> tf.Variable:

@@ -23,6 +23,7 @@ its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
 """
 
 from keras_towers.reduction.across import across_processes, sum_over_ranks
+from keras_towers.reduction.beside import sum_beside
 from keras_towers.reduction.collective import CollectiveAllReduce
 from keras_towers.reduction.compression import (
     bf16_shards,
@@ -42,6 +43,7 @@ from keras_towers.reduction.hierarchical import hierarchical_all_reduce
 from keras_towers.reduction.naive import sum_on_host, sum_on_towers
 from keras_towers.reduction.nccl import nccl_all_reduce, nccl_available
 from keras_towers.reduction.packing import GradientPacker, PackingPlan, packed
+from keras_towers.reduction.placed import host_of
 from keras_towers.reduction.shared_memory import SharedMemoryExchange
 
 __all__ = [
@@ -61,9 +63,11 @@ __all__ = [
     "fp16",
     "fp16_shards",
     "hierarchical_all_reduce",
+    "host_of",
     "nccl_all_reduce",
     "nccl_available",
     "packed",
+    "sum_beside",
     "sum_on_host",
     "sum_on_towers",
     "sum_over_ranks",

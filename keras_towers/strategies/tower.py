@@ -227,6 +227,20 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
             with self.scope():
                 self.adoption.bind(model)
 
+    def sum_gradients(
+        self, rows: reduction_lib.Gradients, variables: Sequence[Any]
+    ) -> list[list[reduction_lib.Gradient]]:
+        """Sum the towers' gradients.
+
+        Args:
+            rows: K lists of N gradients.
+            variables: the N variables that they belong to.
+
+        Returns:
+            K lists of N sums, over all towers of all processes.
+        """
+        return self.reduction(rows, self.extended.worker_devices)
+
     def run(self, fn, args=(), kwargs=None, options=None):
         """Run ``fn`` on every tower, as ``tf.distribute.Strategy.run``."""
         session = hooks.current_session()

@@ -37,17 +37,24 @@ def on_one_device(name: str) -> Result:
     return result(model, CASES[name].fit(model))
 
 
-def on_towers(name: str, towers: int, spoil: Any = None, **options) -> Result:
+def on_towers(
+    name: str,
+    towers: int,
+    spoil: Any = None,
+    strategy: Any = kt.TowerStrategy,
+    **options,
+) -> Result:
     """Train on towers; every tower has to end with the same weights.
 
     Args:
         name: the case.
         towers: number of towers.
         spoil: called with the model while it is on the towers.
+        strategy: the class of the strategy.
         **options: for the strategy.
     """
     model = CASES[name].build()
-    with kt.TowerStrategy(towers, **options):
+    with strategy(towers, **options):
         history = CASES[name].fit(model)
         if spoil is not None:
             spoil(model)

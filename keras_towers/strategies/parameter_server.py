@@ -1,0 +1,105 @@
+"""Towers of one machine that share variables which exist once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_towers import reduction as reduction_lib
+from keras_towers.errors import TowerError
+from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.strategies.tower import TowerStrategy
+
+_PS_DEVICES = ("cpu", "gpu")
+
+
+class ParameterServerTowerStrategy(TowerStrategy):
+    """Trains on several devices that share one copy of every weight.
+
+    Every tower computes gradients on its part of the batch, with weights that
+    it reads from where they are; each gradient is summed on the device of its
+    variable, and applied there once. The weights are those of one device, as
+    with ``TowerStrategy``, and take the memory of one copy. What towers write
+    by themselves (moving statistics, metrics, random states) is kept on each,
+    and so are weights that are not trained.
+
+    It carries over tensorpack's ``SyncMultiGPUTrainerParameterServer``.
+
+    Args:
+        towers: as for ``TowerStrategy``.
+        ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
+            spread over the towers, each to the one with the fewest bytes. None:
+            ``"gpu"`` for one or two towers, ``"cpu"`` for more.
+        average: as for ``TowerStrategy``.
+        batches: as for ``TowerStrategy``.
+        sync_every_epoch: as for ``TowerStrategy``.
+
+    Attributes:
+        ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
+        placement: which device holds which weight.
+
+    Raises:
+        TowerError: devices or arguments that do not exist.
+
+    Example:
+        >>> with keras_towers.ParameterServerTowerStrategy(4):
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    def __init__(
+        self,
+        towers: int | Sequence[int | str] | None = None,
+        ps_device: str | None = None,
+        average: bool = True,
+        batches: str = "split",
+        sync_every_epoch: bool = True,
+    ):
+        if ps_device not in (*_PS_DEVICES, None):
+            raise TowerError(
+                f"ps_device={ps_device!r} is not allowed: give one of "
+                f"{', '.join(map(repr, _PS_DEVICES))}, or None to choose by "
+                "the number of towers."
+            )
+        super().__init__(
+            towers,
+            average=average,
+            batches=batches,
+            sync_every_epoch=sync_every_epoch,
+        )
+        self.updates = "shared"
+        if ps_device is None:
+            ps_device = "gpu" if self.num_towers <= 2 else "cpu"
+        self.ps_device = ps_device
+        devices = list(self.extended.worker_devices)
+        if ps_device == "cpu":
+            devices = [reduction_lib.host_of(devices[0])]
+        self.placement = LeastLoadedPlacement(devices)
+
+    def place(self, variable: Any) -> str:
+        """Choose the device of a weight that is about to be shared."""
+        return self.placement(variable.path, variable.shape, variable.dtype)
+
+    def sum_gradients(
+        self, rows: reduction_lib.Gradients, variables: Sequence[Any]
+    ) -> list[list[reduction_lib.Gradient]]:
+        """Sum the towers' gradients, each beside its variable."""
+        places = [getattr(v, "_value", v).device for v in variables]
+        towers = self.extended.worker_devices
+        sums = reduction_lib.sum_beside(rows, towers, places)
+        return [sums for _ in towers]
+
+    def describe(self) -> str:
+        """Say on which towers what runs, and which device holds how much."""
+        where = {
+            "cpu": "on the host",
+            "gpu": "spread over the towers",
+        }[self.ps_device]
+        held = self.placement.describe().replace("\n", "\n    ")
+        return "\n".join(
+            [
+                *super().describe().splitlines()[:1],
+                f"  every weight exists once, {where}; gradients are summed "
+                "and applied beside it",
+                f"    {held}",
+            ]
+        )
