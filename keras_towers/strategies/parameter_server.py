@@ -95,11 +95,6 @@ class ParameterServerTowerStrategy(TowerStrategy):
             "gpu": "spread over the towers",
         }[self.ps_device]
         held = self.placement.describe().replace("\n", "\n    ")
-        return "\n".join(
-            [
-                *super().describe().splitlines()[:1],
-                f"  every weight exists once, {where}; gradients are summed "
-                "and applied beside it",
-                f"    {held}",
-            ]
-        )
+        first, _, *rest = super().describe().splitlines()
+        held = f"  weights are {where}:\n    {held}"
+        return "\n".join([first, held, *rest])

@@ -164,6 +164,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         updates = {
             "once": "weights are updated on tower 0 and handed out",
             "each": "every tower updates its own weights",
+            "shared": "weights exist once and are updated where they are",
         }[self.updates]
         data = {
             "split": "the global batch is split over the towers",
