@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import functools
+import signal
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,50 +17,57 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from keras_towers.cli.bench_devices import cpu_threads
 from keras_towers.cli.bench_models import MODELS
+from keras_towers.cli.bench_plans import (
+    Amounts,
+    Device,
+    Plan,
+    processes_plan,
+    refuse,
+    towers_plan,
+)
 from keras_towers.cli.bench_report import show_report, write_json
+from keras_towers.cli.bench_rows import ROWS
 from keras_towers.cli.bench_runner import (
     Job,
     Sample,
     WorkerFailed,
-    plan,
     run_jobs,
     run_worker,
 )
-from keras_towers.cli.bench_strategies import (
-    DEFAULT_STRATEGIES,
-    MODES,
-    STRATEGIES,
-)
-from keras_towers.cli.bench_worker import BATCH_SIZE, WARM_UP_BATCHES
-
-
-class Device(StrEnum):
-    """Where to run."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    GPU = "gpu"
+from keras_towers.cli.bench_strategies import DEFAULT_STRATEGIES, STRATEGIES
+from keras_towers.cli.bench_timing import WARM_UP_BATCHES
 
 
 def bench(
     models: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAMES", help=f"Models to train, of {', '.join(MODELS)}."
+            metavar="NAMES",
+            help=f"Models to train, of {', '.join(MODELS)}. All of them if not "
+            "given; large with --processes.",
         ),
-    ] = ",".join(MODELS),
+    ] = None,
     towers: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Numbers of towers.")
     ] = "1,2,4,8",
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Compare ways to train in so many processes on the CPU "
+            "instead, with one core each: Horovod, HorovodStrategy and others.",
+        ),
+    ] = None,
     strategies: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Strategies to compare, of {', '.join(STRATEGIES)}.",
+            help=f"Strategies to compare, of {', '.join(STRATEGIES)}; "
+            f"{', '.join(DEFAULT_STRATEGIES)} if not given. With --processes "
+            f"of {', '.join(ROWS)}; all that are installed if not given.",
         ),
-    ] = ",".join(DEFAULT_STRATEGIES),
+    ] = None,
     modes: Annotated[
         str,
         typer.Option(
@@ -71,6 +79,12 @@ def bench(
     batches: Annotated[
         int, typer.Option(min=1, help="Steps timed in a run, after 10 more.")
     ] = 60,
+    rank_batch: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Examples a step of each process, with --processes."
+        ),
+    ] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 3,
     device: Annotated[
         Device, typer.Option(help="auto takes GPUs where there are enough.")
@@ -96,54 +110,55 @@ def bench(
     whole default plan takes about half an hour. Ctrl-C shows what was measured
     so far.
     """
-    model_names = _choices("model", models, tuple(MODELS))
-    names = _choices("strategy", strategies, STRATEGIES)
-    names += [f"towers-{m}" for m in _choices("mode", modes, MODES, least=0)]
-    counts = _tower_counts(towers)
     if json_path and not json_path.absolute().parent.is_dir():
-        _refuse(f"there is no folder {json_path.absolute().parent}")
+        refuse(f"there is no folder {json_path.absolute().parent}")
+    facts = functools.cache(lambda: _facts(timeout))
+    amounts = Amounts(batches, repeats, timeout)
+    if processes is None:
+        todo = towers_plan(
+            models, strategies, modes, towers, device, adoption, amounts, facts
+        )
+    elif modes or device is Device.GPU:
+        refuse("--processes goes without --modes and --device gpu")
+    else:
+        todo = processes_plan(
+            models, strategies, processes, rank_batch, amounts, facts
+        )
     console = Console()
-    facts = _facts(timeout)
-    where = _choose_device(device, counts, len(facts["gpus"]))
-    jobs = plan(model_names, names, counts, repeats, adoption)
     samples: list[Sample] = []
     interrupted = False
+    # Ended by a time limit, it has as much to end and to show as by Ctrl-C.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        console.print(f"{len(jobs)} runs on the {where.upper()}", style="dim")
-        _measure(console, jobs, samples, where, batches, timeout)
+        where = todo.where.upper()
+        console.print(f"{len(todo.jobs)} runs on the {where}", style="dim")
+        _measure(console, todo, samples)
     except KeyboardInterrupt:
         interrupted = True
-    show_report(console, facts, samples)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    show_report(console, facts(), samples)
     if json_path:
         settings = {
-            "models": model_names,
-            "towers": counts,
-            "strategies": names,
+            **todo.settings,
             "batches": batches,
             "repeats": repeats,
-            "device": where,
+            "device": todo.where,
             "timeout_s": timeout,
-            "batch_size": BATCH_SIZE,
             "warm_up_batches": WARM_UP_BATCHES,
-            "cpu_threads": {n: cpu_threads(n) for n in counts},
             "complete": not interrupted,
         }
-        write_json(json_path, facts, settings, samples)
+        write_json(json_path, facts(), settings, samples)
     if interrupted:
-        console.print(f"Interrupted: {len(samples)} of {len(jobs)} runs made.")
+        console.print(
+            f"Interrupted: {len(samples)} of {len(todo.jobs)} runs made."
+        )
         raise typer.Exit(130)
     if any(sample.error for sample in samples):
         raise typer.Exit(1)
 
 
-def _measure(
-    console: Console,
-    jobs: list[Job],
-    samples: list[Sample],
-    device: str,
-    batches: int,
-    timeout_s: float,
-) -> None:
+def _measure(console: Console, todo: Plan, samples: list[Sample]) -> None:
     """Run all jobs, adding to ``samples`` as they come."""
     columns = (
         TextColumn("{task.description}"),
@@ -152,17 +167,17 @@ def _measure(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=len(jobs))
+        task = progress.add_task("starting", total=len(todo.jobs))
 
         def announce(job: Job) -> None:
             progress.update(
                 task,
-                completed=jobs.index(job),
+                completed=todo.jobs.index(job),
                 description=job.title,
             )
 
         # One by one: an interrupt must leave what came before it.
-        for sample in run_jobs(jobs, device, batches, timeout_s, announce):
+        for sample in run_jobs(todo.jobs, todo.run, announce):
             samples.append(sample)
 
 
@@ -172,39 +187,3 @@ def _facts(timeout_s: float) -> dict[str, Any]:
     except WorkerFailed as error:
         typer.echo(f"keras-towers bench: cannot start: {error}", err=True)
         raise typer.Exit(1) from None
-
-
-def _choose_device(device: Device, towers: list[int], gpus: int) -> str:
-    if device is Device.AUTO:
-        return "gpu" if gpus >= max(towers) else "cpu"
-    if device is Device.GPU and gpus < max(towers):
-        _refuse(f"{max(towers)} GPUs are needed for --towers, {gpus} visible")
-    return device.value
-
-
-def _choices(
-    what: str, text: str, allowed: tuple[str, ...], least: int = 1
-) -> list[str]:
-    """Split a list given by commas, or end with one line that says why not."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(names) < least:
-        _refuse(f"no {what} given; choose {', '.join(allowed)}")
-    for name in names:
-        if name not in allowed:
-            _refuse(f"unknown {what} '{name}'; choose {', '.join(allowed)}")
-    return list(dict.fromkeys(names))
-
-
-def _tower_counts(text: str) -> list[int]:
-    try:
-        counts = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        counts = [0]
-    if counts[0] < 1:
-        _refuse(f"--towers takes whole numbers from 1, not '{text}'")
-    return counts
-
-
-def _refuse(reason: str) -> NoReturn:
-    typer.echo(f"keras-towers bench: {reason}", err=True)
-    raise typer.Exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib import metadata
 from typing import Any
 
 
@@ -61,12 +62,21 @@ def machine_facts() -> dict[str, Any]:
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
+        "horovod": _version("horovod"),
+        "torch": _version("torch"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [detail.get("device_name", "unknown") for detail in details],
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor_name() -> str:

@@ -43,7 +43,7 @@ def measure(
     """
     trained.train(bench_timing.WARM_UP_BATCHES)
     meeting.exchange("warm")
-    times = trained.train(steps_needed(batches))
+    times = trained.train(_timed_steps(batches))
     seconds = bench_timing.differences(times.batches)[_SETTLING_BATCHES:]
     result = {
         "step_ms": [1e3 * second for second in seconds],
@@ -68,9 +68,12 @@ def measure(
 
 def steps_needed(batches: int) -> int:
     """How many steps there has to be data for."""
+    return max(bench_timing.WARM_UP_BATCHES, _timed_steps(batches))
+
+
+def _timed_steps(batches: int) -> int:
     # A step is timed from its begin to the begin of the next.
-    steps = _SETTLING_BATCHES + batches + 1
-    return max(bench_timing.WARM_UP_BATCHES, steps)
+    return _SETTLING_BATCHES + batches + 1
 
 
 def main() -> None:

@@ -12,18 +12,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers.cli.bench_cells import NOTHING, epoch, number, spread
 from keras_towers.cli.bench_models import MODELS
+from keras_towers.cli.bench_process_report import show_processes
+from keras_towers.cli.bench_process_summary import summarize_processes
 from keras_towers.cli.bench_runner import Sample
 from keras_towers.cli.bench_strategies import OURS
 from keras_towers.cli.bench_summary import (
     AdoptionRow,
-    Spread,
     TrainingRow,
     summarize_adoption,
     summarize_training,
 )
 
-_NOTHING = "–"
 # From so many columns on, a ratio and its range stand on one line.
 _WIDE = 105
 
@@ -31,7 +32,7 @@ _WIDE = 105
 def show_report(
     console: Console, facts: dict[str, Any], samples: Sequence[Sample]
 ) -> None:
-    """Print a table per model, one for adoption, and what failed.
+    """Print the tables of what was measured, and what failed.
 
     Args:
         console: where to print.
@@ -55,6 +56,9 @@ def show_report(
             "what an epoch of fit costs beside its steps.",
             style="dim",
         )
+    processes = summarize_processes(samples)
+    if processes:
+        show_processes(console, processes, before_range)
     console.print(describe_machine(facts), style="dim", highlight=False)
     _show_failures(console, samples)
 
@@ -62,10 +66,15 @@ def show_report(
 def describe_machine(facts: dict[str, Any]) -> str:
     """Put the machine and the versions into one line."""
     devices = ", ".join(facts["gpus"]) or "no GPU"
+    names = ("TensorFlow", "Keras", "Horovod", "Torch", "Python")
+    versions = [
+        f"{name} {facts[name.lower()]}"
+        for name in names
+        if facts.get(name.lower())
+    ]
     return (
         f"{facts['processor']}, {facts['cores']} cores, {devices}; "
-        f"TensorFlow {facts['tensorflow']}, Keras {facts['keras']}, "
-        f"Python {facts['python']}"
+        f"{', '.join(versions)}"
     )
 
 
@@ -90,13 +99,11 @@ def _training_table(
         table.add_row(
             str(row.towers) if row.towers != towers else "",
             _name(row),
-            _number(row.step_ms.median) if row.step_ms else _NOTHING,
-            _ratio(row.to_plain, before_range),
-            _ratio(row.to_stock_default, before_range),
-            _ratio(row.to_best_stock, before_range),
-            f"{row.epoch_cost_s.median:.2f} s"
-            if row.epoch_cost_s
-            else _NOTHING,
+            number(row.step_ms.median) if row.step_ms else NOTHING,
+            spread(row.to_plain, before_range),
+            spread(row.to_stock_default, before_range),
+            spread(row.to_best_stock, before_range),
+            epoch(row.epoch_cost_s),
         )
         towers = row.towers
     return table
@@ -115,26 +122,12 @@ def _name(row: TrainingRow | AdoptionRow) -> str:
     return text
 
 
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
-
-
-def _ratio(spread: Spread | None, before_range: str) -> str:
-    if spread is None:
-        return _NOTHING
-    text = _number(spread.median)
-    if spread.low < spread.high:
-        low, high = _number(spread.low), _number(spread.high)
-        text += f"{before_range}[dim]{low}–{high}[/]"
-    return text
-
-
 def _adoption_table(rows: Sequence[AdoptionRow]) -> Table:
     table = _table("Taking a 100 MB model over, and giving it back")
     for title in ("first", "again", "÷ copy", "release", "÷ copy"):
         table.add_column(title, justify="right")
     for row in rows:
-        cells = [_NOTHING] * 5
+        cells = [NOTHING] * 5
         if not row.failed:
             cells = [
                 f"{row.first_adopt_s:.3f} s",
@@ -174,5 +167,6 @@ def write_json(
         "samples": [as_dict(sample) for sample in samples],
         "training": [as_dict(row) for row in summarize_training(samples)],
         "adoption": [as_dict(row) for row in summarize_adoption(samples)],
+        "processes": [as_dict(row) for row in summarize_processes(samples)],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -15,6 +15,8 @@ from typing import Any
 from keras_towers.cli.bench_strategies import OURS, STRATEGIES
 
 _STDERR_LINES = 12
+# A launcher needs some time to end its ranks.
+_GRACE_S = 15
 # TensorFlow prints these on every start, whatever happens afterwards.
 _NOISE = (
     "All log messages before absl::InitializeLog",
@@ -26,7 +28,11 @@ _NOISE = (
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement to make in a process of its own."""
+    """One measurement to make in a process of its own, or in several.
+
+    ``towers`` is the number of processes where the kind is ``"processes"``,
+    and ``strategy`` one of ``bench_rows.ROWS``.
+    """
 
     kind: str
     model: str
@@ -42,8 +48,10 @@ class Job:
     @property
     def title(self) -> str:
         """The row in words."""
-        plural = "" if self.towers == 1 else "s"
-        return f"{self.model}, {self.towers} tower{plural}, {self.strategy}"
+        what = "process" if self.kind == "processes" else "tower"
+        if self.towers != 1:
+            what += "es" if what.endswith("s") else "s"
+        return f"{self.model}, {self.towers} {what}, {self.strategy}"
 
 
 @dataclass
@@ -102,9 +110,7 @@ def plan(
 
 def run_jobs(
     jobs: list[Job],
-    device: str,
-    batches: int,
-    timeout_s: float,
+    run: Callable[[Job], dict[str, Any]],
     announce: Callable[[Job], None],
 ) -> Iterator[Sample]:
     """Run the jobs in order and yield each one's sample.
@@ -114,9 +120,7 @@ def run_jobs(
 
     Args:
         jobs: what to measure.
-        device: ``"cpu"`` or ``"gpu"``.
-        batches: how many steps to time in a run.
-        timeout_s: how many seconds a run may take.
+        run: measures one.
         announce: called with each job just before it runs.
 
     Yields:
@@ -128,12 +132,29 @@ def run_jobs(
             continue
         announce(job)
         try:
-            result = run_worker(_arguments(job, device, batches), timeout_s)
+            result = run(job)
         except WorkerFailed as error:
             failed.add(job.row)
             yield Sample(job, error=str(error))
         else:
             yield Sample(job, result)
+
+
+def run_towers(
+    job: Job, device: str, batches: int, timeout_s: float
+) -> dict[str, Any]:
+    """Measure towers of one process.
+
+    Args:
+        job: what to measure.
+        device: ``"cpu"`` or ``"gpu"``.
+        batches: how many steps to time.
+        timeout_s: how many seconds it may take.
+
+    Raises:
+        WorkerFailed: it did not work.
+    """
+    return run_worker(_arguments(job, device, batches), timeout_s)
 
 
 def _arguments(job: Job, device: str, batches: int) -> list[str]:
@@ -158,10 +179,37 @@ def run_worker(arguments: list[str], timeout_s: float) -> dict[str, Any]:
         WorkerFailed: it ended with an error, ran too long or printed nothing
             that can be read.
     """
-    # The worker leads a process group of its own, so that Ctrl-C reaches only
-    # this process, which then ends the worker and everything it started.
+    stdout = run_python(
+        ["-m", "keras_towers.cli.bench_worker", *arguments], timeout_s
+    )
+    try:
+        return json.loads(stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise WorkerFailed("it printed no result") from None
+
+
+def run_python(
+    arguments: list[str],
+    timeout_s: float,
+    environment: dict[str, str] | None = None,
+) -> str:
+    """Run a Python process, whatever happens to its end.
+
+    Args:
+        arguments: what follows ``python``.
+        timeout_s: after so many seconds it is ended.
+        environment: more variables for it.
+
+    Returns:
+        What it printed.
+
+    Raises:
+        WorkerFailed: it ended with an error or ran too long.
+    """
+    # It leads a process group of its own, so that Ctrl-C reaches only this
+    # process, which then ends the other and everything it started.
     process = subprocess.Popen(
-        [sys.executable, "-m", "keras_towers.cli.bench_worker", *arguments],
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -170,29 +218,35 @@ def run_worker(arguments: list[str], timeout_s: float) -> dict[str, Any]:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
+            **(environment or {}),
         },
         start_new_session=True,
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        _end(process)
         raise WorkerFailed(f"no result after {timeout_s:g} seconds") from None
     except BaseException:
-        _kill(process)
+        _end(process)
         raise
     if process.returncode != 0:
         raise WorkerFailed(_last_words(stderr, process.returncode))
+    return stdout
+
+
+def _end(process: subprocess.Popen[str]) -> None:
     try:
-        return json.loads(stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        raise WorkerFailed("it printed no result") from None
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        # The ranks that a launcher started are in groups of their own: it has
+        # to be asked.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_GRACE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _last_words(stderr: str, code: int) -> str:

@@ -28,7 +28,7 @@ class StockLoop:
         share: what to train.
     """
 
-    how: str | None = "ring"
+    how: str | None = None
 
     def __init__(self, share: Share):
         _join_cluster(share.meeting)
@@ -65,18 +65,17 @@ def _make_step(strategy: Any, model: Any, share: Share) -> Any:
     import keras
     import tensorflow as tf
 
-    # The optimizer sums over the ranks: a global mean takes each one's part.
-    ranks = share.meeting.size
+    # Under a strategy Keras divides it by the number of ranks, over which its
+    # optimizer then sums the gradients.
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
-            scaled = loss / ranks
         weights = model.trainable_variables
-        grads = tape.gradient(scaled, [weight.value for weight in weights])
+        grads = tape.gradient(loss, [weight.value for weight in weights])
         model.optimizer.apply(grads, weights)
-        return loss
+        return loss * share.meeting.size
 
     @tf.function
     def run(x: Any, y: Any) -> Any:

@@ -81,7 +81,7 @@ def summarize_training(samples: Sequence[Sample]) -> list[TrainingRow]:
 def _summarize_group(
     model: str, towers: int, group: dict[str, list[Sample]]
 ) -> list[TrainingRow]:
-    step_ms = {name: _step_ms(samples) for name, samples in group.items()}
+    step_ms = {name: step_ms_of(samples) for name, samples in group.items()}
     best = best_stock(step_ms)
     rows = []
     for name, samples in group.items():
@@ -92,8 +92,8 @@ def _summarize_group(
                 model,
                 towers,
                 name,
-                step_ms=_spread(list(mine.values())),
-                epoch_cost_s=_spread(epoch_s),
+                step_ms=spread_of(list(mine.values())),
+                epoch_cost_s=spread_of(epoch_s),
                 to_plain=ratio(mine, step_ms.get("plain", {})),
                 to_stock_default=ratio(mine, step_ms.get("stock-default", {})),
                 to_best_stock=ratio(mine, step_ms.get(best, {})),
@@ -105,7 +105,8 @@ def _summarize_group(
     return rows
 
 
-def _step_ms(samples: Sequence[Sample]) -> dict[int, float]:
+def step_ms_of(samples: Sequence[Sample]) -> dict[int, float]:
+    """Return the median step of each repeat that did not fail."""
     return {
         sample.job.repeat: statistics.median(sample.result["step_ms"])
         for sample in samples
@@ -113,7 +114,8 @@ def _step_ms(samples: Sequence[Sample]) -> dict[int, float]:
     }
 
 
-def _spread(values: Sequence[float]) -> Spread | None:
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """Summarize one value per repeat, or nothing."""
     return Spread.of(values) if values else None
 
 
@@ -128,7 +130,7 @@ def ratio(mine: dict[int, float], other: dict[int, float]) -> Spread | None:
         The ratios' spread over the repeats that both have, or ``None`` where
         there are none.
     """
-    return _spread([mine[r] / other[r] for r in mine if r in other])
+    return spread_of([mine[r] / other[r] for r in mine if r in other])
 
 
 def best_stock(step_ms: dict[str, dict[int, float]]) -> str | None:

@@ -146,14 +146,14 @@ def trainer(row: str, share: Share) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def _strategy(row: str) -> Iterator[tuple[Any, str]]:
+def _strategy(row: str) -> Iterator[tuple[Any, str | None]]:
     import keras_towers as kt
     from keras_towers.reduction import SharedMemoryExchange
 
     compression = row.removeprefix(rows.STRATEGY).removeprefix("-") or None
     with kt.HorovodStrategy(compression=compression) as strategy:
         memory = isinstance(strategy.exchange, SharedMemoryExchange)
-        yield strategy, "shared memory" if memory else "Horovod"
+        yield strategy, "shared memory" if memory else None
 
 
 def _raw() -> Any:

@@ -32,6 +32,12 @@ def invoke(*arguments):
         (["--towers", "two"], "whole numbers from 1, not 'two'"),
         (["--towers", "0,2"], "whole numbers from 1, not '0,2'"),
         (["--json", "/no/such/folder/a.json"], "there is no folder /no/such"),
+        (["--processes", "1,2"], "whole numbers from 2, not '1,2'"),
+        (["--processes", "2", "--device", "gpu"], "goes without --modes and"),
+        (
+            ["--processes", "2", "--strategies", "towers"],
+            "unknown strategy 'towers'; choose compute, horovod-raw",
+        ),
     ],
 )
 def test_wrong_argument_is_refused_in_one_line(arguments, said):
@@ -50,7 +56,7 @@ def test_version_names_the_package():
 def test_help_describes_every_option():
     result = invoke("bench", "--help")
     assert result.exit_code == 0
-    for option in ("--models", "--towers", "--strategies", "--json"):
+    for option in ("--models", "--towers", "--processes", "--json"):
         assert option in result.output
 
 
@@ -166,15 +172,29 @@ def running(words):
     return found
 
 
+TOWERS = ("--strategies", "plain", "--towers", "2", "--device", "cpu")
+PROCESSES = ("--strategies", "compute", "--processes", "2")
+
+
 @pytest.mark.slow
-def test_interrupt_ends_the_worker_and_shows_what_there_is(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "module", "number"),
+    [
+        (TOWERS, "bench_worker", signal.SIGINT),
+        (PROCESSES, "bench_rank", signal.SIGTERM),
+    ],
+)
+def test_interrupt_ends_all_and_shows_what_there_is(
+    tmp_path, options, module, number
+):
+    if options == PROCESSES:
+        pytest.importorskip("horovod")
     path = tmp_path / "bench.json"
-    # An odd number, to know this test's worker from any other.
+    # An odd number, to know this test's workers from any other.
     batches = str(20_000 + os.getpid() % 1000)
-    worker = ("bench_worker", f"--batches {batches}")
+    worker = (module, f"--batches {batches}")
     command = [sys.executable, "-m", "keras_towers.cli.main", "bench"]
-    options = ["--models", "small", "--strategies", "plain", "--towers", "2"]
-    options += ["--batches", batches, "--device", "cpu", "--json", str(path)]
+    command += ["--models", "small", "--batches", batches, "--json", str(path)]
     process = subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
@@ -186,7 +206,7 @@ def test_interrupt_ends_the_worker_and_shows_what_there_is(tmp_path):
         deadline = time.monotonic() + LIMIT_S
         while not running(worker) and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()

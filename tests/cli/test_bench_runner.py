@@ -8,6 +8,8 @@ from keras_towers.cli.bench_runner import (
     WorkerFailed,
     plan,
     run_jobs,
+    run_python,
+    run_towers,
     run_worker,
 )
 
@@ -40,6 +42,16 @@ def test_worker_that_runs_too_long_is_killed():
         run_worker(["--facts"], timeout_s=0.05)
 
 
+def test_process_that_will_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(bench_runner, "_GRACE_S", 0.5)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "time.sleep(600)"
+    )
+    with pytest.raises(WorkerFailed, match="no result after 2 seconds"):
+        run_python(["-c", deaf], timeout_s=2)
+
+
 def test_worker_that_fails_leaves_its_last_words():
     with pytest.raises(WorkerFailed) as failure:
         run_worker(["--strategy", "magic"], timeout_s=120)
@@ -60,7 +72,11 @@ def test_row_that_failed_is_not_run_again(monkeypatch):
     monkeypatch.setattr(bench_runner, "run_worker", fake_worker)
     announced: list[Job] = []
     jobs = plan(["small"], ["plain", "towers"], [2], 3, adoption=False)
-    samples = list(run_jobs(jobs, "cpu", 5, 10, announced.append))
+
+    def run(job):
+        return run_towers(job, "cpu", batches=5, timeout_s=10)
+
+    samples = list(run_jobs(jobs, run, announced.append))
     assert ran == ["plain", "towers", "plain", "plain"]
     assert [sample.error for sample in samples] == [
         None,
