@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import agreement, hooks
+from keras_towers.fit import agreement, hooks, sharing
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import variables as variables_lib
 
@@ -51,8 +51,7 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
-        # With what each was before, which the user may hold.
-        self._shared: dict[int, tuple[keras.Variable, tf.Variable]] = {}
+        self._shared = sharing.SharedWeights(strategy)
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.trained = False
         self._made_variables: list[weakref.ref] = []
@@ -139,7 +138,7 @@ class Adoption:
                 continue
             special = id(variable) in metrics or id(variable) in seeds
             if shares and variable.trainable and not special:
-                bound += self._share(variable)
+                bound += self._shared.share(variable)
                 continue
             if id(variable) in metrics:
                 merge = variables_lib.SUM
@@ -191,42 +190,6 @@ class Adoption:
         variable._value = variables_lib.spread(self._strategy, value, merge)
         self._bound[id(variable)] = variable
 
-    def _share(self, variable: keras.Variable) -> bool:
-        """Put a weight that all towers use on the device that is to hold it.
-
-        Returns:
-            Whether it was not there.
-        """
-        if id(variable) in self._shared:
-            return False
-        value = variable._value
-        if isinstance(value, compat.DistributedVariable):
-            value = variables_lib.unbind(value)
-        variable._value = variables_lib.moved(
-            value, self._strategy.place(variable)
-        )
-        self._shared[id(variable)] = variable, value
-        return True
-
-    def _share_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Put an optimizer's slots beside the weights that they belong to."""
-        weights = {
-            weight.path.replace("/", "_"): weight
-            for weight in optimizer._trainable_variables
-            if id(weight) in self._shared
-        }
-        for slot in optimizer.variables:
-            # Keras names them by the weight, an underscore and their role.
-            name = slot.name
-            while name not in weights and "_" in name:
-                name = name.rpartition("_")[0]
-            if name in weights and id(slot) not in self._shared:
-                value = slot._value
-                slot._value = variables_lib.moved(
-                    value, weights[name]._value.device
-                )
-                self._shared[id(slot)] = slot, value
-
     def bind_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put an optimizer's state where it is used: tower 0, or everywhere."""
         everywhere = self._strategy.updates == "each"
@@ -239,7 +202,7 @@ class Adoption:
             elif isinstance(value, compat.DistributedVariable):
                 variable._value = variables_lib.unbind(value)
         if self._strategy.updates == "shared" and optimizer.built:
-            self._share_slots(optimizer)
+            self._shared.share_slots(optimizer)
 
     def equalise(self) -> None:
         """Give all towers the mean of what each has written to itself.
@@ -275,8 +238,7 @@ class Adoption:
         for variable in self._bound.values():
             self._unbind(variable)
         self._bound.clear()
-        for variable, _ in list(self._shared.values()):
-            self._unbind(variable)
+        self._shared.give_all_back()
         for model in {
             id(m): m for m in (*self._models, *self._created)
         }.values():
@@ -314,11 +276,7 @@ class Adoption:
 
     def _unbind(self, variable: keras.Variable) -> None:
         value = variable._value
-        if id(variable) in self._shared:
-            _, before = self._shared.pop(id(variable))
-            if before is not value:
-                before.assign(value)
-                variable._value = before
+        if self._shared.give_back(variable):
             return
         if (
             isinstance(value, compat.DistributedVariable)

@@ -5,11 +5,8 @@ import pytest
 from tests.exactness.cases import CASES
 
 HARDEST = (
-    "uneven",
     "last-batch-of-one",
-    "all-batches-of-one",
     "global-clipnorm",
-    "ema-overwrite",
     "loss-scale-overflow",
     "embedding-clipped",
     "sync-batch-norm",
