@@ -19,24 +19,34 @@ if TYPE_CHECKING:
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
         ParameterServerTowerStrategy,
     )
     from keras_towers.strategies.registry import strategy
     from keras_towers.strategies.tower import TowerStrategy
+    from keras_towers.towers import (
+        CurrentTower,
+        current_tower,
+        run_on_each_tower,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ChiefOnly",
     "CompatibilityError",
+    "CurrentTower",
     "EveryRank",
     "GradientPacker",
     "HorovodStrategy",
+    "NoOpStrategy",
     "ParameterServerTowerStrategy",
     "TowerError",
     "TowerStrategy",
+    "current_tower",
     "elastic",
+    "run_on_each_tower",
     "strategy",
     "virtual_towers",
 ]
@@ -44,11 +54,15 @@ __all__ = [
 # TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
 _HOMES = {
     "ChiefOnly": "keras_towers.callbacks",
+    "CurrentTower": "keras_towers.towers",
     "EveryRank": "keras_towers.callbacks",
     "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
+    "NoOpStrategy": "keras_towers.strategies.noop",
     "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
     "TowerStrategy": "keras_towers.strategies.tower",
+    "current_tower": "keras_towers.towers",
+    "run_on_each_tower": "keras_towers.towers",
     "strategy": "keras_towers.strategies.registry",
     "virtual_towers": "keras_towers.devices",
 }

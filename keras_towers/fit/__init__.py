@@ -14,6 +14,8 @@ module           what it owns
 ``step``         one global batch on all towers, exact logs
 ``tower``        what a tower knows about itself while its step runs
 ``optimizer``    reduce first, then apply once
+``gradients``    what towers bring to the reduction, and whether they match
+``nothing``      calls of Keras whose steps do nothing
 ``assignments``  writing weights whose buffers are shared
 ``losses``       loss denominators over the whole global batch
 ``metrics``      metrics of one number a batch

@@ -41,6 +41,7 @@ from keras_towers.fit import (
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
 from keras_towers.fit import optimizer as optimizer_lib
+from keras_towers.fit import tower as tower_lib
 from keras_towers.fit.step import Session
 
 METHODS = (
@@ -137,14 +138,18 @@ def _method(
 ) -> Any:
     strategy = _tower_strategy(model)
     in_tower = tf.distribute.get_replica_context() is not None
+    trains = kind in step.TRAINING
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
-        return original(model, *args, **kwargs)
+        with tower_lib.alone(trains, begins=False):
+            return original(model, *args, **kwargs)
     _install_optimizers()
     start, args, kwargs = chief.start(original, args, kwargs)
+    if strategy.call is not None:
+        return strategy.call(kind, original, model, args, kwargs)
     if strategy.num_replicas == 1 and start is None:
         strategy.adoption.refuse_others(model)
         strategy.adoption.release_model(model)
-        with compat.single_device_mode():
+        with compat.single_device_mode(), tower_lib.alone(trains):
             return original(model, *args, **kwargs)
     before = current_session()
     # A loop over batches calls this for every one.
@@ -154,10 +159,10 @@ def _method(
     with strategy.scope():
         if not prepared:
             strategy.adoption.claim(model)
-        if kind not in ("fit", "train_on_batch"):
-            strategy.adoption.equalise()
-        else:
+        if trains:
             strategy.adoption.trained = True
+        else:
+            strategy.adoption.equalise()
         _local.session = Session(model, kind, prepared, start=start)
         order = contextlib.nullcontext()
         if kind == "fit" and (start or strategy.transport.size > 1):
@@ -263,6 +268,9 @@ def _make_predict_function(
 def _epoch_iterator(
     original: Callable, *args: Any, distribute_strategy: Any = None, **kwargs
 ) -> Any:
+    own = getattr(distribute_strategy, "epoch_iterator", None)
+    if own is not None:
+        return own(*args, **kwargs)
     session = current_session()
     if session is None or not getattr(
         distribute_strategy, "adopts_models", False

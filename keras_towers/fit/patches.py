@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _lock = threading.RLock()
@@ -62,6 +62,26 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         replacement.__keras_towers__ = True
         _undo.append(undo)
         setattr(owner, name, replacement)
+
+
+@contextlib.contextmanager
+def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Let an object have attributes of its own while the block runs.
+
+    Args:
+        instance: the object.
+        attributes: what its names, also those of methods, stand for.
+    """
+    # Not by setattr, by which Keras would track what a model is given.
+    own = vars(instance) if attributes else {}
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            own.pop(name, None)
+        own.update(before)
 
 
 def with_subclasses(cls: type) -> list[type]:

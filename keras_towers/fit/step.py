@@ -16,6 +16,8 @@ from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
 
+TRAINING = ("fit", "train_on_batch")
+
 
 @dataclasses.dataclass
 class Session:
@@ -36,6 +38,11 @@ class Session:
     epoch_iterator: Any = None
     order: Any = None
     start: Any = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether its steps change weights."""
+        return self.kind in TRAINING
 
     @property
     def predicts(self) -> bool:
@@ -78,6 +85,9 @@ def run(
     batch = lockstep.begin(data_lib.as_tower_batch(strategy, batch))
     batch = _with_total(strategy, session, batch)
     shares = _shares(batch)
+    devices = [
+        tower_lib.short_name(d) for d in strategy.extended.worker_devices
+    ]
     live = None
     if not isinstance(batch.counts, tuple):
         live = [count > 0 for count in _counts(batch)]
@@ -89,6 +99,8 @@ def run(
             share=shares[index],
             live=None if live is None else live[index],
             average=strategy.average,
+            device=devices[index],
+            training=session.trains,
         )
         with tower_lib.activate(tower):
             return step(data)

@@ -28,6 +28,8 @@ class Tower:
             nothing it computes may count. None where that cannot happen.
         average: whether losses are means over the batch (the towers' gradients
             are averaged) or sums (they are summed).
+        device: the name of the device, without job and task.
+        training: whether this is a step of ``fit`` or ``train_on_batch``.
         weighted_losses: how many losses each optimizer, by its id, has put
             ``loss_weight`` into, and not applied yet.
         scales_loss: whether an optimizer is in the middle of that.
@@ -38,6 +40,8 @@ class Tower:
     share: Any
     live: Any = None
     average: bool = True
+    device: str = ""
+    training: bool = False
     weighted_losses: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -63,6 +67,36 @@ _local = threading.local()
 def current() -> Tower | None:
     """The tower whose step this thread is running or tracing, or None."""
     return getattr(_local, "tower", None)
+
+
+def training_alone() -> bool | None:
+    """Whether a call of Keras that runs without towers trains, None: no call.
+
+    With a single tower Keras runs as if there were no strategy.
+    """
+    return getattr(_local, "training_alone", None)
+
+
+@contextlib.contextmanager
+def alone(training: bool, begins: bool = True) -> Iterator[None]:
+    """Note whether a call of Keras that runs without towers trains.
+
+    Args:
+        training: whether it does.
+        begins: False for a call that counts only inside another one.
+    """
+    before = training_alone()
+    if begins or before is not None:
+        _local.training_alone = training
+    try:
+        yield
+    finally:
+        _local.training_alone = before
+
+
+def short_name(device: str) -> str:
+    """The name of a device without job and task."""
+    return device[device.index("/device") :] if "/device" in device else device
 
 
 class TowerReplicaContext(compat.MirroredReplicaContext):

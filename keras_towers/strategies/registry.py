@@ -15,13 +15,14 @@ from keras_towers.errors import TowerError
 GROUP = "keras_towers.strategies"
 _OWN = {
     "horovod": "keras_towers.strategies.horovod:HorovodStrategy",
+    "noop": "keras_towers.strategies.noop:NoOpStrategy",
     "parameter-server": (
         "keras_towers.strategies.parameter_server:ParameterServerTowerStrategy"
     ),
     "tower": "keras_towers.strategies.tower:TowerStrategy",
 }
 # In more processes than one, each would train a model of its own.
-ONE_PROCESS = ("parameter-server", "tower")
+ONE_PROCESS = ("noop", "parameter-server", "tower")
 
 
 def strategy(name: str, **options: Any) -> Any:

@@ -80,6 +80,10 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
     transport: Transport = SingleProcess()
     exchange: reduction_lib.Exchange = staticmethod(reduction_lib.exact)
     replicas_are_called = "tower"
+    # Set where Strategy.run does not run the steps of Keras's methods: what
+    # calls such a method, and what makes its epoch iterators.
+    call: Callable | None = None
+    epoch_iterator: Callable | None = None
 
     def __init__(
         self,
@@ -159,7 +163,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
               mode "cpu": all towers are on the host, ...
         """
         devices = self.extended.worker_devices
-        names = [d[d.index("/device") :] for d in devices]
+        names = [tower_lib.short_name(device) for device in devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         updates = {
             "once": "weights are updated on tower 0 and handed out",

@@ -1,0 +1,370 @@
+"""A strategy that runs epochs, steps and callbacks, and computes nothing."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import compat
+from keras_towers.fit import nothing
+from tests.exactness import models as m
+from tests.fit.alike import classifier, weights_of
+from tests.strategies.test_bad_input import Before
+
+X, Y = m.FEATURES, m.LABELS
+
+
+class Told(keras.callbacks.Callback):
+    """Everything that a callback is told, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_") or name.endswith(
+            ("_train_begin_", "set")
+        ):
+            return super().__getattribute__(name)
+
+        def note(*args, logs=None):
+            self.calls.append((name, *(a for a in args if isinstance(a, int))))
+
+        return note
+
+
+def told(act, strategy=None):
+    model, callback = classifier()(), Told()
+    if strategy is None:
+        act(model, callback)
+    else:
+        with strategy:
+            act(model, callback)
+    return callback.calls
+
+
+def dataset(batches=4):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(batches)
+
+
+class Lazy(keras.utils.PyDataset):
+    """Data that says how long it is, and must not be read."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        raise AssertionError("read")
+
+
+class Unread:
+    """Batches that a dataset may be asked for only to find its end."""
+
+    def __init__(self):
+        self.read = 0
+
+    def dataset(self, known):
+        def count(x):
+            self.read += 1
+            return x
+
+        data = dataset().map(
+            lambda x, y: (tf.py_function(count, [x], x.dtype), y)
+        )
+        return data if known else data.filter(lambda x, y: True)
+
+
+CALLS = {
+    "arrays": {"x": X, "y": Y, "epochs": 2},
+    "uneven": {"x": X[:53], "y": Y[:53], "batch_size": 8},
+    "dataset": {"x": dataset(), "epochs": 2},
+    "unknown length": {"x": dataset().filter(lambda x, y: True), "epochs": 2},
+    "steps": {"x": dataset().repeat(), "epochs": 3, "steps_per_epoch": 2},
+    "too few": {"x": dataset(), "epochs": 2, "steps_per_epoch": 6},
+    "part of it": {"x": X, "y": Y, "epochs": 3, "steps_per_epoch": 1},
+    "resumed": {"x": X, "y": Y, "epochs": 4, "initial_epoch": 2},
+    "validation": {
+        "x": X,
+        "y": Y,
+        "epochs": 4,
+        "validation_split": 0.3,
+        "validation_freq": 2,
+    },
+    "validation data": {
+        "x": X,
+        "y": Y,
+        "validation_data": dataset(),
+        "validation_steps": 2,
+    },
+    "class weights": {"x": X, "y": Y, "class_weight": {0: 1.0, 1: 2.0, 2: 1}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    ("name", "steps_per_execution"),
+    [
+        *((name, 1) for name in CALLS),
+        *((name, 3) for name in ("uneven", "unknown length", "too few")),
+    ],
+)
+def test_callbacks_are_told_what_keras_tells(name, steps_per_execution):
+    def act(model, callback):
+        model.steps_per_execution = steps_per_execution
+        model.fit(verbose=0, callbacks=[callback], **CALLS[name])
+
+    assert told(act, kt.NoOpStrategy()) == told(act)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_no_data():
+    model, callback = classifier()(), Told()
+    was = Before(model)
+    with kt.NoOpStrategy():
+        history = model.fit(
+            epochs=3, steps_per_epoch=5, verbose=0, callbacks=[callback]
+        )
+    assert history.epoch == [0, 1, 2]
+    assert history.history == {}
+    ends = [call for call in callback.calls if call[0] == "on_train_batch_end"]
+    assert len(ends) == 15
+    was.assert_still()
+
+
+def test_neither_data_nor_steps():
+    model = classifier()()
+    was = Before(model)
+    with (
+        pytest.raises(kt.TowerError, match="steps_per_epoch"),
+        kt.NoOpStrategy(),
+    ):
+        model.fit(epochs=3)
+    was.assert_still()
+
+
+def everything(model):
+    return {**weights_of(model), "optimizer": model.optimizer.get_config()}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        m.momentum,
+        lambda: keras.optimizers.AdamW(
+            0.1, use_ema=True, ema_overwrite_frequency=2
+        ),
+        lambda: keras.optimizers.LossScaleOptimizer(m.momentum()),
+    ],
+)
+def test_nothing_changes(optimizer):
+    model = classifier(optimizer=optimizer)()
+    model.fit(X, Y, verbose=0)
+    before = weights_of(model)
+    state = [v.numpy() for v in model.optimizer.variables]
+    with kt.NoOpStrategy():
+        model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y))
+        assert model.train_on_batch(X, Y) == []
+        assert model.train_on_batch(X, Y, return_dict=True) == {}
+    for name, value in weights_of(model).items():
+        np.testing.assert_array_equal(value, before[name])
+    for value, was in zip(model.optimizer.variables, state, strict=True):
+        np.testing.assert_array_equal(value.numpy(), was)
+
+
+def test_it_trains_as_ever_afterwards():
+    model, other = classifier()(), classifier()()
+    with kt.NoOpStrategy():
+        model.fit(X, Y, epochs=2, verbose=0, validation_data=(X, Y))
+    histories = []
+    for one in (model, other):
+        keras.utils.set_random_seed(3)
+        history = one.fit(X, Y, verbose=0, validation_data=(X, Y))
+        histories.append(history.history)
+    assert histories[0] == histories[1]
+    with kt.TowerStrategy(2):
+        model.fit(X, Y, verbose=0)
+
+
+def test_data_is_not_read():
+    unread = Unread()
+    model = classifier()()
+    with kt.NoOpStrategy():
+        model.fit(unread.dataset(known=True), epochs=3, verbose=0)
+        model.fit(Lazy(workers=2), epochs=3, verbose=0, validation_data=Lazy())
+        assert unread.read == 0
+        model.fit(unread.dataset(known=False), verbose=0)
+    assert unread.read == 4
+
+
+def test_logs():
+    given = {"loss": 0.5, "accuracy": 0.25}
+    model = classifier()()
+    seen = []
+    batch_end = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(logs)
+    )
+    with kt.NoOpStrategy(given):
+        history = model.fit(
+            X,
+            Y,
+            epochs=2,
+            verbose=0,
+            validation_data=(X, Y),
+            callbacks=[batch_end],
+        )
+        assert model.train_on_batch(X, Y) == [0.5, 0.25]
+    assert history.history == {
+        "loss": [0.5] * 2,
+        "accuracy": [0.25] * 2,
+        "val_loss": [0.5] * 2,
+        "val_accuracy": [0.25] * 2,
+    }
+    assert seen[0] == given
+
+
+def test_callbacks_that_need_a_number(tmp_path):
+    model = classifier()()
+    path = str(tmp_path / "{epoch}-{val_loss:.2f}.keras")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(path),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.EarlyStopping("val_loss", patience=2),
+    ]
+    with kt.NoOpStrategy({"loss": 1}):
+        history = model.fit(
+            X,
+            Y,
+            epochs=9,
+            verbose=0,
+            callbacks=callbacks,
+            validation_data=(X, Y),
+        )
+    assert history.epoch == [0, 1, 2]
+    assert (tmp_path / "3-1.00.keras").exists()
+
+
+def test_what_callbacks_compute_is_computed():
+    model = classifier()()
+    wanted = model.evaluate(X, Y, verbose=0)
+    predicted = model.predict(X, verbose=0)
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.found = self.model.evaluate(X, Y, verbose=0)
+            self.predicted = self.model.predict(X, verbose=0)
+            self.on_batch = self.model.test_on_batch(X, Y)
+            assert self.model.train_on_batch(X, Y) == []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.in_batch = self.model.predict_on_batch(X)
+
+    callback = Evaluate()
+    with kt.NoOpStrategy():
+        history = model.fit(
+            X,
+            Y,
+            epochs=2,
+            verbose=0,
+            callbacks=[callback],
+            validation_data=(X, Y),
+        )
+        np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), wanted)
+    assert history.epoch == [0, 1]
+    np.testing.assert_allclose(callback.found, wanted)
+    np.testing.assert_allclose(callback.on_batch, wanted, rtol=1e-6)
+    np.testing.assert_allclose(callback.predicted, predicted, rtol=1e-6)
+    np.testing.assert_allclose(callback.in_batch, predicted, rtol=1e-5)
+
+
+def test_stopped_by_a_callback():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    with kt.NoOpStrategy():
+        history = classifier()().fit(
+            X, Y, batch_size=8, epochs=5, verbose=0, callbacks=[Stop()]
+        )
+    assert history.epoch == [0]
+
+
+def test_after_an_error_everything_is_as_it_was():
+    class Fail(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = classifier()()
+    model.fit(X, Y, verbose=0)
+    was, function = Before(model), model.train_function
+    with pytest.raises(KeyboardInterrupt), kt.NoOpStrategy():
+        model.fit(X, Y, verbose=0, validation_data=(X, Y), callbacks=[Fail()])
+    was.assert_still()
+    assert model.train_function is function
+    names = {"make_train_function", "make_test_function"}
+    assert not names & set(vars(model))
+    assert "finalize_variable_values" not in vars(model.optimizer)
+
+
+def test_a_model_built_inside():
+    with kt.NoOpStrategy():
+        model = classifier()()
+        was = weights_of(model)
+        model.fit(X, Y, verbose=0)
+        for name, value in weights_of(model).items():
+            np.testing.assert_array_equal(value, was[name])
+    assert model._distribute_strategy is None
+    for variable in model.variables:
+        assert not isinstance(variable._value, compat.DistributedVariable)
+    assert model.fit(X, Y, verbose=0).history["loss"]
+
+
+def test_a_model_that_is_not_built_stays_so():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", m.cross_entropy())
+    with kt.NoOpStrategy():
+        model.fit(X, Y, verbose=0)
+    assert not model.built
+    model.fit(X, Y, verbose=0)
+
+
+def test_a_model_of_another_strategy():
+    with kt.TowerStrategy(2).scope():
+        model = classifier()()
+    with (
+        pytest.raises(kt.TowerError, match="lives on another"),
+        kt.NoOpStrategy() as strategy,
+    ):
+        strategy.call("fit", keras.Model.fit, model, (X, Y), {})
+
+
+def test_progress_bar(capsys):
+    with kt.NoOpStrategy():
+        classifier()().fit(epochs=2, steps_per_epoch=7)
+    assert "Epoch 2/2" in capsys.readouterr().out
+
+
+def test_a_real_strategy_by_name():
+    strategy = kt.strategy("noop")
+    assert isinstance(strategy, kt.NoOpStrategy)
+    assert isinstance(strategy, tf.distribute.Strategy)
+    assert strategy.num_replicas_in_sync == 1
+    assert "nothing is computed" in strategy.describe()
+    assert kt.strategy("noop", logs={"loss": 1.0}).logs == {"loss": 1.0}
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        strategy.run(lambda: variable.assign_add(1.0))
+    assert float(variable.numpy()) == 2.0
+
+
+@pytest.mark.parametrize("logs", [0.5, "loss", ["loss"]])
+def test_logs_that_are_none(logs):
+    with pytest.raises(kt.TowerError, match="logs="):
+        kt.NoOpStrategy(logs)
+
+
+def test_steps_alone():
+    steps = nothing.Steps(X, batch_size=10)
+    assert [begin for begin, _, _ in iter(steps._enumerate_iterator())] == list(
+        range(7)
+    )
