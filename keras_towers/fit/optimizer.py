@@ -13,7 +13,6 @@ the same sums to its own copy; ``strategy.updates == "each"`` does that.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
+from keras_towers.fit import gradients
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 
@@ -70,37 +69,20 @@ def apply(
     if trainable_variables is None:
         trainable_variables = optimizer._trainable_variables
     trainable_variables = list(trainable_variables)
-    share = _Share(
-        tuple(getattr(v, "path", v.name) for v in trainable_variables),
+    share = gradients.Share(
+        tuple(gradients.name_of(v) for v in trainable_variables),
         _weighted(optimizer, list(grads)),
     )
 
     def merge(strategy, shares):
         shares = strategy.experimental_local_results(shares)
-        _check_equal(shares)
+        gradients.check_equal(shares)
         _make_ready(strategy, optimizer, trainable_variables)
         _reduce_and_apply(
             strategy, original, optimizer, shares, trainable_variables
         )
 
     context.merge_call(merge, args=(share,))
-
-
-@dataclasses.dataclass(eq=False)
-class _Share:
-    """What one tower brings to the reduction."""
-
-    names: tuple[str, ...]
-    grads: list[Any]
-
-    def described(self) -> list[str]:
-        """What there is a gradient for, and of which kind."""
-        return [
-            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
-            for name, grad in zip(self.names, self.grads, strict=True)
-            if grad is not None
-            for sparse in [isinstance(grad, tf.IndexedSlices)]
-        ]
 
 
 def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
@@ -127,38 +109,11 @@ def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
     return [weigh(grad) for grad in grads]
 
 
-def _check_equal(shares: Sequence[_Share]) -> None:
-    """Refuse towers that trained different variables, naming them."""
-    first = shares[0]
-    for index, other in enumerate(shares[1:], 1):
-        if other.names != first.names:
-            odd = sorted(set(first.names) ^ set(other.names)) or other.names
-            raise TowerError(
-                f"tower {index} trains other variables than tower 0: they "
-                f"differ in {', '.join(odd)}. Every tower has to run the same "
-                "model: create variables in build(), not depending on data or "
-                "on the replica."
-            )
-        odd = [
-            name
-            for name, a, b in zip(
-                first.names, first.grads, other.grads, strict=True
-            )
-            if (a is None) != (b is None)
-        ]
-        if odd:
-            raise TowerError(
-                f"tower {index} and tower 0 do not have gradients for the same "
-                f"variables: they differ in {', '.join(odd)}. Every tower has "
-                "to compute the same loss."
-            )
-
-
 def _reduce_and_apply(
     strategy: Any,
     original: Callable,
     optimizer: Any,
-    shares: Sequence[_Share],
+    shares: Sequence[gradients.Share],
     trainable_variables: Sequence[Any],
 ) -> None:
     rows = [[g for g in share.grads if g is not None] for share in shares]
