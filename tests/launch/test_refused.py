@@ -29,6 +29,7 @@ def files(tmp_path, monkeypatch):
         ("-np 1 -H no.such.invalid:1 s.py", "unknown host no.such.invalid"),
         ("-np 2 --strategy nope s.py", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower s.py", "works in one process"),
+        ("-np 2 --strategy noop s.py", "works in one process"),
         ("-np 2 --towers 2 s.py", "--towers is an option of a --strategy"),
         ("-np 2 --network-interface no0 s.py", "no network interface no0"),
         ("--min-np 0 s.py", "--min-np takes a number from 1, not 0"),
