@@ -101,9 +101,8 @@ class LeastLoadedPlacement:
         self.placed: list[Placed] = []
         self._small_device = small_device
         self._small_bytes = small_bytes
-        every = dict.fromkeys(known)
-        self._bytes = dict.fromkeys(every, 0)
-        self._numbers = dict.fromkeys(every, 0)
+        self._bytes = dict.fromkeys(known, 0)
+        self._numbers = dict.fromkeys(known, 0)
         self._names: dict[str, Placed] = {}
 
     def __call__(self, name: str, shape: Any, dtype: Any) -> str:
@@ -162,6 +161,13 @@ class LeastLoadedPlacement:
             )
         return self._names[name].device
 
+    def clear(self) -> None:
+        """Begin anew: none of the variables is there any more."""
+        self.placed.clear()
+        self._names.clear()
+        self._bytes = dict.fromkeys(self._bytes, 0)
+        self._numbers = dict.fromkeys(self._numbers, 0)
+
     def describe(self) -> str:
         """Say what each device holds, as a table.
 
@@ -171,11 +177,9 @@ class LeastLoadedPlacement:
             /device:GPU:0          1  1,605,632
             /device:GPU:1          1      2,048
         """
-        rows = [
-            (device, f"{self._numbers[device]:,}", f"{self._bytes[device]:,}")
-            for device in self._bytes
-        ]
-        rows.insert(0, ("device", "variables", "bytes"))
+        rows = [("device", "variables", "bytes")]
+        for device, bytes_ in self._bytes.items():
+            rows.append((device, f"{self._numbers[device]:,}", f"{bytes_:,}"))
         first, second, third = (
             max(map(len, column)) for column in zip(*rows, strict=True)
         )

@@ -118,6 +118,18 @@ def test_device_of_nothing():
         p.LeastLoadedPlacement(GPUS).device_of("kernel")
 
 
+def test_clear():
+    place, again = p.LeastLoadedPlacement(GPUS, CPU), []
+    for _ in range(2):
+        again.append([place(*variable) for variable in some_variables(1)])
+        described = place.describe()
+        place.clear()
+        assert not place.placed and not any(place.loads.values())
+    assert again[0] == again[1]
+    assert place.describe() != described
+    assert place("v0", (2,), "int8") == place.device_of("v0")
+
+
 def test_describe():
     place = p.LeastLoadedPlacement(GPUS[:2])
     place("dense/kernel", (784, 512), "float32")

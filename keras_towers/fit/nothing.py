@@ -125,7 +125,10 @@ class Steps(compat.TFEpochIterator):
 
 
 class _Unread:
-    """A data adapter of Keras for data that nobody reads."""
+    """A data adapter of Keras for data that nobody reads.
+
+    The data itself would read ahead if it were told of an epoch.
+    """
 
     def __init__(self, num_batches: int | None):
         self.num_batches = num_batches
