@@ -79,6 +79,10 @@ class ParameterServerTowerStrategy(TowerStrategy):
         """Choose the device of a weight that is about to be shared."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.placement.clear()
+
     def sum_gradients(
         self, rows: reduction_lib.Gradients, variables: Sequence[Any]
     ) -> list[list[reduction_lib.Gradient]]:

@@ -141,6 +141,15 @@ def test_built_inside():
     fit(model)
 
 
+def test_every_block_places_anew():
+    strategy, model = kt.ParameterServerTowerStrategy(2), build()
+    for _ in range(2):
+        with strategy:
+            fit(model)
+            placed = strategy.placement.placed
+            assert len(placed) == len(model.trainable_variables)
+
+
 def test_an_unknown_place_is_refused():
     with pytest.raises(kt.TowerError, match="'tpu'.*'cpu', 'gpu'"):
         kt.ParameterServerTowerStrategy(2, ps_device="tpu")
