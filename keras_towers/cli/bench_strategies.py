@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MODES = ("cpu", "gpu", "hierarchical", "collective", "nccl")
-OURS = ("towers", *(f"towers-{mode}" for mode in MODES))
+# Strategies of ours by their names in the registry.
+NAMED = ("parameter-server", "async")
+OURS = ("towers", *(f"towers-{mode}" for mode in MODES), *NAMED)
 STOCK = ("stock-default", "stock-one-device", "stock-hierarchical")
 STRATEGIES = ("plain", *STOCK, *OURS)
-DEFAULT_STRATEGIES = ("plain", *STOCK, "towers")
+DEFAULT_STRATEGIES = ("plain", *STOCK, "towers", *NAMED)
 
 
 @dataclass
@@ -53,9 +55,11 @@ def make_contender(
 
 
 def make_towers(strategy: str, devices: list[str]) -> Any:
-    """Return the ``TowerStrategy`` of a name in ``OURS``."""
+    """Return the strategy of a name in ``OURS``."""
     import keras_towers
 
+    if strategy in NAMED:
+        return keras_towers.strategy(strategy, towers=devices)
     mode = strategy.partition("-")[2] or None
     return keras_towers.TowerStrategy(devices, mode=mode)
 

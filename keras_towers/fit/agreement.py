@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,18 +32,36 @@ def check_same(
     ]
     lists = transport.gather_objects(mine)
     for rank, other in enumerate(lists):
-        if other == lists[0]:
-            continue
-        missing = [entry for entry in lists[0] if entry not in other]
-        extra = [entry for entry in other if entry not in lists[0]]
+        missing, extra = [], []
+        for first, second in itertools.zip_longest(lists[0], other):
+            if _kind(first) != _kind(second):
+                missing += [first] * (first is not None)
+                extra += [second] * (second is not None)
         if not missing and not extra:
-            missing, extra = lists[0], other
+            continue
         raise TowerError(
             f"rank {rank} does not have the variables of rank 0. Only on rank "
             f"0: {_listed(missing)}. Only on rank {rank}: {_listed(extra)}. "
             "Every rank has to build the same model in the same order, and to "
             "compile it alike."
         )
+
+
+def _kind(entry: tuple | None) -> tuple | None:
+    return entry and (unnumbered(entry[0]), *entry[1:])
+
+
+def unnumbered(path: str) -> str:
+    """A name without the numbers that tell things of one kind apart.
+
+    They count what a process has built before, and rank 0 may well have built
+    a model more than the others.
+
+    Example:
+        >>> unnumbered("sequential_2/dense_11/kernel")
+        'sequential/dense/kernel'
+    """
+    return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
 
 
 def _listed(entries: Sequence[tuple]) -> str:

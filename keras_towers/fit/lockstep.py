@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import agreement
 from keras_towers.fit import data as data_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -137,7 +138,8 @@ class Lockstep:
         """
         if self._transport.size == 1:
             return reduction(rows) if rows[0] else list(rows)
-        digest = zlib.crc32("\n".join(described).encode())
+        kinds = map(agreement.unnumbered, described)
+        digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             if len(set(self._transport.gather_objects(digest))) > 1:

@@ -357,6 +357,20 @@ def other_models_are_refused():
 
 
 @check
+def a_model_more_on_rank_0_does_no_harm():
+    keras.backend.clear_session()
+    if RANK == 0:
+        keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(3)])
+    mine = keras.Sequential(
+        [keras.layers.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(3)]
+    )
+    mine.compile("adam", "mse")
+    with kt.HorovodStrategy():
+        mine.fit(X, Y, verbose=0)
+    assert_same_model(mine)
+
+
+@check
 def other_gradients_are_refused():
     class Branches(keras.Model):
         def __init__(self):
