@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import shared
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 
@@ -62,6 +63,9 @@ def apply(
         grads: this tower's gradients, None where there is none.
         trainable_variables: the variables they belong to.
     """
+    if shared.current() is not None:
+        shared.apply(original, optimizer, grads, trainable_variables)
+        return
     context = tf.distribute.get_replica_context()
     strategy = context.strategy if context is not None else None
     if not getattr(strategy, "reduces_first", False):

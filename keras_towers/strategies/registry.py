@@ -14,11 +14,12 @@ from keras_towers.errors import TowerError
 
 GROUP = "keras_towers.strategies"
 _OWN = {
+    "async": "keras_towers.strategies.asynchronous:AsyncTowerStrategy",
     "horovod": "keras_towers.strategies.horovod:HorovodStrategy",
     "tower": "keras_towers.strategies.tower:TowerStrategy",
 }
 # In more processes than one, each would train a model of its own.
-ONE_PROCESS = ("tower",)
+ONE_PROCESS = ("async", "tower")
 
 
 def strategy(name: str, **options: Any) -> Any:
