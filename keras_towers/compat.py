@@ -142,6 +142,8 @@ for _path in (
             "finalize_variable_values",
         )
     ),
+    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer"
+    "._all_reduce_sum_gradients",
     f"{_KERAS}.backend.tensorflow.core:Variable._initialize",
     f"{_KERAS}.backend.tensorflow.core:Variable.assign_add",
     f"{_KERAS}.backend.tensorflow.core:Variable.assign_sub",

@@ -51,7 +51,7 @@ class AsyncTraining:
     def forget(self) -> None:
         """Trace anew: the model has changed."""
         self._traced.clear()
-        self._here: dict[int, Callable] = {}
+        self._here: dict[tuple[str, int], Callable] = {}
         self._merge: Callable | None = None
 
     def begin(self, session: step.Session) -> None:
@@ -136,7 +136,8 @@ class AsyncTraining:
 
             self._merge = merge
             if not self._model.run_eagerly:
-                self._merge = tf.function(merge, autograph=False)
+                function = tf.function(merge, autograph=False)
+                self._merge = function.get_concrete_function()
         merged = _to_numpy(self._merge())
         self._logs = {
             name: merged.get(name, value) for name, value in latest.items()
@@ -181,7 +182,9 @@ class AsyncTraining:
     def _alone(self, index: int) -> Iterator[None]:
         """Let the model be that of one tower, on one device."""
         variables = state_lib.collect(self._model).everything()
-        tower = shared.SharedTower(self._strategy.gradient_scale, self._turns)
+        fits = self._session.kind == "fit"
+        scale = self._strategy.gradient_scale if fits else 1.0
+        tower = shared.SharedTower(scale, self._turns)
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, lambda v: v.values[index]),
@@ -196,15 +199,16 @@ class AsyncTraining:
         """
         fits = self._session.kind == "fit"
         index = self._steps_here % self._strategy.num_towers if fits else 0
-        if index not in self._here:
+        key = self._session.kind, index
+        if key not in self._here:
             function = self._one_step(index)
             if not self._model.run_eagerly:
                 function = tf.function(
                     function, autograph=False, reduce_retracing=True
                 )
-            self._here[index] = function
+            self._here[key] = function
         with self._alone(index):
-            latest = self._here[index](batch)
+            latest = self._here[key](batch)
         self._strategy.adoption.bind(self._model)
         self._steps_here += 1
         self._refresh(_to_numpy(latest))

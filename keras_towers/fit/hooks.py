@@ -62,6 +62,7 @@ OPTIMIZER_METHODS = {
     "apply": optimizer_lib.apply,
     "apply_gradients": optimizer_lib.apply_gradients,
     "scale_loss": optimizer_lib.scale_loss,
+    "_all_reduce_sum_gradients": optimizer_lib.sum_over_replicas,
     "finalize_variable_values": optimizer_lib.finalize_variable_values,
     "assign_add": assignments.assign_add,
     "assign_sub": assignments.assign_sub,

@@ -276,6 +276,20 @@ def apply_gradients(
     return optimizer._iterations
 
 
+def sum_over_replicas(
+    original: Callable, optimizer: Any, grads_and_vars: Any
+) -> Any:
+    """``Optimizer._all_reduce_sum_gradients``, left out on one device.
+
+    TensorFlow's all-reduce over one replica is an identity with a gradient of
+    its own, which TensorFlow never forgets, nor the graph that it is in: every
+    trace of a step would stay in memory.
+    """
+    if tf.distribute.has_strategy():
+        return original(optimizer, grads_and_vars)
+    return list(grads_and_vars)
+
+
 def on_one_device(original: Callable, callback: Any, optimizer: Any) -> None:
     """What a callback does with the variables of an optimizer, on tower 0."""
     strategy = tf.distribute.get_strategy()
