@@ -227,6 +227,14 @@ def make_train_function(
     model.train_function.begin(session)
 
 
+def end_of_steps(session: step.Session, logs: Any) -> Any:
+    """End an epoch's steps; return its logs, exact where towers had steps."""
+    function = session.model.train_function
+    if session.kind == "fit" and isinstance(function, AsyncTraining):
+        return function.end(logs)
+    return logs
+
+
 def _to_numpy(logs: Any) -> Any:
     """Wait for what a step has computed, and keep it on the host."""
     return tf.nest.map_structure(

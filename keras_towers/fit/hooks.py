@@ -319,9 +319,7 @@ def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
     if session is not None and session.model is model:
         tf.distribute.get_strategy().transport.mark(f"end of {session.kind}")
         iterator = session.epoch_iterator
-        if isinstance(model.train_function, asynchronous.AsyncTraining):
-            if session.kind == "fit":
-                logs = model.train_function.end(logs)
+        logs = asynchronous.end_of_steps(session, logs)
         if not logs and iterator is not None and iterator.was_empty():
             # Keras would go on with nothing but a warning.
             raise TowerError(

@@ -26,10 +26,10 @@ class AsyncTowerStrategy(TowerStrategy):
     epoch and of everything behind it see all steps done. An error on a tower
     is raised by ``fit``.
 
-    ``train_on_batch`` trains as one device. ``evaluate``, ``predict`` and custom
-    training loops run on all towers together, as in ``TowerStrategy``. An
-    optimizer that counts (gradient accumulation, moving averages with
-    overwrite, loss scaling) lets the towers update one after the other. In
+    ``train_on_batch`` trains as one device. ``evaluate``, ``predict`` and
+    custom training loops run on all towers together, as in ``TowerStrategy``.
+    An optimizer that counts (gradient accumulation, moving averages with
+    overwrite, loss scaling) lets the towers update one after the other. Of
     ``run_eagerly`` models the towers take turns.
 
     It carries over tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
@@ -77,9 +77,11 @@ class AsyncTowerStrategy(TowerStrategy):
         return "async"
 
     def _described(self) -> list[Any]:
-        scaled = f"scaled by 1/{self.num_towers}"
+        scaled = "not scaled"
+        if self.scale_gradient:
+            scaled = f"scaled by 1/{self.num_towers}"
         return [
             '  mode "async": every tower updates the shared weights by itself',
-            f"  gradients are {scaled if self.scale_gradient else 'not scaled'}",
+            f"  gradients are {scaled}",
             "  every tower takes the next whole batch as soon as it is free",
         ]

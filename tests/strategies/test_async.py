@@ -12,7 +12,6 @@ from keras_towers.strategies import registry
 from tests.exactness import models as m
 from tests.fit.ordinary import (
     BATCH,
-    EXAMPLES,
     STEPS,
     Originals,
     X,
@@ -462,4 +461,3 @@ def test_bad_input():
                 model.fit(nothing, verbose=0)
         model.fit(X[:1], Y[:1], verbose=0)
     assert_ordinary(model)
-    assert EXAMPLES == len(X)
