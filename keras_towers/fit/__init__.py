@@ -14,6 +14,10 @@ module           what it owns
 ``step``         one global batch on all towers, exact logs
 ``tower``        what a tower knows about itself while its step runs
 ``optimizer``    reduce first, then apply once
+``asynchronous`` the train function of towers that wait for nobody
+``shared``       what such a tower writes, while others write it too
+``crew``         their threads
+``staleness``    how much of the others' work their steps have missed
 ``assignments``  writing weights whose buffers are shared
 ``losses``       loss denominators over the whole global batch
 ``metrics``      metrics of one number a batch
