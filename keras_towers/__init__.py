@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keras_towers.callbacks import ChiefOnly, EveryRank
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
+    from keras_towers.strategies.asynchronous import AsyncTowerStrategy
     from keras_towers.strategies.horovod import HorovodStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncTowerStrategy",
     "ChiefOnly",
     "CompatibilityError",
     "CurrentTower",
@@ -53,6 +55,7 @@ __all__ = [
 
 # TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
 _HOMES = {
+    "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
     "ChiefOnly": "keras_towers.callbacks",
     "CurrentTower": "keras_towers.towers",
     "EveryRank": "keras_towers.callbacks",

@@ -124,6 +124,7 @@ for _path in (
             "predict_on_batch",
             "train_step",
             "make_train_function",
+            "_autoconvert_optionals",
             "make_test_function",
             "make_predict_function",
             "_symbolic_build",
@@ -141,7 +142,12 @@ for _path in (
             "finalize_variable_values",
         )
     ),
+    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer"
+    "._all_reduce_sum_gradients",
     f"{_KERAS}.backend.tensorflow.core:Variable._initialize",
+    f"{_KERAS}.backend.tensorflow.core:Variable.assign_add",
+    f"{_KERAS}.backend.tensorflow.core:Variable.assign_sub",
+    "keras.callbacks:TensorBoard._train_writer",
     "keras.callbacks:SwapEMAWeights._tf_swap_variables",
     "keras.callbacks:SwapEMAWeights._tf_finalize_ema_values",
     f"{_KERAS}.losses.loss:reduce_values",

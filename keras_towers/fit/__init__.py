@@ -16,6 +16,10 @@ module           what it owns
 ``optimizer``    reduce first, then apply once
 ``gradients``    what towers bring to the reduction, and whether they match
 ``nothing``      calls of Keras whose steps do nothing
+``asynchronous`` the train function of towers that wait for nobody
+``shared``       what such a tower writes, while others write it too
+``crew``         their threads
+``staleness``    how much of the others' work their steps have missed
 ``assignments``  writing weights whose buffers are shared
 ``losses``       loss denominators over the whole global batch
 ``metrics``      metrics of one number a batch

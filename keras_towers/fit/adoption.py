@@ -131,6 +131,12 @@ class Adoption:
         seeds = {id(v) for v in state.seeds}
         metrics = {id(v) for v in state.metrics}
         variables = [*state.seeds, *state.weights, *state.metrics]
+        if self._strategy.updates == "anytime":
+            # There is one of each, written by whoever comes.
+            variables = [*state.seeds, *state.metrics]
+            for variable in state.weights:
+                if isinstance(variable._value, compat.DistributedVariable):
+                    variable._value = variables_lib.unbind(variable._value)
         bound = 0
         shares = self._strategy.updates == "shared"
         for variable in variables:

@@ -183,6 +183,7 @@ def distribute(
     dataset: tf.data.Dataset,
     each: bool,
     to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
+    whole: bool = False,
 ) -> Any:
     """Read a dataset of batches ahead, onto the towers.
 
@@ -195,10 +196,13 @@ def distribute(
         dataset: yields what ``train_step`` takes.
         each: every tower gets a batch of its own.
         to_one_end: makes a rank's ``TowerBatch``es as many as the others'.
+        whole: towers take whole batches, as they come.
 
     Returns:
         An iterable over one element a step, for ``as_tower_batch``.
     """
+    if whole:
+        return dataset.prefetch(max(_PREFETCHED_BATCHES, strategy.num_towers))
     if strategy.prefetches_to_towers:
         if not each:
             return strategy.experimental_distribute_dataset(dataset)

@@ -49,6 +49,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._towers = strategy.num_towers
         self._order = order
         # Validation data of ranks that train on their own are their own too.
+        self.at_last_step = False
         self._each = strategy.batches == "each" and (trains or ranks)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=_Undistributed, **kwargs)
@@ -60,6 +61,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
         self._each = self._each and not by_user
+        self._hands_out = trains and strategy.asynchronous
+        if self._hands_out:
+            self._each = False
+            if by_user:
+                raise TowerError(
+                    f"{type(strategy).__name__} hands out whole batches, and "
+                    "was given a distributed dataset: give fit() the dataset "
+                    "from which that was made."
+                )
         self._agreed: int | None = None
         # To make an iterator over arrays changes nothing; that of a dataset
         # may draw a new shuffle, and one device would have drawn it too.
@@ -74,7 +84,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if ranks and not (self._each and kind.startswith("predict")):
                 self._agree(transport, kind, dataset, strategy.num_replicas)
             self._distributed_dataset = data_lib.distribute(
-                strategy, own or dataset, self._each, self._to_one_end
+                strategy,
+                own or dataset,
+                self._each,
+                self._to_one_end,
+                whole=self._hands_out,
             )
         self._set_steps()
 
@@ -137,7 +151,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         )
         have, what = None, "example"
         need = self._towers if self._each else strategy.num_replicas
-        if self._each:
+        if self._each or self._hands_out:
             have, what = batches, "batch"
         elif isinstance(adapter, compat.ArrayDataAdapter):
             have = adapter._num_samples
@@ -145,6 +159,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             have = 0
         elif batches is not None and size:
             have = batches * size
+        if self._hands_out:
+            # Towers for which there is no batch have nothing to do.
+            need = 0
+            if have == 0:
+                raise TowerError("the dataset is empty: give it one batch.")
         if have is not None and have < need:
             raise TowerError(
                 f"the dataset has {_number(have, what)}, fewer than the "
@@ -180,6 +199,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Any:
         step = super().__next__()
         self._unused = None
+        steps = self.num_batches
+        self.at_last_step = steps is not None and step[1] + 1 >= steps
         self._transport.mark(f"step {step[0]} of {self._kind}")
         return step
 

@@ -7,9 +7,12 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
   adopt the model first;
 * the trainer's ``_maybe_symbolic_build`` and ``make_predict_function``, which
   put the variables on the towers once all of them exist;
+* the trainer's ``make_train_function``, for asynchronous towers;
 * the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
 * what ``OPTIMIZER_METHODS`` names, of every optimizer class;
+* ``assign_add`` and ``assign_sub`` of variables, while towers share them;
+* ``on_epoch_end`` of ``TensorBoard``, which writes the staleness too;
 * two methods of ``SwapEMAWeights``, which write weights and averages;
 * the makers of trainers, optimizers and variables, to know what is made inside;
 * ``update_state`` of ``Mean`` and ``Sum``, for one number a batch;
@@ -31,11 +34,14 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import (
     assignments,
+    asynchronous,
     building,
     chief,
     epochs,
     patches,
     shards,
+    shared,
+    staleness,
     step,
 )
 from keras_towers.fit import losses as losses_lib
@@ -57,6 +63,7 @@ OPTIMIZER_METHODS = {
     "apply": optimizer_lib.apply,
     "apply_gradients": optimizer_lib.apply_gradients,
     "scale_loss": optimizer_lib.scale_loss,
+    "_all_reduce_sum_gradients": optimizer_lib.sum_over_replicas,
     "finalize_variable_values": optimizer_lib.finalize_variable_values,
     "assign_add": assignments.assign_add,
     "assign_sub": assignments.assign_sub,
@@ -81,6 +88,7 @@ def _install() -> None:
         patches.replace(trainer, name, functools.partial(_method, name))
     patches.replace(trainer, "_maybe_symbolic_build", _maybe_symbolic_build)
     patches.replace(trainer, "make_predict_function", _make_predict_function)
+    patches.replace(trainer, "make_train_function", _make_train_function)
     patches.replace(trainer, "_get_metrics_result_or_logs", _end_of_steps)
     patches.replace(trainer, "__init__", _created_in_scope)
     patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
@@ -96,6 +104,11 @@ def _install() -> None:
         )
     patches.replace(compat.BaseOptimizer, "__init__", _optimizer_created)
     patches.replace(compat.KerasVariable, "_initialize", _variable_created)
+    patches.replace(compat.KerasVariable, "assign_add", shared.assign_add)
+    patches.replace(compat.KerasVariable, "assign_sub", shared.assign_sub)
+    patches.replace(
+        keras.callbacks.TensorBoard, "on_epoch_end", staleness.to_tensorboard
+    )
     _install_optimizers()
 
 
@@ -152,6 +165,8 @@ def _method(
         with compat.single_device_mode(), tower_lib.alone(trains):
             return original(model, *args, **kwargs)
     before = current_session()
+    if before is not None:
+        before.settle()
     # A loop over batches calls this for every one.
     prepared = kind.endswith("_on_batch") and strategy.adoption.knows(
         model, kind
@@ -179,7 +194,8 @@ def _method(
                 raise
             raise strategy.lockstep.difference() from None
         finally:
-            _local.session = before
+            session, _local.session = _local.session, before
+            session.close()
             if before is None:
                 strategy.transport.mark("")
 
@@ -255,6 +271,21 @@ def _maybe_symbolic_build(
     _prepare(tf.distribute.get_strategy(), session, data_batch)
 
 
+def _make_train_function(
+    original: Callable, model: Any, force: bool = False
+) -> None:
+    session = current_session()
+    strategy = tf.distribute.get_strategy()
+    if (
+        session is not None
+        and session.model is model
+        and getattr(strategy, "asynchronous", False)
+    ):
+        asynchronous.make_train_function(strategy, session, force)
+    else:
+        original(model, force)
+
+
 def _make_predict_function(
     original: Callable, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -296,6 +327,7 @@ def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
     if session is not None and session.model is model:
         tf.distribute.get_strategy().transport.mark(f"end of {session.kind}")
         iterator = session.epoch_iterator
+        logs = asynchronous.end_of_steps(session, logs)
         if not logs and iterator is not None and iterator.was_empty():
             # Keras would go on with nothing but a warning.
             raise TowerError(

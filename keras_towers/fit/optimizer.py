@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import gradients
+from keras_towers.fit import gradients, shared
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 
@@ -61,6 +61,9 @@ def apply(
         grads: this tower's gradients, None where there is none.
         trainable_variables: the variables they belong to.
     """
+    if shared.current() is not None:
+        shared.apply(original, optimizer, grads, trainable_variables)
+        return
     context = tf.distribute.get_replica_context()
     strategy = context.strategy if context is not None else None
     if not getattr(strategy, "reduces_first", False):
@@ -235,6 +238,20 @@ def apply_gradients(
         variables,
     )
     return optimizer._iterations
+
+
+def sum_over_replicas(
+    original: Callable, optimizer: Any, grads_and_vars: Any
+) -> Any:
+    """``Optimizer._all_reduce_sum_gradients``, left out on one device.
+
+    TensorFlow's all-reduce over one replica is an identity with a gradient of
+    its own, which TensorFlow never forgets, nor the graph that it is in: every
+    trace of a step would stay in memory.
+    """
+    if tf.distribute.has_strategy():
+        return original(optimizer, grads_and_vars)
+    return list(grads_and_vars)
 
 
 def on_one_device(original: Callable, callback: Any, optimizer: Any) -> None:

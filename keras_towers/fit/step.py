@@ -30,6 +30,7 @@ class Session:
         epoch_iterator: what the method draws its batches from, once made.
         order: how the ranks shuffle alike, where there are several.
         start: where in the data ``fit`` begins, if not where they do.
+        crew: the threads of asynchronous towers, once made.
     """
 
     model: keras.Model
@@ -38,6 +39,17 @@ class Session:
     epoch_iterator: Any = None
     order: Any = None
     start: Any = None
+    crew: Any = None
+
+    def settle(self) -> None:
+        """Wait for steps that run in threads of their own."""
+        if self.crew is not None:
+            self.crew.drain()
+
+    def close(self) -> None:
+        """End such threads."""
+        if self.crew is not None:
+            self.crew.close()
 
     @property
     def trains(self) -> bool:
@@ -131,7 +143,7 @@ def epoch_logs(strategy: Any, model: keras.Model, logs: Any) -> Any:
     """
     if strategy.transport.size == 1 or not isinstance(logs, Mapping):
         return logs
-    return {**logs, **_metric_results(strategy, model, logs)}
+    return {**logs, **metric_results(strategy, model, logs)}
 
 
 def _with_total(
@@ -197,7 +209,7 @@ def _logs(
     first = outputs[0]
     results = {}
     if isinstance(first, Mapping):
-        results = _metric_results(strategy, model, first)
+        results = metric_results(strategy, model, first)
 
     def mean(*tensors):
         tensors = [tf.convert_to_tensor(t) for t in tensors]
@@ -222,9 +234,10 @@ def _logs(
     return tf.nest.map_structure(mean, *outputs)
 
 
-def _metric_results(
+def metric_results(
     strategy: Any, model: keras.Model, logs: Mapping[str, Any]
 ) -> dict:
+    """The logs that are results of metrics, over all towers and ranks."""
     metrics = state_lib.collect(model).metrics
     with compat.single_device_mode(), tf.device("/device:CPU:0"):
         seen = {

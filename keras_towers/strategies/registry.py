@@ -14,6 +14,7 @@ from keras_towers.errors import TowerError
 
 GROUP = "keras_towers.strategies"
 _OWN = {
+    "async": "keras_towers.strategies.asynchronous:AsyncTowerStrategy",
     "horovod": "keras_towers.strategies.horovod:HorovodStrategy",
     "noop": "keras_towers.strategies.noop:NoOpStrategy",
     "parameter-server": (
@@ -22,7 +23,7 @@ _OWN = {
     "tower": "keras_towers.strategies.tower:TowerStrategy",
 }
 # In more processes than one, each would train a model of its own.
-ONE_PROCESS = ("noop", "parameter-server", "tower")
+ONE_PROCESS = ("async", "noop", "parameter-server", "tower")
 
 
 def strategy(name: str, **options: Any) -> Any:

@@ -77,6 +77,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
 
     reduces_first = True
     adopts_models = True
+    asynchronous = False
     transport: Transport = SingleProcess()
     exchange: reduction_lib.Exchange = staticmethod(reduction_lib.exact)
     replicas_are_called = "tower"
@@ -165,6 +166,16 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         devices = self.extended.worker_devices
         names = [tower_lib.short_name(device) for device in devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return "\n".join(
+            [
+                f"{type(self).__name__}: {self.num_towers} "
+                f"tower{'s' * (self.num_towers > 1)} ({span})",
+                *self._described(),
+            ]
+        )
+
+    def _described(self) -> list[str]:
+        """What ``describe`` says below its first line."""
         updates = {
             "once": "weights are updated on tower 0 and handed out",
             "each": "every tower updates its own weights",
@@ -175,15 +186,11 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
             "each": "every tower draws a whole batch",
         }[self.batches]
         gradients = "averaged over examples" if self.average else "summed"
-        return "\n".join(
-            [
-                f"{type(self).__name__}: {self.num_towers} "
-                f"tower{'s' * (self.num_towers > 1)} ({span})",
-                f'  mode "{self.mode}": {self._choice.reason}',
-                f"  gradients are {gradients}; {updates}",
-                f"  {data}",
-            ]
-        )
+        return [
+            f'  mode "{self.mode}": {self._choice.reason}',
+            f"  gradients are {gradients}; {updates}",
+            f"  {data}",
+        ]
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[TowerStrategy]:

@@ -1,0 +1,87 @@
+"""Towers that update shared weights without waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_towers.fit.staleness import Staleness
+from keras_towers.strategies.tower import TowerStrategy
+
+
+class AsyncTowerStrategy(TowerStrategy):
+    """Trains an existing Keras model on towers that wait for nobody.
+
+    The model's weights and the state of its optimizer exist once. Every tower
+    takes the next whole batch, computes gradients on the weights as they are
+    just then, and applies them at once, whatever others have applied
+    meanwhile. So a slow tower holds no fast one, and the weights depend on the
+    order of events: they are not those of one device.
+
+    ``fit`` is otherwise as ever. Every batch is one step and one update, none
+    is lost, and ``optimizer.iterations`` counts them. Metrics are exact sums
+    over what the towers have counted. Callbacks of a batch are called when it
+    is handed out, up to twice as many batches ahead as there are towers, with
+    logs that are up to a tenth of a second old; those of the last batch, of the
+    epoch and of everything behind it see all steps done. An error on a tower
+    is raised by ``fit``.
+
+    ``train_on_batch`` trains as one device. ``evaluate``, ``predict`` and
+    custom training loops run on all towers together, as in ``TowerStrategy``.
+    An optimizer that counts (gradient accumulation, moving averages with
+    overwrite, loss scaling) lets the towers update one after the other. Of
+    ``run_eagerly`` models the towers take turns.
+
+    It carries over tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
+    Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
+    Parallelizing Stochastic Gradient Descent", 2011).
+
+    Args:
+        towers: number of devices, a list of GPU ids, a list of device names,
+            or None for all visible GPUs, else all logical CPUs.
+        scale_gradient: divide every tower's gradients by the number of towers.
+            As many batches as there are towers then move the weights as far as
+            one synchronous step does.
+
+    Attributes:
+        staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
+            many updates of others a step of the last epoch has missed. It is
+            also written to TensorBoard, where that is a callback.
+
+    Raises:
+        TowerError: devices that do not exist.
+
+    Example:
+        >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
+        ...     model.fit(x, y, epochs=5)
+        >>> print(strategy.staleness)
+        mean 2.91, max 7 over 94 steps
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self,
+        towers: int | Sequence[int | str] | None = None,
+        scale_gradient: bool = True,
+    ):
+        super().__init__(towers, batches="each")
+        self.updates = "anytime"
+        self.scale_gradient = bool(scale_gradient)
+        self.gradient_scale = 1 / self.num_towers if self.scale_gradient else 1
+        self.staleness = Staleness()
+
+    @property
+    def mode(self) -> str:
+        """How the towers work together: ``"async"``."""
+        return "async"
+
+    def _described(self) -> list[Any]:
+        scaled = "not scaled"
+        if self.scale_gradient:
+            scaled = f"scaled by 1/{self.num_towers}"
+        return [
+            '  mode "async": every tower updates the shared weights by itself',
+            f"  gradients are {scaled}",
+            "  every tower takes the next whole batch as soon as it is free",
+        ]
