@@ -6,7 +6,7 @@ import pytest
 from tests.exactness.cases import CASES, HARDEST
 from tests.exactness.compare import assert_same, on_towers
 
-NUMBERS = (1, 2, 3, 4, 8)
+NUMBERS = (1, 2, 3, 8)
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 
 
@@ -18,7 +18,7 @@ def test_case_on_towers(name, towers):
 
 def _pairs():
     """Every mode on every number of towers, the hardest cases in turn."""
-    pairs = [(mode, towers) for mode in MODES for towers in NUMBERS[1:]]
+    pairs = [(mode, towers) for mode in MODES for towers in (2, 3, 4, 8)]
     for index, (mode, towers) in enumerate(pairs):
         yield HARDEST[index % len(HARDEST)], mode, towers
         yield HARDEST[(index // len(HARDEST)) % len(HARDEST)], mode, towers

@@ -48,7 +48,9 @@ def test_stall_warning_can_be_off():
 
 def test_timeout_of_the_user_is_kept(monkeypatch):
     monkeypatch.delenv("HOROVOD_GLOO_TIMEOUT_SECONDS", raising=False)
-    assert told()["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "300"
+    patient = told(stall_shutdown_s=600)["HOROVOD_GLOO_TIMEOUT_SECONDS"]
+    assert patient == "660"  # The stalled rank is to be named before.
+    assert told(stall_shutdown_s=9)["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "300"
     assert told(elastic=True)["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "7")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in told()
