@@ -70,7 +70,7 @@ class Device(keras.layers.Layer):
 
 
 class Curve(keras.callbacks.Callback):
-    """The loss over the training data, twice a second or so."""
+    """The loss over the training data, after every epoch."""
 
     def __init__(self, x: Any, y: Any, seconds: float):
         super().__init__()
@@ -80,23 +80,27 @@ class Curve(keras.callbacks.Callback):
         self.losses: list[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Start the clock at the first step, when all is traced."""
+        """Note the loss of the untrained model."""
         self._spent = 0.0
         self._began: float | None = None
+        self._note()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Go on with the clock."""
-        if epoch:
-            self._began = time.perf_counter()
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Start the clock behind the first step, when all is traced."""
+        self._began = self._began or time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop the clock, and look at the loss."""
-        if self._began is not None:
-            self._spent += time.perf_counter() - self._began
-        self.times.append(self._spent)
-        self.losses.append(self.model.evaluate(*self._data, verbose=0))
+        self._spent += time.perf_counter() - self._began
+        self._note()
         if self._spent > self._limit:
             self.model.stop_training = True
+        # Looking took time that is not the training's.
+        self._began = time.perf_counter()
+
+    def _note(self) -> None:
+        self.times.append(self._spent)
+        self.losses.append(self.model.evaluate(*self._data, verbose=0))
 
 
 def make_model() -> keras.Model:

@@ -79,7 +79,7 @@ def some_bad(at):
     return x
 
 
-@pytest.mark.parametrize("at", range(STEPS))
+@pytest.mark.parametrize("at", [0, STEPS - 1])
 @pytest.mark.parametrize("layer", [Refuses, Breaks])
 def test_an_error_on_a_tower_is_raised_by_fit(layer, at):
     model = checked(layer())
@@ -199,7 +199,7 @@ def test_leaving_in_a_callback(way):
     assert int(model.optimizer.iterations) == 2 + STEPS
 
 
-@pytest.mark.parametrize("delay", [0.01, 0.03, 0.06, 0.1])
+@pytest.mark.parametrize("delay", [0.01, 0.03, 0.1])
 def test_ctrl_c_at_any_moment(delay):
     model = classifier()
     originals = Originals(model)
@@ -235,8 +235,8 @@ def test_cycles_leave_nothing_behind():
         ]
         return threading.active_count(), len(graphs)
 
-    threads, graphs = cycles(3)
-    after = cycles(27)
+    threads, graphs = cycles(2)
+    after = cycles(10)
     assert after[0] <= threads
     assert after[1] <= graphs
 
