@@ -40,7 +40,7 @@ PICTURE = Path(__file__).with_suffix(".png")
 # By name: what to make of it, its title, its colour.
 RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "tower": ({}, "synchronous: TowerStrategy", "#d9822b"),
-    "ps": ({}, "synchronous: parameter server", "#9aa0a6"),
+    "parameter-server": ({}, "synchronous: parameter server", "#9aa0a6"),
     "async": ({}, "asynchronous: AsyncTowerStrategy", "#1f6feb"),
 }
 

@@ -34,7 +34,9 @@ class TorchLoop:
         self._batch = batch
         self._loss = torch.nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(
-            model.parameters(), lr=SGD["learning_rate"], momentum=SGD["momentum"]
+            model.parameters(),
+            lr=SGD["learning_rate"],
+            momentum=SGD["momentum"],
         )
 
     def train(self, steps: int, epochs: int = 1) -> Times:
