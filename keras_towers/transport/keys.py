@@ -38,8 +38,7 @@ def next_key(purpose: str) -> str:
 def _traced_function() -> tf.Graph:
     """The outermost graph: functions inside it may run at the same time."""
     graph = compat.get_default_graph()
-    while (outer := getattr(graph, "outer_graph", None)) is not None:
-        if not getattr(outer, "building_function", False):
-            break
-        graph = outer
+    outer = getattr(graph, "outer_graph", None)
+    while getattr(outer, "building_function", False):
+        graph, outer = outer, getattr(outer, "outer_graph", None)
     return graph
