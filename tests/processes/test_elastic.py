@@ -32,6 +32,8 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
     assert sizes == [3, 2, 3]
     killed = [size for _, _, size in steps].index(2)
     assert steps[killed - 1][:2] == (1, 13)
-    # From the commit behind batch 12: eight of twenty are left.
-    rest = [step for step in steps[killed:] if step[0] == 1]
-    assert [batch for _, batch, _ in rest] == list(range(8))
+    # From the commit behind batch 12: eight of twenty are left. The new worker
+    # may join in between, at the next commit.
+    rest = [batch for epoch, batch, _ in steps[killed:] if epoch == 1]
+    assert rest[0] == 0
+    assert len(rest) == 8
