@@ -71,13 +71,15 @@ class Store:
 
 
 def waited_for(
-    mine: Place, before: dict[int, Place], now: dict[int, Place]
+    mine: Place,
+    before: dict[int, Place | None],
+    now: dict[int, Place | None],
 ) -> dict[int, str]:
     """Find the ranks that this one waits for.
 
     Args:
         mine: how far this rank has come.
-        before: what the ranks had left some beats ago.
+        before: what the ranks had left some beats ago; None: nothing.
         now: what they have left by now.
 
     Returns:
@@ -85,7 +87,10 @@ def waited_for(
     """
     found = {}
     for rank, place in now.items():
-        if rank in before and before[rank].beat == place.beat:
+        past = before.get(rank)
+        if place is None:
+            found[rank] = "has given no sign of life"
+        elif past is not None and past.beat == place.beat:
             found[rank] = "has stopped giving signs of life"
         elif place.position < mine.position:
             at = f"in {place.what}" if place.what else "outside of training"
@@ -137,7 +142,8 @@ class StallWatch(threading.Thread):
         """Leave word at every beat; look at the others when standing still."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
         warned = 0.0
-        before: dict[int, Place] = {}
+        before: dict[int, Place | None] = {}
+        self._store.put(self._rank, self._come)
         while not self._ended.wait(beat_s):
             self._come.beat += 1
             self._store.put(self._rank, self._come)
@@ -145,8 +151,9 @@ class StallWatch(threading.Thread):
             if not self._come.what or still_s < self._warning_s - 2 * beat_s:
                 before, warned = {}, 0.0
                 continue
-            read = {rank: self._store.get(rank) for rank in self._others}
-            now = {rank: place for rank, place in read.items() if place}
+            if self._store.get(self._rank) is None:
+                continue  # The server is gone; so will this process be.
+            now = {rank: self._store.get(rank) for rank in self._others}
             # Two beats lie between them, so that a sign of life may be late.
             before = before or now
             if still_s < max(self._warning_s, warned + self._warning_s):

@@ -17,6 +17,11 @@ def test_a_rank_whose_beat_stands_still_has_stopped():
     assert found == {1: "has stopped giving signs of life"}
 
 
+def test_a_rank_that_stopped_before_it_left_word():
+    found = waited_for(Place(7, "step 3"), {1: None}, {1: None})
+    assert found == {1: "has given no sign of life"}
+
+
 def test_a_rank_that_is_behind_is_told_with_its_place():
     now = {1: Place(6, "step 2 of fit", 9), 2: Place(5, "", 9)}
     found = waited_for(Place(7, "step 3 of fit"), {}, now)
