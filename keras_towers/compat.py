@@ -87,6 +87,10 @@ _default_mode = resolve(
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 
+in_xla_context = resolve(
+    f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
+)
+
 # Keras: the trainer, its data iterator, the optimizer and the losses.
 TensorFlowTrainer = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer"
@@ -110,6 +114,10 @@ py_dataset_module = importlib.import_module(
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 KerasVariable = resolve(f"{_KERAS}.backend.tensorflow.core:Variable")
+load_h5_optimizer_weights = resolve(
+    f"{_KERAS}.legacy.saving.legacy_h5_format"
+    ":load_optimizer_weights_from_hdf5_group"
+)
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 # What fit/ calls or patches of these, so that none is missed in mid-scope.
 for _path in (

@@ -15,10 +15,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 
-_in_xla = compat.resolve(
-    "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext"
-)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Options:
@@ -272,7 +268,7 @@ class Exchange:
     def _refuse_xla(self) -> None:
         if os.environ.get("HOROVOD_ENABLE_XLA_OPS", "0") != "0":
             return
-        if _in_xla(tf.compat.v1.get_default_graph()):
+        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
             raise TowerError(
                 "Horovod's operations do not run inside XLA: say "
                 "model.compile(..., jit_compile=False), or leave jit_compile "

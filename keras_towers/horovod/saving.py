@@ -15,11 +15,6 @@ from keras_towers import compat
 from keras_towers.horovod import compiling
 from keras_towers.horovod.optimizer import DistributedOptimizer
 
-_optimizer_weights = compat.resolve(
-    "keras.src.legacy.saving.legacy_h5_format:"
-    "load_optimizer_weights_from_hdf5_group"
-)
-
 
 def load_model(
     filepath: Any,
@@ -77,7 +72,10 @@ def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
             file = stack.enter_context(h5py.File(file, "r"))
         if "optimizer_weights" not in file:
             return optimizer
-        values = [np.asarray(value) for value in _optimizer_weights(file)]
+        values = [
+            np.asarray(value)
+            for value in compat.load_h5_optimizer_weights(file)
+        ]
     if len(values) == len(optimizer.variables):
         for variable, value in zip(optimizer.variables, values, strict=True):
             variable.assign(value)

@@ -187,8 +187,6 @@ PROCESSES = ("--strategies", "compute", "--processes", "2")
 def test_interrupt_ends_all_and_shows_what_there_is(
     tmp_path, options, module, number
 ):
-    if options == PROCESSES:
-        pytest.importorskip("horovod")
     path = tmp_path / "bench.json"
     # An odd number, to know this test's workers from any other.
     batches = str(20_000 + os.getpid() % 1000)

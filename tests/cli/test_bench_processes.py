@@ -219,7 +219,6 @@ def test_torch_has_the_same_models(name):
 
 @pytest.mark.slow
 def test_tiny_benchmark_of_two_processes(tmp_path):
-    pytest.importorskip("horovod")
     path = tmp_path / "bench.json"
     rows = ["compute", "horovod-raw", "strategy"]
     done = subprocess.run(

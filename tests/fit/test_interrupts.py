@@ -1,7 +1,5 @@
 """However the block is left, the model is ordinary and holds its weights."""
 
-import os
-import signal
 import threading
 
 import keras
@@ -11,6 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.fit.ordinary import (
     BATCH,
     STEPS,
@@ -23,25 +22,6 @@ from tests.fit.ordinary import (
     same_model,
     together,
 )
-
-
-class Boom(Exception):
-    pass
-
-
-def _raise(error):
-    raise error
-
-
-def _interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-WAYS = {
-    "exception": (Boom, lambda: _raise(Boom())),
-    "keyboard": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt)),
-    "ctrl-c": (KeyboardInterrupt, _interrupt),
-}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -76,7 +56,7 @@ def test_ctrl_c_at_any_moment():
 
     model = make()
     originals = Originals(model)
-    timer = threading.Timer(0.05, _interrupt)
+    timer = threading.Timer(0.05, interrupt)
 
     def start(batch, logs):
         if batch == 2 and timer.ident is None:
@@ -104,7 +84,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     originals = Originals(model)
     # Python drops what is raised in the callback of a weak reference, of which
     # TensorFlow has many: the second one is for that.
-    timers = [threading.Timer(d, _interrupt) for d in (delay, delay + 1.5)]
+    timers = [threading.Timer(d, interrupt) for d in (delay, delay + 1.5)]
     try:
         with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
             fit(model, x=X[:4], y=Y[:4])
@@ -129,7 +109,7 @@ def test_ctrl_c_while_the_step_is_traced():
                 traced.append(1)
                 # Only one of the towers; others are still to come.
                 if len(traced) == 1:
-                    _interrupt()
+                    interrupt()
             return inputs
 
     model = classifier(Slow())

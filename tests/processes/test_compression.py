@@ -5,8 +5,6 @@ import pathlib
 
 import pytest
 
-pytest.importorskip("horovod.tensorflow")
-
 SOURCE = pathlib.Path(__file__).with_name("compression.py").read_text()
 NAMES = tuple(
     node.name

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from keras_towers.strategies import registry
@@ -263,8 +264,7 @@ def test_sparse_gradients_and_dropout():
 
 
 def test_as_accurate_as_synchronous_towers():
-    datasets = pytest.importorskip("sklearn.datasets")
-    digits = datasets.load_digits()
+    digits = load_digits()
     x, y = (digits.images / 16).astype("float32").reshape(-1, 64), digits.target
 
     def accuracy(strategy):
@@ -332,7 +332,6 @@ def test_staleness():
 
 
 def test_staleness_in_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
     board = keras.callbacks.TensorBoard(tmp_path)
     with kt.AsyncTowerStrategy(2):
         history = fit(classifier(), epochs=2, callbacks=[board])

@@ -1,8 +1,6 @@
 """However asynchronous training ends: errors surface, no thread is left."""
 
 import gc
-import os
-import signal
 import threading
 import time
 
@@ -14,6 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit import crew as crew_lib
 from tests.exactness import models as m
+from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.fit.ordinary import (
     BATCH,
     STEPS,
@@ -26,10 +25,6 @@ from tests.fit.ordinary import (
 )
 
 BAD = 1000.0
-
-
-class Boom(Exception):
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -163,21 +158,6 @@ def test_early_stopping_in_mid_epoch():
     assert int(model.optimizer.iterations) == 2
 
 
-def _raise(error):
-    raise error
-
-
-def _interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-WAYS = {
-    "exception": (Boom, lambda: _raise(Boom())),
-    "keyboard": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt)),
-    "ctrl-c": (KeyboardInterrupt, _interrupt),
-}
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_leaving_in_a_callback(way):
     """What was handed out is done and counted; training goes on."""
@@ -203,7 +183,7 @@ def test_leaving_in_a_callback(way):
 def test_ctrl_c_at_any_moment(delay):
     model = classifier()
     originals = Originals(model)
-    timer = threading.Timer(delay, _interrupt)
+    timer = threading.Timer(delay, interrupt)
 
     def start(batch, logs):
         if batch == 2 and timer.ident is None:
