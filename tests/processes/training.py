@@ -291,6 +291,22 @@ def other_models_are_refused():
 
 
 @check
+def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
+    class Drift(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if RANK == 1 and batch == 6:
+                weight = self.model.trainable_variables[0]
+                weight.assign(weight + 1.0)
+
+    for sync in (True, False):
+        mine = model()
+        with kt.HorovodStrategy(sync_every_epoch=sync):
+            mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Drift()])
+        first, other = gather(mine.get_weights()[0].tobytes())
+        assert (first == other) == sync
+
+
+@check
 def a_model_more_on_rank_0_does_no_harm():
     keras.backend.clear_session()
     if RANK == 0:
