@@ -20,6 +20,11 @@ module           what it owns
 ``shared``       what such a tower writes, while others write it too
 ``crew``         their threads
 ``staleness``    how much of the others' work their steps have missed
+``sharing``      weights that exist once, each on a device of its own
+``lockstep``     steps that the processes of a job run together
+``agreement``    state that they hold in common
+``shards``       data that they read together
+``chief``        side effects that only rank 0 is to have
 ``assignments``  writing weights whose buffers are shared
 ``losses``       loss denominators over the whole global batch
 ``metrics``      metrics of one number a batch
