@@ -11,6 +11,7 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
 * the trainer's ``_get_metrics_result_or_logs``, the end of an epoch's steps;
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
 * what ``OPTIMIZER_METHODS`` names, of every optimizer class;
+* ``update_step`` of ``SGD``, in fewer operations;
 * ``assign_add`` and ``assign_sub`` of variables, while towers share them;
 * ``on_epoch_end`` of ``TensorBoard``, which writes the staleness too;
 * two methods of ``SwapEMAWeights``, which write weights and averages;
@@ -38,6 +39,7 @@ from keras_towers.fit import (
     building,
     chief,
     epochs,
+    fused,
     patches,
     shards,
     shared,
@@ -103,6 +105,7 @@ def _install() -> None:
             keras.callbacks.SwapEMAWeights, name, optimizer_lib.on_one_device
         )
     patches.replace(compat.BaseOptimizer, "__init__", _optimizer_created)
+    patches.replace(keras.optimizers.SGD, "update_step", fused.update_step)
     patches.replace(compat.KerasVariable, "_initialize", _variable_created)
     patches.replace(compat.KerasVariable, "assign_add", shared.assign_add)
     patches.replace(compat.KerasVariable, "assign_sub", shared.assign_sub)

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import gradients, shared
+from keras_towers.fit import fused, gradients, shared
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 
@@ -136,7 +136,10 @@ def _reduce_and_apply(
     for index in range(len(rows) if each else 1):
         sums = iter(reduced[index])
         grads = [None if g is None else next(sums) for g in shares[0].grads]
-        with as_one_device(strategy, optimizer, trainable_variables, index):
+        with (
+            as_one_device(strategy, optimizer, trainable_variables, index),
+            fused.updates(),
+        ):
             original(
                 optimizer,
                 grads,

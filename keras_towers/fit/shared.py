@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import fused
 
 _local = threading.local()
 
@@ -79,7 +80,7 @@ def apply(
     tower.applies = True
     try:
         # Weights and slots do not travel to the tower; gradients come here.
-        with tf.device(_home(variables)):
+        with tf.device(_home(variables)), fused.updates():
             if _takes_turns(optimizer):
                 _turns(tower, optimizer).execute(
                     lambda: _done(
