@@ -1,8 +1,4 @@
-"""Which device holds a variable, and on which device its readers keep a copy.
-
-Functions from the name, shape and dtype of a variable to the name of a device:
-nothing here knows Keras, or makes a variable.
-"""
+"""Which device holds a variable: the one with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ logger = logging.getLogger("keras_towers")
 
 # tensorpack caches variables of fewer than 64 Ki numbers beside each other.
 SMALL_BYTES = 64 * 1024 * 4
-
-CACHING_DEVICES = ("cpu", "gpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,77 +188,6 @@ class LeastLoadedPlacement:
             number += 1
             own = f"{name}_{number}"
         return own
-
-
-class CachingPlacement:
-    """Says on which device the towers read their copy of a remote variable.
-
-    A variable that lives on another machine, or on the host, is fetched once
-    for all towers of a machine, to the device that is given here.
-
-    It carries over ``caching_device`` of tensorpack's
-    ``DistributedReplicatedBuilder`` and its ``OverrideCachingDevice``.
-
-    Args:
-        caching_device: ``"cpu"``: all copies on the host. ``"gpu"``: large ones
-            balanced over the towers, small ones on the host.
-        towers: names of the devices that read.
-        host: name of the host's device.
-        small_bytes: how many bytes make a variable a large one.
-
-    Attributes:
-        placement: the ``LeastLoadedPlacement`` that balances the copies.
-
-    Raises:
-        TowerError: another ``caching_device``, no towers, or a name that is
-            none.
-
-    Example:
-        >>> cache = CachingPlacement("gpu", ["/device:GPU:0", "/device:GPU:1"])
-        >>> cache("dense/bias", (512,), "float32")
-        '/device:CPU:0'
-    """
-
-    def __init__(
-        self,
-        caching_device: str,
-        towers: Sequence[str],
-        host: str = "/device:CPU:0",
-        small_bytes: int = SMALL_BYTES,
-    ):
-        if caching_device not in CACHING_DEVICES:
-            raise TowerError(
-                f"caching_device={caching_device!r} is not allowed: give one "
-                f"of {', '.join(map(repr, CACHING_DEVICES))}."
-            )
-        if caching_device == "cpu":
-            self.placement = LeastLoadedPlacement([host])
-        else:
-            self.placement = LeastLoadedPlacement(towers, host, small_bytes)
-
-    def __call__(
-        self, name: str, shape: Any, dtype: Any, trainable: bool = True
-    ) -> str | None:
-        """Give the copy of a variable its device.
-
-        Args:
-            name: what it is called in ``describe()``.
-            shape: its shape, or None.
-            dtype: its dtype.
-            trainable: whether an optimizer writes it.
-
-        Returns:
-            The name of the device, or None for no copy: towers write what no
-            optimizer does by themselves, and what has no known size may grow
-            between two reads.
-        """
-        if not trainable or byte_size(shape, dtype) is None:
-            return None
-        return self.placement(name, shape, dtype)
-
-    def describe(self) -> str:
-        """Say which copies each device holds, as a table."""
-        return self.placement.describe()
 
 
 def byte_size(shape: Any, dtype: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Which device holds a variable, and where its readers keep a copy."""
+"""Which device holds a variable."""
 
 import random
 
@@ -166,35 +166,6 @@ def test_doubled_devices():
 )
 def test_devices_that_are_not_here(name):
     assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
-
-
-def test_caching_on_the_host():
-    cache = p.CachingPlacement("cpu", GPUS)
-    assert cache("kernel", (10**6,), "float32") == CPU
-    assert cache("bias", (1,), "float32") == CPU
-    assert cache.describe().splitlines()[1].split() == [CPU, "2", "4,000,004"]
-
-
-def test_caching_on_the_towers():
-    cache = p.CachingPlacement("gpu", GPUS[:2])
-    assert cache("small", (64 * 1024 - 1,), "float32") == CPU
-    assert cache("large", (64 * 1024,), "float32") == GPUS[0]
-    assert cache("larger", (64 * 1024 + 1,), "float32") == GPUS[1]
-    assert cache("last", (64 * 1024,), "float32") == GPUS[0]
-
-
-def test_what_is_not_cached(caplog):
-    cache = p.CachingPlacement("gpu", GPUS)
-    assert cache("statistics", (10**6,), "float32", trainable=False) is None
-    assert cache("unknown", None, "float32") is None
-    assert not cache.placement.placed
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("caching_device", ["", "tpu", None, CPU])
-def test_other_caching_devices(caching_device):
-    with pytest.raises(kt.TowerError, match="'cpu', 'gpu'"):
-        p.CachingPlacement(caching_device, GPUS)
 
 
 def test_byte_size():
