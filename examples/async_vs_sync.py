@@ -37,11 +37,15 @@ SLOW = 10
 BATCH_SIZE = 32
 PICTURE = Path(__file__).with_suffix(".png")
 
-# By name: what to make of it, its title, its colour.
-RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "tower": ({}, "synchronous: TowerStrategy", "#d9822b"),
-    "parameter-server": ({}, "synchronous: parameter server", "#9aa0a6"),
-    "async": ({}, "asynchronous: AsyncTowerStrategy", "#1f6feb"),
+# Strategies by name, with title, colour and line style.
+RUNS = {
+    "tower": ("synchronous: TowerStrategy", "#d9822b", "-"),
+    "parameter-server": (
+        "synchronous: ParameterServerTowerStrategy",
+        "#6f4e37",
+        "--",
+    ),
+    "async": ("asynchronous: AsyncTowerStrategy", "#1f6feb", "-"),
 }
 
 
@@ -120,12 +124,12 @@ def make_model() -> keras.Model:
     return model
 
 
-def train(name: str, options: dict[str, Any], seconds: float) -> Curve:
+def train(name: str, seconds: float) -> Curve:
     """Train for some seconds; return the curve."""
     digits = load_digits()
     x = (digits.images / 16).astype("float32").reshape(-1, 64)
     curve = Curve(x, digits.target, seconds)
-    strategy = kt.strategy(name, towers=TOWERS, **options)
+    strategy = kt.strategy(name, towers=TOWERS)
     # Every tower takes a batch of this size: a step of synchronous towers
     # trains on as many of them as there are towers.
     each = BATCH_SIZE * (1 if name == "async" else TOWERS)
@@ -149,14 +153,10 @@ def main(
     kt.virtual_towers(TOWERS)
     # A tower that sleeps keeps a thread.
     tf.config.threading.set_inter_op_parallelism_threads(4 * TOWERS)
-    from keras_towers.strategies.registry import strategy_names
-
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
-    for name, (options, title, colour) in RUNS.items():
-        if name not in strategy_names():
-            continue
-        curve = train(name, options, seconds)
-        axes.plot(curve.times, curve.losses, label=title, color=colour)
+    for name, (title, colour, line) in RUNS.items():
+        curve = train(name, seconds)
+        axes.plot(curve.times, curve.losses, line, label=title, color=colour)
         print(f"{title}: loss {curve.losses[-1]:.3f} after {seconds:g} s")
     axes.set_yscale("log")
     axes.set_xlim(0, seconds)

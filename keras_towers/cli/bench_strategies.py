@@ -22,12 +22,14 @@ class Contender:
     """A compiled model and the context in which to call its ``fit``.
 
     The mode is the one that a strategy of ours chose: one that was asked for
-    and cannot run on these devices is replaced.
+    and cannot run on these devices is replaced. Asynchronous towers take
+    batches in bursts.
     """
 
     model: Any
     around_fit: AbstractContextManager[Any]
     mode: str | None = None
+    asynchronous: bool = False
 
 
 def make_contender(
@@ -48,7 +50,7 @@ def make_contender(
     if strategy in OURS:
         # The model is built outside, as the README shows it.
         towers = make_towers(strategy, devices)
-        return Contender(build(), towers, towers.mode)
+        return Contender(build(), towers, towers.mode, towers.asynchronous)
     stock = _make_stock(strategy, devices)
     with stock.scope():
         return Contender(build(), contextlib.nullcontext())

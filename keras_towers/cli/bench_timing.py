@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,9 +13,16 @@ SHORT_EPOCH_STEPS = 4
 _SKIPPED_EPOCHS = 2
 
 
-def differences(times: Sequence[float]) -> list[float]:
-    """Return what lies between each time and the next."""
-    return [after - before for before, after in itertools.pairwise(times)]
+def differences(times: Sequence[float], over: int = 1) -> list[float]:
+    """Return what lies between each time and a later one, for one step.
+
+    Args:
+        times: seconds.
+        over: how many steps later. Towers that wait for nobody take batches in
+            bursts: only over several rounds of them is a mean a rate.
+    """
+    pairs = zip(times, times[over:], strict=False)
+    return [(end - begin) / over for begin, end in pairs]
 
 
 def epoch_cost_s(epochs: Sequence[float], step_ms: Sequence[float]) -> float:

@@ -35,6 +35,8 @@ from keras_towers.cli.bench_timing import (
 
 BATCH_SIZE = 64
 ADOPTIONS = 4
+# How many batches each asynchronous tower takes while one time is measured.
+ROUNDS = 3
 
 
 def measure_training(
@@ -49,12 +51,15 @@ def measure_training(
         batches: how many steps to time, after the warm-up.
 
     Returns:
-        Milliseconds of every timed step, the seconds an epoch costs beside
+        Milliseconds of every timed step (of an asynchronous one: the mean
+        with some that follow it), the seconds that an epoch costs beside
         its steps, and the losses, by which rows can be checked to agree.
     """
     bench_model = MODELS[model_name]
     contender = make_contender(strategy, devices, bench_model.build)
-    steps = WARM_UP_BATCHES + batches + 1
+    over = ROUNDS * len(devices) if contender.asynchronous else 1
+    warm_up = max(WARM_UP_BATCHES, over)
+    steps = warm_up + batches + over
     x, y = bench_model.data(steps * BATCH_SIZE)
     short = SHORT_EPOCH_STEPS * BATCH_SIZE
     timer = make_timer()
@@ -72,8 +77,8 @@ def measure_training(
 
     with contender.around_fit:
         history = fit(len(x), epochs=1)
-        step_ms = [1e3 * seconds for seconds in differences(timer.batches)]
-        step_ms = step_ms[WARM_UP_BATCHES:]
+        times = timer.batches[warm_up:]
+        step_ms = [1e3 * seconds for seconds in differences(times, over)]
         fit(short, epochs=SHORT_EPOCHS)
     return {
         "step_ms": step_ms,
