@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import gradients
+from keras_towers.fit import gradients, shared
 from keras_towers.fit import tower as tower_lib
 
 
@@ -62,7 +62,7 @@ def current_tower() -> CurrentTower:
         ...         seed = (7, keras_towers.current_tower().index)
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
-    tower = tower_lib.current()
+    tower = tower_lib.current() or shared.current()
     if tower is not None:
         return CurrentTower(
             tower.index, tower.total, tower.device, tower.training

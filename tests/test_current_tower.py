@@ -100,6 +100,21 @@ def test_validation_does_not_train(towers):
     assert seen == expected(towers, True) | expected(towers, False)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_on_asynchronous_towers(eagerly):
+    model, layer, in_loss = asking_model()
+    model.run_eagerly = eagerly
+    with kt.AsyncTowerStrategy(2):
+        model.fit(X, Y, batch_size=4, verbose=0)
+        seen = {s for s in layer.seen if s[-1] is not None}
+        assert seen == expected(2, True)
+        assert model.in_step == expected(2, True)
+        assert {s for s in in_loss if s[-1] is not None} == expected(2, True)
+        layer.seen.clear()
+        model.train_on_batch(X, Y)
+        assert layer.seen == expected(1, True)
+
+
 def test_in_a_callback_there_is_one_tower():
     seen = set()
 

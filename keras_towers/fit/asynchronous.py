@@ -23,6 +23,7 @@ from keras_towers import compat
 from keras_towers.fit import crew as crew_lib
 from keras_towers.fit import shared, staleness, step
 from keras_towers.fit import state as state_lib
+from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
 
 # Merging the metrics of all towers costs about as much as a small step.
@@ -182,9 +183,17 @@ class AsyncTraining:
     def _alone(self, index: int) -> Iterator[None]:
         """Let the model be that of one tower, on one device."""
         variables = state_lib.collect(self._model).everything()
+        strategy = self._strategy
         fits = self._session.kind == "fit"
-        scale = self._strategy.gradient_scale if fits else 1.0
-        tower = shared.SharedTower(scale, self._turns)
+        tower = shared.SharedTower(
+            index,
+            total=strategy.num_towers if fits else 1,
+            device=tower_lib.short_name(
+                strategy.extended.worker_devices[index]
+            ),
+            scale=strategy.gradient_scale if fits else 1.0,
+            turns=self._turns,
+        )
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, lambda v: v.values[index]),

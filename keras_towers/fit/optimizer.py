@@ -182,6 +182,32 @@ def optimizer_chain(optimizer: Any) -> Iterator[Any]:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
+class _Beside:
+    """What an optimizer asks of a strategy, on one device or on several.
+
+    TensorFlow's default strategy computes an update somewhere, and brings it to
+    the variable; here it is computed where the variable is.
+    """
+
+    def __init__(self, default: tf.distribute.Strategy):
+        self._default = default
+        self.extended = self
+
+    def colocate_vars_with(self, variable: Any) -> Any:
+        return self._default.extended.colocate_vars_with(variable)
+
+    def update(
+        self,
+        variable: Any,
+        fn: Callable,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        with tf.device(variable.device):
+            return fn(variable, *args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def as_one_device(
     strategy: Any,
@@ -192,12 +218,17 @@ def as_one_device(
     """Let ``optimizer`` work on one tower as if there were no other.
 
     Inside, the Keras variables of the model and of the optimizer stand for
-    the component of tower ``index``, and no strategy is in force.
+    the component of tower ``index``, and no strategy is in force. What is not
+    an update of one variable runs beside the first of them.
     """
     chain = list(optimizer_chain(optimizer))
     strategies = [link._distribution_strategy for link in chain]
+    home = strategy.extended.worker_devices[index]
+    for variable in trainable_variables[:1]:
+        value = getattr(variable, "_value", variable)
+        home = _component(value, index).device
     with compat.single_device_mode():
-        default = tf.distribute.get_strategy()
+        default = _Beside(tf.distribute.get_strategy())
         keras_variables = [
             variable
             for variables in (
@@ -215,7 +246,7 @@ def as_one_device(
                 variables_lib.viewed(
                     keras_variables, lambda v: v.values[index]
                 ),
-                tf.device(strategy.extended.worker_devices[index]),
+                tf.device(home),
             ):
                 yield
         finally:

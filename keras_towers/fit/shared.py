@@ -30,13 +30,21 @@ class SharedTower:
     """A tower whose step is traced or run in this thread.
 
     Attributes:
+        index: position of this tower, 0 to total - 1.
+        total: number of towers.
+        device: the name of the device, without job and task.
         scale: what its gradients are multiplied by.
         turns: locks of optimizers, by their ids; those of all towers.
+        training: always True; others evaluate and predict.
         applies: whether an optimizer of this tower is in the middle of that.
     """
 
+    index: int
+    total: int
+    device: str
     scale: float
     turns: dict[int, tf.CriticalSection]
+    training: bool = True
     applies: bool = False
 
 

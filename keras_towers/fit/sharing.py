@@ -56,8 +56,10 @@ class SharedWeights:
     def _move(
         self, variable: keras.Variable, value: tf.Variable, device: str
     ) -> None:
-        variable._value = variables_lib.moved(value, device)
+        moved = variables_lib.moved(value, device)
+        # Noted first, so that a Ctrl-C in between is undone too.
         self._before[id(variable)] = variable, value
+        variable._value = moved
 
     def give_back(self, variable: keras.Variable) -> bool:
         """Put a weight or slot back into the variable that it was before.
@@ -67,10 +69,11 @@ class SharedWeights:
         """
         if id(variable) not in self._before:
             return False
-        _, before = self._before.pop(id(variable))
+        _, before = self._before[id(variable)]
         if before is not variable._value:
             before.assign(variable._value)
             variable._value = before
+        del self._before[id(variable)]
         return True
 
     def give_all_back(self) -> None:

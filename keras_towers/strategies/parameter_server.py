@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
+from keras_towers.fit import tower as tower_lib
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies.tower import TowerStrategy
 
@@ -19,9 +20,17 @@ class ParameterServerTowerStrategy(TowerStrategy):
     Every tower computes gradients on its part of the batch, with weights that
     it reads from where they are; each gradient is summed on the device of its
     variable, and applied there once. The weights are those of one device, as
-    with ``TowerStrategy``, and take the memory of one copy. What towers write
-    by themselves (moving statistics, metrics, random states) is kept on each,
-    and so are weights that are not trained.
+    with ``TowerStrategy``, and take the memory of one copy.
+
+    That holds for the trained weights of a model, and for the optimizer's
+    slots. What towers write by themselves (moving statistics, metrics, random
+    states) is kept on each, and so are frozen weights, which a ``train_step``
+    may write. In a loop of one's own in ``strategy.scope()`` every tower has a
+    replica, as with ``TowerStrategy``.
+
+    A ``tf.Variable`` that was taken from the model before the block is the
+    model's again behind it; inside, it may be out of date, because the weight
+    is on another device. Keras variables and ``model.get_weights()`` are not.
 
     It carries over tensorpack's ``SyncMultiGPUTrainerParameterServer``.
 
@@ -73,15 +82,17 @@ class ParameterServerTowerStrategy(TowerStrategy):
         devices = list(self.extended.worker_devices)
         if ps_device == "cpu":
             devices = [reduction_lib.host_of(devices[0])]
+        devices = [tower_lib.short_name(device) for device in devices]
         self.placement = LeastLoadedPlacement(devices)
 
     def place(self, variable: Any) -> str:
         """Choose the device of a weight that is about to be shared."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __enter__(self) -> ParameterServerTowerStrategy:
+        super().__enter__()
         self.placement.clear()
+        return self
 
     def sum_gradients(
         self, rows: reduction_lib.Gradients, variables: Sequence[Any]
@@ -98,7 +109,9 @@ class ParameterServerTowerStrategy(TowerStrategy):
             "cpu": "on the host",
             "gpu": "spread over the towers",
         }[self.ps_device]
-        held = self.placement.describe().replace("\n", "\n    ")
         first, _, *rest = super().describe().splitlines()
-        held = f"  weights are {where}:\n    {held}"
+        held = f"  trained weights are {where}"
+        if self.placement.placed:
+            table = self.placement.describe().replace("\n", "\n    ")
+            held += f":\n    {table}"
         return "\n".join([first, held, *rest])

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import adoption, hooks, lockstep, step
+from keras_towers.fit import adoption, hooks, interrupts, lockstep, step
 from keras_towers.fit import tower as tower_lib
 from keras_towers.strategies import modes
 from keras_towers.transport import SingleProcess, Transport
@@ -179,7 +179,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
         updates = {
             "once": "weights are updated on tower 0 and handed out",
             "each": "every tower updates its own weights",
-            "shared": "weights exist once and are updated where they are",
+            "shared": "trained weights exist once, updated where they are",
         }[self.updates]
         data = {
             "split": "the global batch is split over the towers",
@@ -226,7 +226,9 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
                 self.adoption.equalise()
             stack.__exit__(*error)
         finally:
-            self.adoption.release()
+            # An impatient second Ctrl-C would leave a model half on towers.
+            with interrupts.deferred():
+                self.adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now, not at its first ``fit``.

@@ -1,5 +1,6 @@
 """However the block is left, the model is ordinary and holds its weights."""
 
+import signal
 import threading
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import sharing
 from tests.exactness import models as m
 from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.fit.ordinary import (
@@ -97,6 +99,31 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     originals.assert_back()
     assert_ordinary(model)
     assert np.isfinite(fit(model)["loss"][-1])
+
+
+@pytest.mark.parametrize(
+    "strategy", [kt.TowerStrategy, kt.ParameterServerTowerStrategy]
+)
+def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
+    """It waits until the model is an ordinary one."""
+    original = sharing.SharedWeights.give_back
+
+    def impatient(*args):
+        interrupt()
+        return original(*args)
+
+    model = classifier(keras.layers.BatchNormalization())
+    originals = Originals(model)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), strategy(2):
+        fit(model)
+        monkeypatch.setattr(sharing.SharedWeights, "give_back", impatient)
+    assert signal.getsignal(signal.SIGINT) is before
+    originals.assert_back()
+    assert_ordinary(model)
+    monkeypatch.undo()
+    with strategy(3):
+        fit(model)
 
 
 def test_ctrl_c_while_the_step_is_traced():

@@ -1,8 +1,11 @@
 """Where the weights of parameter-server towers are, and that they come back."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 
@@ -72,6 +75,38 @@ def test_slots_are_beside_their_weights(when):
         places = [tuple(map(place, three)) for three in slots]
         assert all(len(set(three)) == 1 for three in places)
         assert len(set(places)) > 1
+
+
+@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
+def test_update_is_computed_beside_its_weight(ps_device):
+    seen = set()
+
+    class Noting(keras.optimizers.AdamW):
+        def update_step(self, gradient, variable, learning_rate):
+            here = tf.identity(gradient * learning_rate).backing_device
+            seen.add((variable.device, gradient.backing_device, here))
+            super().update_step(gradient, variable, learning_rate)
+
+    model = build(Noting(0.01))
+    model.run_eagerly = True
+    towers = ["/device:CPU:2", "/device:CPU:1"]
+    with kt.ParameterServerTowerStrategy(towers, ps_device):
+        fit(model)
+    places = {place for place, *_ in seen}
+    assert seen == {(place, place, place) for place in places}
+    assert sorted(int(place[-1]) for place in places) == (
+        [0] if ps_device == "cpu" else [1, 2]
+    )
+
+
+def test_description_tells_where_the_weights_were():
+    model = build()
+    with kt.ParameterServerTowerStrategy(2) as strategy:
+        assert "bytes" not in strategy.describe()
+        fit(model)
+        inside = strategy.describe()
+    assert re.search(r"bytes\n +/device:CPU:0 .* [1-9]", inside)
+    assert strategy.describe() == inside
 
 
 def test_on_the_host_all_are_there():
