@@ -1,5 +1,6 @@
 """Eight logical CPUs for every test, set before TensorFlow starts."""
 
+import gc
 import itertools
 import os
 
@@ -16,6 +17,10 @@ TOWERS = 8
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
+# Python would look through all that TensorFlow and Keras have imported, for a
+# quarter of a second, whenever it searches for garbage.
+gc.collect()
+gc.freeze()
 
 _collective_keys = itertools.count(10_000, 1_000)
 

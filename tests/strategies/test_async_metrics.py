@@ -7,16 +7,18 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.ordinary import STEPS, X, Y, close, fit, same_history
+from tests.strategies.async_cases import Sleeps
 
 TARGETS = (Y == 1).astype("float32")[:, None]
 
 
-def still():
+def still(*first):
     """A classifier that does not learn, so that metrics can be compared."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
             keras.Input((6,)),
+            *first,
             keras.layers.Dense(5, activation="tanh"),
             keras.layers.Dense(1, activation="sigmoid"),
         ]
@@ -62,7 +64,8 @@ def test_callbacks_see_every_step_and_the_last_exactly():
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     with kt.AsyncTowerStrategy(3):
-        model = still()
+        # Slow enough to be caught in the middle of the last steps.
+        model = still(Sleeps(0.03, 0.03, 0.03))
         history = fit(model, epochs=2, y=TARGETS, callbacks=[watch])
     assert steps == [*range(STEPS)] * 2
     assert last.keys() == history.keys()
