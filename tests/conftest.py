@@ -18,9 +18,10 @@ virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
 # Python would look through all that TensorFlow and Keras have imported, for a
-# quarter of a second, whenever it searches for garbage.
+# quarter of a second and in every other test, in search of garbage.
 gc.collect()
 gc.freeze()
+gc.set_threshold(700, 10, 50)
 
 _collective_keys = itertools.count(10_000, 1_000)
 
