@@ -17,9 +17,8 @@ TOWERS = 8
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
-# Python would look through all that TensorFlow and Keras have imported, for a
-# quarter of a second and in every other test, in search of garbage.
-gc.collect()
+# Every search for garbage among all objects takes a fifth of a second, and by
+# default there is one in every other test. What is imported is none.
 gc.freeze()
 gc.set_threshold(700, 10, 50)
 
