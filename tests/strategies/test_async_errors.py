@@ -75,11 +75,12 @@ def some_bad(at):
 def test_an_error_on_a_tower_is_raised_by_fit(layer):
     model = checked(layer())
     originals = Originals(model)
-    for at in (0, STEPS - 1):
+    # Behind the last step of all, nobody hands out a batch and looks.
+    for at, epochs in ((0, 3), (STEPS - 1, 1)):
         begin = int(model.optimizer.iterations)
         with kt.AsyncTowerStrategy(3):
             with pytest.raises(tf.errors.OpError, match="too large"):
-                fit(model, x=some_bad(at), epochs=3)
+                fit(model, x=some_bad(at), epochs=epochs)
             before = int(model.optimizer.iterations)
             assert before <= begin + STEPS
             fit(model)
