@@ -1,5 +1,6 @@
 """Eight logical CPUs for every test, set before TensorFlow starts."""
 
+import gc
 import itertools
 import os
 
@@ -16,6 +17,10 @@ TOWERS = 8
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
+# Every search for garbage among all objects takes a fifth of a second, and by
+# default there is one in every other test. What is imported is none.
+gc.freeze()
+gc.set_threshold(700, 10, 50)
 
 _collective_keys = itertools.count(10_000, 1_000)
 

@@ -1,7 +1,7 @@
-"""A worker: the exactness contract over ranks, with the towers of argv."""
+"""A worker: the exactness contract over ranks, of one tower each or of two."""
 
+import functools
 import os
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -10,13 +10,11 @@ from tests.exactness import compare
 from tests.exactness.cases import CASES
 from tests.processes import checks
 
-TOWERS = int(sys.argv.pop(1))
 
-
-def trains_as_one_device(name):
+def trains_as_one_device(name, towers):
     """Weights, optimizer, ``History``: of one device, and on all ranks."""
     model = CASES[name].build()
-    with kt.HorovodStrategy(towers=TOWERS) as strategy:
+    with kt.HorovodStrategy(towers=towers) as strategy:
         history = CASES[name].fit(model)
         compare.assert_towers_equal(model)
     result = compare.result(model, history)
@@ -33,9 +31,11 @@ def trains_as_one_device(name):
 
 
 for case in CASES:
-    checks.CHECKS[case] = lambda case=case: trains_as_one_device(case)
+    checks.CHECKS[case] = functools.partial(trains_as_one_device, case, 1)
+    checks.CHECKS[f"{case} on two towers"] = functools.partial(
+        trains_as_one_device, case, 2
+    )
 
 if __name__ == "__main__":
-    if TOWERS > 1:
-        kt.virtual_towers(TOWERS)
+    kt.virtual_towers(2)
     checks.main()

@@ -13,21 +13,17 @@ HARDEST = (
     "mask",
     "steps-per-execution",
 )
+# One job for both, since most of a short job is its start.
+ON_TWO_RANKS = (*CASES, *(f"{name} on two towers" for name in HARDEST))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_two_ranks(run_checks, name):
-    run_checks("exact", 2, name, "1", tuple(CASES), limit_s=480)
+    run_checks("exact", 2, name, ON_TWO_RANKS, limit_s=600)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARDEST)
 def test_three_ranks(run_checks, name):
-    run_checks("exact", 3, name, "1", HARDEST, limit_s=240)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HARDEST)
-def test_two_ranks_of_two_towers(run_checks, name):
-    run_checks("exact", 2, name, "2", HARDEST, limit_s=240)
+    run_checks("exact", 3, name, HARDEST, limit_s=240)

@@ -1,0 +1,14 @@
+"""Whatever a test does, no thread of asynchronous towers outlives it."""
+
+import threading
+
+import pytest
+
+from keras_towers.fit import crew
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    yield
+    left = [t for t in threading.enumerate() if t.name.startswith(crew.NAME)]
+    assert not left
