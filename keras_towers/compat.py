@@ -113,6 +113,9 @@ py_dataset_module = importlib.import_module(
 )
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
+in_stateless_scope = resolve(
+    f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
+)
 KerasVariable = resolve(f"{_KERAS}.backend.tensorflow.core:Variable")
 load_h5_optimizer_weights = resolve(
     f"{_KERAS}.legacy.saving.legacy_h5_format"

@@ -53,6 +53,7 @@ class Adoption:
         self._bound: dict[int, keras.Variable] = {}
         self._shared = sharing.SharedWeights(strategy)
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._written: dict[tuple[int, bool], set[int]] = {}
         self.trained = False
         self._made_variables: list[weakref.ref] = []
         self._made_optimizers: list[weakref.ref] = []
@@ -120,6 +121,15 @@ class Adoption:
     def remember(self, model: keras.Model, kind: str) -> None:
         """Note that a method of the model needs no more preparation."""
         self._known[id(model), kind] = _compilation(model)
+
+    def written(self, model: keras.Model, training: bool) -> set[int]:
+        """Ids of the variables that the model's steps assign.
+
+        Args:
+            model: the model.
+            training: its training steps, else those of ``evaluate``.
+        """
+        return self._written.setdefault((id(model), training), set())
 
     def bind(self, model: keras.Model) -> bool:
         """Put those variables of ``model`` on the towers that are not there.
@@ -251,6 +261,7 @@ class Adoption:
             self.release_model(model)
         self._models.clear()
         self._known.clear()
+        self._written.clear()
         for before in self._trainers:
             before.restore()
         self._trainers.clear()

@@ -10,6 +10,7 @@ the towers' threads call what was traced and never touch a Keras object.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import crew as crew_lib
+from keras_towers.fit import session as session_lib
 from keras_towers.fit import shared, staleness, step
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import tower as tower_lib
@@ -28,6 +30,33 @@ from keras_towers.fit import variables as variables_lib
 
 # Merging the metrics of all towers costs about as much as a small step.
 SECONDS_BETWEEN_LOGS = 0.1
+
+
+@dataclasses.dataclass
+class _Steps:
+    """What one call of ``fit`` or ``train_on_batch`` has under way.
+
+    Attributes:
+        crew: the towers' threads; None where steps run in this one.
+        logs: those shown last.
+        next_logs: when they are to be renewed.
+        here: how many steps of the epoch ran in this thread.
+    """
+
+    crew: crew_lib.Crew | None = None
+    logs: Any = None
+    next_logs: float = 0.0
+    here: int = 0
+
+    def settle(self) -> None:
+        """Wait for the steps that run."""
+        if self.crew is not None:
+            self.crew.drain()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.crew is not None:
+            self.crew.close()
 
 
 class AsyncTraining:
@@ -55,14 +84,11 @@ class AsyncTraining:
         self._here: dict[tuple[str, int], Callable] = {}
         self._merge: Callable | None = None
 
-    def begin(self, session: step.Session) -> None:
+    def begin(self, session: session_lib.Session) -> None:
         """Take part in a call of ``fit`` or of ``train_on_batch``."""
-        self._session = session
-        self._logs: Any = None
-        self._next_logs = 0.0
-        self._steps_here = 0
+        session.steps = _Steps()
         if session.kind == "fit" and not self._model.run_eagerly:
-            session.crew = crew_lib.Crew(self._strategy.num_towers)
+            session.steps.crew = crew_lib.Crew(self._strategy.num_towers)
 
     def __call__(self, iterator: Iterable[Any]) -> Any:
         """Train on the next batches.
@@ -74,76 +100,80 @@ class AsyncTraining:
             StopIteration: there is none left, as Keras expects it.
             BaseException: what a step has raised on its tower.
         """
+        session = session_lib.current()
+        crew = session.steps.crew
         taken = 0
         batches = itertools.islice(iterator, self._model.steps_per_execution)
         for batch in batches:
             taken += 1
-            if self._session.crew is None:
-                self._run_here(batch)
+            if crew is None:
+                self._run_here(session, batch)
             else:
-                steps = self._steps(iterator.element_spec)
-                self._session.crew.hand_out(steps, batch)
+                crew.hand_out(self._steps(iterator.element_spec), batch)
         if not taken:
             raise StopIteration
-        if self._session.crew is not None:
-            self._look(self._session.crew)
-        return self._logs
+        if crew is not None:
+            self._look(session)
+        return session.steps.logs
 
-    def end(self, logs: Any) -> Any:
+    def end(self, session: session_lib.Session, logs: Any) -> Any:
         """End an epoch's steps; return its logs.
 
         Args:
+            session: the call of ``fit``.
             logs: those of its last step.
         """
-        crew = self._session.crew
-        if crew is None:
-            seen = {0: self._steps_here} if self._steps_here else {}
+        steps = session.steps
+        if steps.crew is None:
+            seen = {0: steps.here} if steps.here else {}
             self._strategy.staleness = staleness.Staleness(seen)
-            self._steps_here = 0
+            steps.here = 0
         else:
-            crew.drain()
-            self._strategy.staleness = crew.take_staleness()
-            if crew.latest is not None:
-                self._refresh(crew.latest)
+            steps.crew.drain()
+            self._strategy.staleness = steps.crew.take_staleness()
+            if steps.crew.latest is not None:
+                self._refresh(session, steps.crew.latest)
             # In the next epoch metrics begin anew; until one of its steps has
             # ended, these logs are all that there is to show.
-            crew.latest = None
-        return logs if self._logs is None else self._logs
+            steps.crew.latest = None
+        return logs if steps.logs is None else steps.logs
 
-    def _look(self, crew: crew_lib.Crew) -> None:
+    def _look(self, session: session_lib.Session) -> None:
         """Renew the logs, now and then."""
-        if self._session.epoch_iterator.at_last_step:
+        crew = session.steps.crew
+        if session.epoch_iterator.at_last_step:
             crew.drain()
-            self._refresh(crew.latest)
+            self._refresh(session, crew.latest)
             return
-        if self._logs is None:
+        if session.steps.logs is None:
             # Once: callbacks expect the names of all logs in the first step.
             crew.wait_for_a_step()
         if crew.latest is None:
             return
-        if time.monotonic() > self._next_logs or not _is_finite(crew.latest):
-            self._refresh(crew.latest)
+        due = time.monotonic() > session.steps.next_logs
+        if due or not _is_finite(crew.latest):
+            self._refresh(session, crew.latest)
 
-    def _refresh(self, latest: Any) -> None:
+    def _refresh(self, session: session_lib.Session, latest: Any) -> None:
         """Make logs of all towers from those that one step has returned."""
-        self._logs = latest
+        session.steps.logs = latest
         if not isinstance(latest, Mapping):
             return
         if self._merge is None:
             names = dict.fromkeys(latest)
 
             def merge():
-                return step.metric_results(self._strategy, self._model, names)
+                return step.metric_results(self._strategy, session, names)
 
             self._merge = merge
             if not self._model.run_eagerly:
                 function = tf.function(merge, autograph=False)
                 self._merge = function.get_concrete_function()
         merged = _to_numpy(self._merge())
-        self._logs = {
+        session.steps.logs = {
             name: merged.get(name, value) for name, value in latest.items()
         }
-        self._next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
+        session.steps.next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
 
     def _steps(self, spec: Any) -> list[Callable]:
         """The towers' steps for such batches."""
@@ -184,7 +214,7 @@ class AsyncTraining:
         """Let the model be that of one tower, on one device."""
         variables = state_lib.collect(self._model).everything()
         strategy = self._strategy
-        fits = self._session.kind == "fit"
+        fits = session_lib.current().kind == "fit"
         tower = shared.SharedTower(
             index,
             total=strategy.num_towers if fits else 1,
@@ -193,6 +223,7 @@ class AsyncTraining:
             ),
             scale=strategy.gradient_scale if fits else 1.0,
             turns=self._turns,
+            written=strategy.adoption.written(self._model, training=True),
         )
         with (
             compat.single_device_mode(),
@@ -201,14 +232,14 @@ class AsyncTraining:
         ):
             yield
 
-    def _run_here(self, batch: Any) -> None:
+    def _run_here(self, session: session_lib.Session, batch: Any) -> None:
         """Run a step in this thread: one of eager code, or a single one.
 
         Eager code cannot run in several threads; its towers take turns.
         """
-        fits = self._session.kind == "fit"
-        index = self._steps_here % self._strategy.num_towers if fits else 0
-        key = self._session.kind, index
+        fits = session.kind == "fit"
+        index = session.steps.here % self._strategy.num_towers if fits else 0
+        key = session.kind, index
         if key not in self._here:
             function = self._one_step(index)
             if not self._model.run_eagerly:
@@ -219,12 +250,12 @@ class AsyncTraining:
         with self._alone(index):
             latest = self._here[key](batch)
         self._strategy.adoption.bind(self._model)
-        self._steps_here += 1
-        self._refresh(_to_numpy(latest))
+        session.steps.here += 1
+        self._refresh(session, _to_numpy(latest))
 
 
 def make_train_function(
-    strategy: Any, session: step.Session, force: bool
+    strategy: Any, session: session_lib.Session, force: bool
 ) -> None:
     """Give the session's model its train function for the towers."""
     model = session.model
@@ -236,11 +267,11 @@ def make_train_function(
     model.train_function.begin(session)
 
 
-def end_of_steps(session: step.Session, logs: Any) -> Any:
+def end_of_steps(session: session_lib.Session, logs: Any) -> Any:
     """End an epoch's steps; return its logs, exact where towers had steps."""
     function = session.model.train_function
     if session.kind == "fit" and isinstance(function, AsyncTraining):
-        return function.end(logs)
+        return function.end(session, logs)
     return logs
 
 

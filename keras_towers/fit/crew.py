@@ -101,7 +101,9 @@ class Crew:
             self._closed = True
             self._work.notify_all()
         for thread in self._threads:
-            thread.join()
+            # None: a Ctrl-C came before it was started.
+            if thread.ident is not None:
+                thread.join()
         self._threads.clear()
         # A traceback would keep the whole call of fit alive.
         self._error = None

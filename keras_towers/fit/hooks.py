@@ -12,7 +12,8 @@ are ours; each does exactly what Keras does unless a tower strategy is in force:
 * the trainer module's ``TFEpochIterator``, which makes batches for towers;
 * what ``OPTIMIZER_METHODS`` names, of every optimizer class;
 * ``update_step`` of ``SGD``, in fewer operations;
-* ``assign_add`` and ``assign_sub`` of variables, while towers share them;
+* ``assign`` of variables, to know what steps write, and ``assign_add`` and
+  ``assign_sub``, while towers share them;
 * ``on_epoch_end`` of ``TensorBoard``, which writes the staleness too;
 * two methods of ``SwapEMAWeights``, which write weights and averages;
 * the makers of trainers, optimizers and variables, to know what is made inside;
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -49,8 +49,9 @@ from keras_towers.fit import (
 from keras_towers.fit import losses as losses_lib
 from keras_towers.fit import metrics as metrics_lib
 from keras_towers.fit import optimizer as optimizer_lib
+from keras_towers.fit import session as session_lib
 from keras_towers.fit import tower as tower_lib
-from keras_towers.fit.step import Session
+from keras_towers.fit.session import Session
 
 METHODS = (
     "fit",
@@ -71,17 +72,10 @@ OPTIMIZER_METHODS = {
     "assign_sub": assignments.assign_sub,
 }
 
-_local = threading.local()
-
 
 def installed() -> contextlib.AbstractContextManager[None]:
     """Patch Keras for as long as this, or any other one like it, is entered."""
     return patches.held(_install)
-
-
-def current_session() -> Session | None:
-    """The call of a Keras method that this thread is in, if towers run it."""
-    return getattr(_local, "session", None)
 
 
 def _install() -> None:
@@ -107,6 +101,7 @@ def _install() -> None:
     patches.replace(compat.BaseOptimizer, "__init__", _optimizer_created)
     patches.replace(keras.optimizers.SGD, "update_step", fused.update_step)
     patches.replace(compat.KerasVariable, "_initialize", _variable_created)
+    patches.replace(compat.KerasVariable, "assign", shared.assign)
     patches.replace(compat.KerasVariable, "assign_add", shared.assign_add)
     patches.replace(compat.KerasVariable, "assign_sub", shared.assign_sub)
     patches.replace(
@@ -154,7 +149,7 @@ def _method(
 ) -> Any:
     strategy = _tower_strategy(model)
     in_tower = tf.distribute.get_replica_context() is not None
-    trains = kind in step.TRAINING
+    trains = kind in session_lib.TRAINING
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
         with tower_lib.alone(trains, begins=False):
             return original(model, *args, **kwargs)
@@ -167,9 +162,9 @@ def _method(
         strategy.adoption.release_model(model)
         with compat.single_device_mode(), tower_lib.alone(trains):
             return original(model, *args, **kwargs)
-    before = current_session()
-    if before is not None:
-        before.settle()
+    outer = session_lib.current()
+    if outer is not None:
+        outer.settle()
     # A loop over batches calls this for every one.
     prepared = kind.endswith("_on_batch") and strategy.adoption.knows(
         model, kind
@@ -181,25 +176,24 @@ def _method(
             strategy.adoption.trained = True
         else:
             strategy.adoption.equalise()
-        _local.session = Session(model, kind, prepared, start=start)
+        session = Session(model, kind, prepared, start=start)
         order = contextlib.nullcontext()
         if kind == "fit" and (start or strategy.transport.size > 1):
-            _local.session.order = shards.Order(strategy.transport, start)
-            order = _local.session.order.of_sequences()
+            session.order = shards.Order(strategy.transport, start)
+            order = session.order.of_sequences()
         try:
-            if kind == "predict_on_batch":
-                _prepare(strategy, _local.session, (args or (kwargs["x"],))[:1])
-            args, kwargs = chief.arguments(strategy, original, args, kwargs)
-            with order:
-                return original(model, *args, **kwargs)
+            with session_lib.opened(session):
+                if kind == "predict_on_batch":
+                    _prepare(strategy, session, (args or (kwargs["x"],))[:1])
+                args, kwargs = chief.arguments(strategy, original, args, kwargs)
+                with order:
+                    return original(model, *args, **kwargs)
         except tf.errors.InvalidArgumentError as error:
             if not strategy.lockstep.failed(error):
                 raise
             raise strategy.lockstep.difference() from None
         finally:
-            session, _local.session = _local.session, before
-            session.close()
-            if before is None:
+            if outer is None:
                 strategy.transport.mark("")
 
 
@@ -265,7 +259,7 @@ def _batch_spec(iterator: epochs.TowerEpochIterator) -> Any:
 def _maybe_symbolic_build(
     original: Callable, model: Any, iterator: Any = None, data_batch: Any = None
 ) -> None:
-    session = current_session()
+    session = session_lib.current()
     if session is None or session.model is not model:
         original(model, iterator=iterator, data_batch=data_batch)
         return
@@ -277,7 +271,7 @@ def _maybe_symbolic_build(
 def _make_train_function(
     original: Callable, model: Any, force: bool = False
 ) -> None:
-    session = current_session()
+    session = session_lib.current()
     strategy = tf.distribute.get_strategy()
     if (
         session is not None
@@ -292,7 +286,7 @@ def _make_train_function(
 def _make_predict_function(
     original: Callable, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    session = current_session()
+    session = session_lib.current()
     if session is not None and session.epoch_iterator is not None:
         spec = _batch_spec(session.epoch_iterator)
         _prepare(tf.distribute.get_strategy(), session, spec)
@@ -305,7 +299,7 @@ def _epoch_iterator(
     own = getattr(distribute_strategy, "epoch_iterator", None)
     if own is not None:
         return own(*args, **kwargs)
-    session = current_session()
+    session = session_lib.current()
     if session is None or not getattr(
         distribute_strategy, "adopts_models", False
     ):
@@ -326,7 +320,7 @@ def _epoch_iterator(
 
 
 def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
-    session = current_session()
+    session = session_lib.current()
     if session is not None and session.model is model:
         tf.distribute.get_strategy().transport.mark(f"end of {session.kind}")
         iterator = session.epoch_iterator
@@ -342,5 +336,5 @@ def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
             strategy.adoption.equalise()
             strategy.adoption.hand_out(model)
             strategy.adoption.trained = True
-        return step.epoch_logs(strategy, model, original(model, logs))
+        return step.epoch_logs(strategy, session, original(model, logs))
     return original(model, logs)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import patches
-from keras_towers.fit import step as step_lib
+from keras_towers.fit import session as session_lib
 from keras_towers.fit import tower as tower_lib
 
 
@@ -46,7 +46,7 @@ def call(
         # Not in the middle of a fit already, called by one of its callbacks.
         strategy.adoption.refuse_others(model)
         strategy.adoption.release_model(model)
-    trains = kind in step_lib.TRAINING
+    trains = kind in session_lib.TRAINING
     # Keras says so where fit itself calls evaluate.
     validates = bool(kwargs.get("_use_cached_eval_dataset"))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,8 +22,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import fused
+from keras_towers.fit import tower as tower_lib
 
 _local = threading.local()
+_numbers = itertools.count()
 
 
 @dataclasses.dataclass
@@ -35,6 +38,7 @@ class SharedTower:
         device: the name of the device, without job and task.
         scale: what its gradients are multiplied by.
         turns: locks of optimizers, by their ids; those of all towers.
+        written: ids of the variables that some tower has assigned.
         training: always True; others evaluate and predict.
         applies: whether an optimizer of this tower is in the middle of that.
     """
@@ -44,6 +48,7 @@ class SharedTower:
     device: str
     scale: float
     turns: dict[int, tf.CriticalSection]
+    written: set[int]
     training: bool = True
     applies: bool = False
 
@@ -84,12 +89,14 @@ def apply(
         original(optimizer, grads, trainable_variables)
         return
     grads = [_scaled(grad, tower.scale) for grad in grads]
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
     variables = trainable_variables or optimizer._trainable_variables
     tower.applies = True
     try:
         # Weights and slots do not travel to the tower; gradients come here.
         with tf.device(_home(variables)), fused.updates():
-            if _takes_turns(optimizer):
+            if _takes_turns(optimizer, variables):
                 _turns(tower, optimizer).execute(
                     lambda: _done(
                         original, optimizer, grads, trainable_variables
@@ -117,12 +124,26 @@ def _in_one(original: Callable, variable: Any, value: Any, name: str) -> Any:
     plain = isinstance(native, tf.Variable) and not isinstance(
         native, compat.DistributedVariable
     )
-    if current() is None or not plain or not native.shape.is_fully_defined():
+    if (
+        current() is None
+        or not plain
+        or not native.shape.is_fully_defined()
+        or compat.in_stateless_scope()
+    ):
         return original(variable, value)
+    current().written.add(id(variable))
     value = tf.cast(tf.convert_to_tensor(value), native.dtype)
     if value.shape != native.shape:
         value = tf.broadcast_to(value, native.shape)
     return getattr(native, name)(value)
+
+
+def assign(original: Callable, variable: Any, value: Any) -> Any:
+    """``keras.Variable.assign``, of which the step takes note."""
+    tower = current() or tower_lib.current()
+    if tower is not None and not compat.in_stateless_scope():
+        tower.written.add(id(variable))
+    return original(variable, value)
 
 
 def _scaled(grad: Any, scale: float) -> Any:
@@ -141,15 +162,20 @@ def _home(variables: Sequence[Any]) -> str | None:
     return None
 
 
-def _takes_turns(optimizer: Any) -> bool:
-    """Whether an update depends on the number of updates before it."""
+def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether an update must not run in the middle of another one.
+
+    It depends on the number of updates before it, or it reads a weight and
+    writes it anew.
+    """
     if tf.executing_eagerly() or not optimizer.built:
         # There are no threads; or the first trace makes slots, and is no more.
         return False
     return bool(
         optimizer.gradient_accumulation_steps
-        or optimizer.ema_overwrite_frequency
+        or optimizer.use_ema
         or getattr(optimizer, "inner_optimizer", None) is not None
+        or any(getattr(v, "constraint", None) for v in variables)
     )
 
 
@@ -166,5 +192,8 @@ def _done(function: Callable, *args: Any) -> tf.Tensor:
 def _turns(tower: SharedTower, optimizer: Any) -> tf.CriticalSection:
     if id(optimizer) not in tower.turns:
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            tower.turns[id(optimizer)] = tf.CriticalSection()
+            # By default TensorFlow names all of them alike, and then they are
+            # one: a step with two optimizers would wait for itself.
+            name = f"keras_towers/turns_{next(_numbers)}"
+            tower.turns[id(optimizer)] = tf.CriticalSection(shared_name=name)
     return tower.turns[id(optimizer)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,62 +13,8 @@ from keras_towers.fit import data as data_lib
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import tower as tower_lib
 from keras_towers.fit import variables as variables_lib
+from keras_towers.fit.session import Session
 from keras_towers.reduction import sum_over_ranks
-
-TRAINING = ("fit", "train_on_batch")
-
-
-@dataclasses.dataclass
-class Session:
-    """A call of ``fit``, ``evaluate``, ... of one model under one strategy.
-
-    Attributes:
-        model: the model whose method was called.
-        kind: the name of the method.
-        prepared: whether all variables are on the towers.
-        epoch_iterator: what the method draws its batches from, once made.
-        order: how the ranks shuffle alike, where there are several.
-        start: where in the data ``fit`` begins, if not where they do.
-        crew: the threads of asynchronous towers, once made.
-    """
-
-    model: keras.Model
-    kind: str
-    prepared: bool = False
-    epoch_iterator: Any = None
-    order: Any = None
-    start: Any = None
-    crew: Any = None
-
-    def settle(self) -> None:
-        """Wait for steps that run in threads of their own."""
-        if self.crew is not None:
-            self.crew.drain()
-
-    def close(self) -> None:
-        """End such threads."""
-        if self.crew is not None:
-            self.crew.close()
-
-    @property
-    def trains(self) -> bool:
-        """Whether its steps change weights."""
-        return self.kind in TRAINING
-
-    @property
-    def predicts(self) -> bool:
-        """Whether outputs are examples, to be put behind one another."""
-        return self.kind.startswith("predict")
-
-    def is_step(self, fn: Any, args: Any) -> bool:
-        """Whether Keras, not the user's own code, calls ``strategy.run``."""
-        if len(args) != 1:
-            return False
-        return (
-            self.predicts
-            or isinstance(args[0], data_lib.TowerBatch)
-            or getattr(fn, "__self__", None) is self.model
-        )
 
 
 def run(
@@ -113,10 +58,12 @@ def run(
             average=strategy.average,
             device=devices[index],
             training=session.trains,
+            written=written,
         )
         with tower_lib.activate(tower):
             return step(data)
 
+    written = strategy.adoption.written(session.model, session.trains)
     towers = range(strategy.num_towers)
     with lockstep.step():
         outputs = run_on_towers(
@@ -132,18 +79,18 @@ def run(
         if strategy.batches == "split":
             result = lockstep.gather(result)
     else:
-        result = _logs(strategy, session.model, outputs, shares)
+        result = _logs(strategy, session, outputs, shares)
     return lockstep.end(result)
 
 
-def epoch_logs(strategy: Any, model: keras.Model, logs: Any) -> Any:
+def epoch_logs(strategy: Any, session: Session, logs: Any) -> Any:
     """The logs of all steps since the metrics were reset, over all ranks.
 
     What the metrics hold here is the part of this process.
     """
     if strategy.transport.size == 1 or not isinstance(logs, Mapping):
         return logs
-    return {**logs, **metric_results(strategy, model, logs)}
+    return {**logs, **metric_results(strategy, session, logs)}
 
 
 def _with_total(
@@ -196,7 +143,7 @@ def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
 
 def _logs(
     strategy: Any,
-    model: keras.Model,
+    session: Session,
     outputs: Sequence[Any],
     shares: Sequence[Any],
 ) -> Any:
@@ -209,7 +156,7 @@ def _logs(
     first = outputs[0]
     results = {}
     if isinstance(first, Mapping):
-        results = metric_results(strategy, model, first)
+        results = metric_results(strategy, session, first)
 
     def mean(*tensors):
         tensors = [tf.convert_to_tensor(t) for t in tensors]
@@ -235,9 +182,10 @@ def _logs(
 
 
 def metric_results(
-    strategy: Any, model: keras.Model, logs: Mapping[str, Any]
-) -> dict:
+    strategy: Any, session: Session, logs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The logs that are results of metrics, over all towers and ranks."""
+    model = session.model
     metrics = state_lib.collect(model).metrics
     with compat.single_device_mode(), tf.device("/device:CPU:0"):
         seen = {
@@ -249,7 +197,24 @@ def metric_results(
         seen = dict(zip(seen, sums, strict=True))
         with variables_lib.viewed(metrics, lambda v: seen[id(v)]):
             results = model.get_metrics_result()
+            for metric in model.metrics:
+                for name in _unused(strategy, session, metric):
+                    results.pop(name, None)
     return {name: value for name, value in results.items() if name in logs}
+
+
+def _unused(
+    strategy: Any, session: Session, metric: keras.metrics.Metric
+) -> list[str]:
+    """The logs of a metric that no step has written to.
+
+    A step may return something of its own under that name.
+    """
+    written = strategy.adoption.written(session.model, session.trains)
+    if any(id(variable) in written for variable in metric.variables):
+        return []
+    result = metric.result()
+    return list(result) if isinstance(result, Mapping) else [metric.name]
 
 
 def _merged(value: compat.DistributedVariable) -> tf.Tensor:

@@ -30,6 +30,7 @@ class Tower:
             are averaged) or sums (they are summed).
         device: the name of the device, without job and task.
         training: whether this is a step of ``fit`` or ``train_on_batch``.
+        written: ids of the variables that some tower has assigned.
         weighted_losses: how many losses each optimizer, by its id, has put
             ``loss_weight`` into, and not applied yet.
         scales_loss: whether an optimizer is in the middle of that.
@@ -42,6 +43,7 @@ class Tower:
     average: bool = True
     device: str = ""
     training: bool = False
+    written: set[int] = dataclasses.field(default_factory=set)
     weighted_losses: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )

@@ -14,6 +14,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit import adoption, hooks, interrupts, lockstep, step
+from keras_towers.fit import session as session_lib
 from keras_towers.fit import tower as tower_lib
 from keras_towers.strategies import modes
 from keras_towers.transport import SingleProcess, Transport
@@ -257,7 +258,7 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
 
     def run(self, fn, args=(), kwargs=None, options=None):
         """Run ``fn`` on every tower, as ``tf.distribute.Strategy.run``."""
-        session = hooks.current_session()
+        session = session_lib.current()
         if session is None or not session.is_step(fn, args):
             return super().run(fn, args, kwargs, options)
         return step.run(self, super().run, session, fn, args[0])
