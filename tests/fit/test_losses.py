@@ -318,3 +318,14 @@ def test_two_losses_scaled_before_either_is_applied():
         trained.append(model.get_weights())
     for ours, reference in zip(*trained, strict=True):
         np.testing.assert_allclose(ours, reference, atol=1e-6)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_log_under_the_name_of_a_metric_that_counts_nothing(eagerly):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = m.OwnLog()
+        model.compile("sgd", run_eagerly=eagerly)
+        return model
+
+    assert_alike(make, fitting(), towers())

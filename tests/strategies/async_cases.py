@@ -1,6 +1,8 @@
 """Layers and data for the tests of asynchronous towers."""
 
+import threading
 import time
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -11,6 +13,24 @@ from tests.fit.ordinary import X, Y
 def dataset() -> tf.data.Dataset:
     """``X`` and ``Y`` in seven batches."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+
+
+def within(seconds: float, function: Callable[[], None]) -> None:
+    """Call a function, and fail rather than hang where it takes longer."""
+    errors = []
+
+    def call():
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"not done after {seconds} s"
+    for error in errors:
+        raise error
 
 
 class SameShape(keras.layers.Layer):

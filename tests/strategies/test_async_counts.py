@@ -1,6 +1,10 @@
 """Asynchronous towers: every batch is one step, and no step is lost."""
 
+import contextlib
+import time
+
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,7 +20,7 @@ from tests.fit.ordinary import (
     fit,
     same_history,
 )
-from tests.strategies.async_cases import SameShape, Sleeps, dataset
+from tests.strategies.async_cases import SameShape, Sleeps, dataset, within
 
 TARGETS = (Y == 1).astype("float32")[:, None]
 
@@ -100,18 +104,105 @@ def test_no_update_is_lost(scale):
         close(mine, other, 1e-5)
 
 
-def test_gradient_accumulation_loses_nothing():
-    def optimizer():
-        return keras.optimizers.SGD(0.5, gradient_accumulation_steps=4)
+class SlowConstraint(keras.constraints.Constraint):
+    """Reads a weight some time before it is written."""
 
-    reference = linear(optimizer())
-    fit(reference, y=TARGETS, epochs=25)
-    model = linear(optimizer())
-    with kt.AsyncTowerStrategy(4, scale_gradient=False):
-        fit(model, y=TARGETS, epochs=25)
-    assert int(model.optimizer.iterations) == 25
+    def __call__(self, weight):
+        def wait(value):
+            time.sleep(0.002)
+            return value
+
+        value = tf.convert_to_tensor(weight)
+        return tf.ensure_shape(
+            tf.py_function(wait, [value], value.dtype), value.shape
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"use_ema": True, "ema_momentum": 0.9},
+        {"constraint": SlowConstraint()},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_optimizers_that_read_and_write_lose_nothing(options):
+    rest = dict(options)
+    constraint = rest.pop("constraint", None)
+
+    def train(strategy):
+        model = linear(keras.optimizers.SGD(0.5, **rest))
+        model.layers[0].kernel.constraint = constraint
+        with strategy:
+            # All batches alike: averages then depend on no order.
+            fit(model, x=np.ones_like(X), y=np.ones_like(TARGETS), epochs=8)
+        return model
+
+    reference = train(contextlib.nullcontext())
+    model = train(kt.AsyncTowerStrategy(4, scale_gradient=False))
+    assert model.optimizer.iterations == reference.optimizer.iterations
     for mine, other in zip(model.weights, reference.weights, strict=True):
         close(mine, other, 1e-4)
+
+
+def test_several_optimizers_that_let_one_after_the_other_update():
+    class TwoOptimizers(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            weights = iter(self.trainable_variables)
+            other.apply([tf.ones_like(w) for w in weights], iter(self.weights))
+            return logs
+
+    other = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(
+        keras.optimizers.SGD(0.0, gradient_accumulation_steps=2), "mse"
+    )
+    other.build(model.trainable_variables)
+    before = model.layers[0].bias.numpy()
+
+    def train():
+        with kt.AsyncTowerStrategy(2, scale_gradient=False):
+            fit(model, y=TARGETS, epochs=2)
+
+    within(60, train)
+    assert int(other.iterations) == STEPS
+    close(before - model.layers[0].bias, np.full(3, STEPS))
+
+
+@pytest.mark.parametrize(
+    "once_more, rate",
+    [
+        (lambda model: fit(model, y=TARGETS), 0.5 / 4),
+        (lambda model: model.train_on_batch(X[:8], TARGETS[:8]), 0.5),
+    ],
+    ids=["fit", "train_on_batch"],
+)
+def test_training_in_a_callback(once_more, rate):
+    """The fit that it interrupts goes on as it was."""
+    reference = linear(keras.optimizers.SGD(0.5 / 4))
+    fit(reference, y=TARGETS, epochs=2)
+    reference.optimizer.learning_rate = rate
+    once_more(reference)
+    model = linear(keras.optimizers.SGD(0.5))
+    strategy = kt.AsyncTowerStrategy(4)
+    steps = []
+
+    def after_an_epoch(epoch, logs):
+        steps.append(strategy.staleness.steps)
+        if epoch == 0:
+            once_more(model)
+
+    def train():
+        watch = keras.callbacks.LambdaCallback(on_epoch_end=after_an_epoch)
+        with strategy:
+            fit(model, y=TARGETS, epochs=2, callbacks=[watch])
+
+    within(60, train)
+    assert steps == [STEPS, STEPS]
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine, other, 1e-5)
 
 
 def test_evaluating_in_a_callback_waits_for_the_towers():

@@ -73,10 +73,29 @@ def test_callbacks_see_every_step_and_the_last_exactly():
         close(last[name], values[-1])
 
 
-def test_logs_that_are_no_metrics():
-    model = m.OwnStep()
-    model.compile("sgd")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_logs_that_are_no_metrics(eagerly):
+    """Neither is one under the name of a metric that counts nothing."""
+    model = m.OwnLog()
+    model.compile("sgd", run_eagerly=eagerly)
     with kt.AsyncTowerStrategy(3):
         history = fit(model, epochs=2)
-    assert history.keys() == {"loss", "this_batch"}
-    assert np.isfinite(history["this_batch"]).all()
+    assert history.keys() == {"loss", "this_batch", "double"}
+    own = np.array(history["this_batch"])
+    assert (own > 0).all()
+    close(2 * own, history["double"])
+
+
+def test_stateless_metric_in_a_step():
+    class Step(keras.Sequential):
+        def train_step(self, data):
+            state = metric.stateless_update_state(metric.variables, 3.0)
+            result = metric.stateless_result(state)
+            return {**super().train_step(data), "stateless": result}
+
+    metric = keras.metrics.Mean(name="mean")
+    model = Step([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", m.cross_entropy())
+    with kt.AsyncTowerStrategy(2):
+        assert fit(model)["stateless"] == [3.0]
+    assert not any(variable.numpy() for variable in metric.variables)
