@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,10 +35,12 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
         >>> kt.virtual_towers(4)
         ['/device:CPU:0', '/device:CPU:1', '/device:CPU:2', '/device:CPU:3']
     """
-    if not isinstance(towers, int) or isinstance(towers, bool) or towers < 1:
+    number = _whole(towers)
+    if number is None or number < 1:
         raise TowerError(
             f"virtual_towers got {towers!r}: give a whole number, 1 or more."
         )
+    towers = number
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and memory_limit is not None:
         kind, physical = "GPU", gpus[0]
@@ -78,25 +82,26 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     visible = gpus or cpus
     if towers is None:
         return visible
-    if isinstance(towers, bool) or not isinstance(towers, (int, list, tuple)):
+    number = _whole(towers)
+    if number is None and not isinstance(towers, (list, tuple)):
         raise TowerError(
             f"towers={towers!r} is not allowed: give a number of towers, a "
             "list of GPU ids, a list of device names, or None for all."
         )
-    if isinstance(towers, int):
-        if towers < 1:
+    if number is not None:
+        if number < 1:
             raise TowerError(
-                f"towers={towers} is not allowed: give 1 to {len(visible)}, or "
+                f"towers={number} is not allowed: give 1 to {len(visible)}, or "
                 "None for all visible devices."
             )
-        if towers > len(visible):
+        if number > len(visible):
             raise TowerError(
-                f"towers={towers}, but there are {len(visible)} visible "
+                f"towers={number}, but there are {len(visible)} visible "
                 f"devices ({', '.join(visible)}). Give at most that many, or "
-                f"call keras_towers.virtual_towers({towers}) before anything "
+                f"call keras_towers.virtual_towers({number}) before anything "
                 "else to split a CPU for trying things out."
             )
-        return visible[:towers]
+        return visible[:number]
     if not towers:
         raise TowerError(
             "towers=[] names no device: name at least one, or give None for "
@@ -112,17 +117,28 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     return names
 
 
+def _whole(value: Any) -> int | None:
+    """A whole number of any type as an ``int``; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     known = [*gpus, *cpus]
-    if isinstance(tower, int) and not isinstance(tower, bool):
-        wanted = f"/device:GPU:{tower}"
+    number = _whole(tower)
+    if number is not None:
+        wanted = f"/device:GPU:{number}"
     else:
         wanted = _full(str(tower))
     for name in known:
         if _is_named(name, wanted):
             return name
     hint = ""
-    if isinstance(tower, int) and not gpus:
+    if number is not None and not gpus:
         hint = " Numbers are GPU ids, and no GPU is visible."
     raise TowerError(
         f"there is no device {tower!r}. Visible: {', '.join(known)}.{hint}"

@@ -80,7 +80,9 @@ def current_tower() -> CurrentTower:
     )
 
 
-def run_on_each_tower(fn: Callable[..., Any], *args: Any) -> list[Any]:
+def run_on_each_tower(
+    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> list[Any]:
     """Run a function on every tower of the strategy in force, for own loops.
 
     It works as it is and inside a ``tf.function``, under any strategy of
@@ -90,7 +92,8 @@ def run_on_each_tower(fn: Callable[..., Any], *args: Any) -> list[Any]:
     * the variables that ``fn`` creates. All towers create the same ones, or
       the first creates them and the others find them there, as with layers;
     * the variables that it returns gradients for, where it returns them as
-      ``(gradient, variable)`` pairs, in lists, tuples or dictionaries.
+      ``(gradient, variable)`` pairs, in lists, tuples, dictionaries or the
+      ``zip`` object that made them.
 
     It carries over tensorpack's ``TowerFunc`` and the checks of its
     ``TowerContext``.
@@ -98,9 +101,11 @@ def run_on_each_tower(fn: Callable[..., Any], *args: Any) -> list[Any]:
     Args:
         fn: builds and runs one tower.
         *args: for ``fn``; a tower gets its own part of distributed values.
+        **kwargs: for ``fn`` by name, likewise.
 
     Returns:
-        What ``fn`` returned on each tower of this process, in their order.
+        What ``fn`` returned on each tower of this process, in their order, with
+        a list in place of a ``zip`` object, which can be read only once.
 
     Raises:
         TowerError: towers created other variables than tower 0, or have no
@@ -113,7 +118,7 @@ def run_on_each_tower(fn: Callable[..., Any], *args: Any) -> list[Any]:
         ...         loss = tf.reduce_mean((model(x) - y) ** 2)
         ...     weights = model.trainable_variables
         ...     grads = tape.gradient(loss, weights)
-        ...     return loss, list(zip(grads, weights))
+        ...     return loss, zip(grads, weights)
         >>> with keras_towers.TowerStrategy(2).scope():
         ...     model = make_model()
         ...     results = keras_towers.run_on_each_tower(tower, x, y)
@@ -131,11 +136,11 @@ def run_on_each_tower(fn: Callable[..., Any], *args: Any) -> list[Any]:
         )
     calls = _Calls()
 
-    def tower(*args):
+    def tower(*args, **kwargs):
         with calls.recorded():
-            calls.end(fn(*args))
+            calls.end(fn(*args, **kwargs))
 
-    tf.distribute.get_strategy().run(tower, args)
+    tf.distribute.get_strategy().run(tower, args, kwargs)
     calls.check()
     return [calls.results[index] for index in sorted(calls.results)]
 
@@ -185,7 +190,7 @@ class _Calls:
     @tf.autograph.experimental.do_not_convert
     def end(self, result: Any) -> None:
         """Note what this tower's call returned."""
-        self.results[compat.current_replica_id()] = result
+        self.results[compat.current_replica_id()] = _listed(result)
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         index = compat.current_replica_id()
@@ -264,6 +269,19 @@ def _asked(kwargs: dict[str, Any]) -> _Asked:
 
 def _known(shape: tf.TensorShape) -> tuple | None:
     return tuple(shape) if shape.is_fully_defined() else None
+
+
+def _listed(result: Any) -> Any:
+    """What a tower returned, with lists in place of ``zip`` objects."""
+    if isinstance(result, zip):
+        return list(result)
+    if type(result) is dict:
+        return {key: _listed(value) for key, value in result.items()}
+    if type(result) in (list, tuple):
+        return type(result)(map(_listed, result))
+    if isinstance(result, tuple) and hasattr(result, "_make"):
+        return result._make(map(_listed, result))
+    return result
 
 
 def _pairs(result: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -24,6 +25,12 @@ def test_all_by_default(devices):
 def test_a_number(devices):
     assert short(devices_lib.resolve(3)) == devices[:3]
     assert short(devices_lib.resolve(TOWERS)) == devices
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_whole_numbers_of_other_types(devices, kind):
+    assert short(devices_lib.resolve(kind(2))) == devices[:2]
+    assert kt.virtual_towers(kind(TOWERS)) == devices
 
 
 @pytest.mark.parametrize(
@@ -51,13 +58,17 @@ def test_the_order_is_the_users():
         (9, ["towers=9", "8 visible", "virtual_towers(9)"]),
         ([], ["towers=[]", "at least one", "None"]),
         (True, ["towers=True", "number of towers"]),
+        (np.True_, ["True", "number of towers"]),
         (2.0, ["towers=2.0", "number of towers"]),
+        (np.float64(2), ["2.0", "number of towers"]),
+        (np.int64(9), ["towers=9,", "8 visible", "virtual_towers(9)"]),
         ("CPU:0", ["towers='CPU:0'", "list of device names"]),
         (["CPU:1", "CPU:1"], ["/device:CPU:1", "more than once"]),
         (["CPU:1", "/device:cpu:1"], ["/device:CPU:1", "more than once"]),
         (["CPU:8"], ["'CPU:8'", "Visible:", "/device:CPU:7"]),
         (["GPU:0"], ["'GPU:0'", "Visible:"]),
         ([0], ["there is no device 0", "GPU ids", "no GPU is visible"]),
+        ([np.int64(0)], ["there is no device", "no GPU is visible"]),
         ([-1], ["there is no device -1"]),
         ([True], ["there is no device True"]),
         ([None], ["there is no device None"]),
@@ -94,6 +105,7 @@ def test_gpus_come_before_cpus():
     assert devices_lib.resolve(None) == gpus
     assert devices_lib.resolve(2) == gpus
     assert devices_lib.resolve([1, 0]) == gpus[::-1]
+    assert devices_lib.resolve([np.int64(1)]) == gpus[1:]
     assert devices_lib.resolve(["cpu:0", 1]) == ["/device:CPU:0", gpus[1]]
     with pytest.raises(kt.TowerError, match="there are 2 visible"):
         devices_lib.resolve(3)
@@ -103,7 +115,7 @@ def test_gpus_come_before_cpus():
         devices_lib.resolve([1, "GPU:1"])
 
 
-@pytest.mark.parametrize("towers", [0, -1, True, 2.0, "2", None])
+@pytest.mark.parametrize("towers", [0, -1, True, np.True_, 2.0, "2", None])
 def test_bad_number_of_virtual_towers(towers):
     with pytest.raises(kt.TowerError, match="whole number, 1 or more"):
         kt.virtual_towers(towers)

@@ -1,5 +1,7 @@
 """Functions that people run on every tower by themselves."""
 
+from typing import Any, NamedTuple
+
 import keras
 import pytest
 import tensorflow as tf
@@ -197,7 +199,9 @@ def test_layers_of_other_sizes():
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("form", ["missing", "none", "dictionary"])
+@pytest.mark.parametrize(
+    "form", ["missing", "none", "dictionary", "zip", "zip inside"]
+)
 def test_towers_with_gradients_for_other_variables(form, traced):
     strategy = kt.TowerStrategy(2)
     with strategy.scope():
@@ -207,12 +211,15 @@ def test_towers_with_gradients_for_other_variables(form, traced):
     def fn():
         pairs = [(tf.zeros(v.shape), v) for v in model.trainable_variables]
         if index() == 1:
-            if form == "missing":
+            if form in ("missing", "zip"):
                 del pairs[1]
             else:
                 pairs[1] = (None, odd)
         if form == "dictionary":
             return {"loss": 1.0, "gradients": tuple(pairs)}
+        if form.startswith("zip"):
+            zipped = zip(*zip(*pairs, strict=True), strict=True)
+            return zipped if form == "zip" else (1.0, {"gradients": zipped})
         return 1.0, pairs
 
     def step():
@@ -223,6 +230,43 @@ def test_towers_with_gradients_for_other_variables(form, traced):
     assert "tower 1" in str(error.value)
     assert odd.path in str(error.value)
     assert common.path not in str(error.value)
+
+
+class Named(NamedTuple):
+    """What a tower may return too."""
+
+    pairs: Any
+
+
+def test_zip_objects_come_back_as_lists():
+    def fn():
+        pairs = [(1.0, "a"), (2.0, "b")]
+        zips = [zip([1.0, 2.0], "ab", strict=True) for _ in range(4)]
+        found = zips[0], [zips[1]], {"in": zips[2]}, Named(zips[3])
+        return found, (pairs, [pairs], {"in": pairs}, Named(pairs))
+
+    with kt.TowerStrategy(2).scope():
+        results = kt.run_on_each_tower(fn)
+    assert len(results) == 2
+    for found, wanted in results:
+        assert found == wanted
+        assert isinstance(found[3], Named)
+
+
+def test_arguments_by_name():
+    def fn(value, *, factor, fn=1.0):
+        return value * factor + fn
+
+    strategy = kt.TowerStrategy(2)
+    factors = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(10.0 * context.replica_id_in_sync_group)
+    )
+    with strategy.scope():
+        results = kt.run_on_each_tower(
+            fn, tf.constant(2.0), factor=factors, fn=3.0
+        )
+    assert [float(result) for result in results] == [3, 23]
+    assert kt.run_on_each_tower(fn, 2.0, factor=4.0) == [9]
 
 
 def test_errors_of_the_function_are_its_own():

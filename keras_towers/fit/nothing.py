@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import patches
+from keras_towers.fit import building, patches
 from keras_towers.fit import session as session_lib
 from keras_towers.fit import tower as tower_lib
 
@@ -40,7 +40,8 @@ def call(
         kwargs: what the user gave by name.
 
     Raises:
-        TowerError: the model lives on another strategy.
+        TowerError: the model lives on another strategy, or there is not one
+            step to train.
     """
     if "_maybe_symbolic_build" not in vars(model):
         # Not in the middle of a fit already, called by one of its callbacks.
@@ -49,6 +50,17 @@ def call(
     trains = kind in session_lib.TRAINING
     # Keras says so where fit itself calls evaluate.
     validates = bool(kwargs.get("_use_cached_eval_dataset"))
+
+    def begin(iterator: Steps | None = None, data_batch: Any = None) -> None:
+        if not trains:
+            return
+        if iterator is not None:
+            iterator.refuse_none(kind, model)
+        # Callbacks want the weights; nothing else of the model is used.
+        if building.needs_build(model, "predict"):
+            batch = data_batch if iterator is None else iterator.spec()
+            if batch is not None:
+                building.build(model, batch, kind)
 
     def report(_: Any = None) -> dict[str, float]:
         return dict(logs)
@@ -63,7 +75,7 @@ def call(
         name = "train_function" if trains else "test_function"
         shadows = {
             "_distribute_strategy": strategy,
-            "_maybe_symbolic_build": lambda *args, **kwargs: None,
+            "_maybe_symbolic_build": begin,
             "_get_metrics_result_or_logs": report,
             name: nothing,
             f"make_{name}": lambda force=False: None,
@@ -103,6 +115,10 @@ class Steps(compat.TFEpochIterator):
     """
 
     def __init__(self, x: Any = None, **kwargs: Any):
+        self._given = {
+            name: kwargs.get(name) for name in ("steps_per_epoch", "batch_size")
+        }
+        self._has_data = x is not None
         if x is None:
             if not kwargs.get("steps_per_epoch"):
                 raise TowerError(
@@ -114,14 +130,48 @@ class Steps(compat.TFEpochIterator):
         # TFEpochIterator would turn it into a dataset, for which Keras has to
         # look at batches of some kinds of data.
         super(compat.TFEpochIterator, self).__init__(x=x, **kwargs)
-        self._reads = self.num_batches is None
+        self._source = self.data_adapter
+        batches = self.data_adapter.num_batches
+        # Keras takes a negative number of steps for none.
+        self._reads = batches is None and (self.steps_per_epoch or 0) <= 0
         if not self._reads:
-            self.data_adapter = _Unread(self.data_adapter.num_batches)
+            self.data_adapter = _Unread(batches)
+
+    def refuse_none(self, kind: str, model: keras.Model) -> None:
+        """Refuse to train where an epoch would have no step.
+
+        Args:
+            kind: the method that trains.
+            model: the model that it is called on.
+
+        Raises:
+            TowerError: empty data, or a negative number.
+        """
+        for name, value in self._given.items():
+            if value is not None and value < 0:
+                raise TowerError(
+                    f"{name}={value!r} is not allowed: give a whole number, 1 "
+                    "or more, or None."
+                )
+        if self.data_adapter.num_batches == 0:
+            raise TowerError(
+                f"{kind} of model {model.name!r} got no batch: the dataset is "
+                "empty. Give at least one example."
+            )
+
+    def spec(self) -> Any:
+        """Shapes and dtypes of a batch, or None where there is no data."""
+        if not self._has_data:
+            return None
+        return self._source.get_tf_dataset().element_spec
 
     def _get_iterator(self) -> Any:
         if self._reads:
             return self.data_adapter.get_tf_dataset()
-        return itertools.repeat(None)
+        batches = self.data_adapter.num_batches
+        if batches is None:
+            return itertools.repeat(None)
+        return itertools.repeat(None, batches)
 
 
 class _Unread:

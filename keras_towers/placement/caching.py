@@ -7,7 +7,7 @@ elsewhere, they are fetched once for all towers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from keras_towers.placement.least_loaded import (
     SMALL_BYTES,
     LeastLoadedPlacement,
     byte_size,
+    checked_devices,
 )
 
 CACHING_DEVICES = ("cpu", "gpu")
@@ -43,8 +44,9 @@ class CachingPlacement:
         placement: the ``LeastLoadedPlacement`` that balances the copies.
 
     Raises:
-        TowerError: another ``caching_device``, no towers, or a name that is
-            none.
+        TowerError: another ``caching_device``, no towers, a name that is none,
+            a doubled one, or ``small_bytes`` that is no whole number of 0 or
+            more.
 
     Example:
         >>> cache = CachingPlacement("gpu", ["/device:GPU:0", "/device:GPU:1"])
@@ -55,7 +57,7 @@ class CachingPlacement:
     def __init__(
         self,
         caching_device: str,
-        towers: Sequence[str],
+        towers: Iterable[str],
         host: str = "/device:CPU:0",
         small_bytes: int = SMALL_BYTES,
     ):
@@ -64,10 +66,11 @@ class CachingPlacement:
                 f"caching_device={caching_device!r} is not allowed: give one "
                 f"of {', '.join(map(repr, CACHING_DEVICES))}."
             )
+        towers = checked_devices("towers", towers)
+        # Made for the host too, to refuse the same arguments.
+        self.placement = LeastLoadedPlacement(towers, host, small_bytes)
         if caching_device == "cpu":
             self.placement = LeastLoadedPlacement([host])
-        else:
-            self.placement = LeastLoadedPlacement(towers, host, small_bytes)
 
     def __call__(
         self, name: str, shape: Any, dtype: Any, trainable: bool = True

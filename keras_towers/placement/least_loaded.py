@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -59,7 +61,8 @@ class LeastLoadedPlacement:
         placed: every ``Placed`` variable, in the order of the calls.
 
     Raises:
-        TowerError: no device, a name that is none, or a doubled one.
+        TowerError: no device, a name that is none, a doubled one, or
+            ``small_bytes`` that is no whole number of 0 or more.
 
     Example:
         >>> place = LeastLoadedPlacement(["/device:GPU:0", "/device:GPU:1"])
@@ -71,30 +74,20 @@ class LeastLoadedPlacement:
 
     def __init__(
         self,
-        devices: Sequence[str],
+        devices: Iterable[str],
         small_device: str | None = None,
         small_bytes: int = SMALL_BYTES,
     ):
-        if isinstance(devices, str) or not devices:
-            raise TowerError(
-                f"devices={devices!r} names no devices: give a list of at "
-                "least one name, such as '/device:CPU:0'."
-            )
-        known = list(devices)
+        known = checked_devices("devices", devices)
+        self.devices = tuple(known)
         if small_device is not None:
+            # Its load counts under one name, also if that is written otherwise.
+            names = {_parts(name): name for name in known}
+            small_device = names.get(_parts(small_device), small_device)
             known.append(small_device)
-        for name in known:
-            _check_device(name)
-        doubled = [n for n, c in collections.Counter(devices).items() if c > 1]
-        if doubled:
-            raise TowerError(
-                f"devices={list(devices)!r} has {', '.join(doubled)} more than "
-                "once: name each device once."
-            )
-        self.devices = tuple(devices)
         self.placed: list[Placed] = []
         self._small_device = small_device
-        self._small_bytes = small_bytes
+        self._small_bytes = _checked_bytes(small_bytes)
         self._bytes = dict.fromkeys(known, 0)
         self._numbers = dict.fromkeys(known, 0)
         self._names: dict[str, Placed] = {}
@@ -207,15 +200,66 @@ def byte_size(shape: Any, dtype: Any) -> int | None:
     return math.prod(shape.as_list()) * each
 
 
-def _check_device(name: Any) -> None:
-    try:
-        if not isinstance(name, str):
-            raise ValueError
-        spec = tf.DeviceSpec.from_string(name)
-    except ValueError:
-        spec = None
+def checked_devices(argument: str, devices: Any) -> list[str]:
+    """Make a list of what a user gave as names of devices.
+
+    Args:
+        argument: what it was given as.
+        devices: what was given.
+
+    Raises:
+        TowerError: no device, a name that is none, or a doubled one.
+    """
+    several = isinstance(devices, Iterable) and not isinstance(devices, str)
+    names = list(devices) if several else []
+    if not names:
+        given = names if several else devices
+        raise TowerError(
+            f"{argument}={given!r} names no devices: give a list of at least "
+            "one name, such as '/device:CPU:0'."
+        )
+    numbers = collections.Counter(map(_parts, names))
+    doubled = dict.fromkeys(n for n in names if numbers[_parts(n)] > 1)
+    if doubled:
+        raise TowerError(
+            f"{argument}={names!r} has {', '.join(doubled)} more than once: "
+            "name each device once."
+        )
+    return names
+
+
+def _parts(name: Any) -> tuple:
+    """What a device's name says, alike for all ways to write the name.
+
+    Raises:
+        TowerError: it is not the name of a device.
+    """
+    spec = None
+    if isinstance(name, str) and name.startswith("/"):
+        with contextlib.suppress(ValueError):
+            spec = tf.DeviceSpec.from_string(name)
     if spec is None or spec.device_type is None and spec.job is None:
         raise TowerError(
             f"{name!r} is not the name of a device: give one such as "
             "'/device:GPU:0' or '/job:ps/task:1/device:CPU:0'."
         )
+    return (
+        spec.job or "localhost",
+        spec.replica or 0,
+        spec.task or 0,
+        spec.device_type,
+        spec.device_index or 0,
+    )
+
+
+def _checked_bytes(small_bytes: Any) -> int:
+    try:
+        number = operator.index(small_bytes)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(small_bytes, bool):
+        raise TowerError(
+            f"small_bytes={small_bytes!r} is not allowed: give a whole number "
+            "of bytes, 0 or more."
+        )
+    return number

@@ -20,6 +20,8 @@ class NoOpStrategy(TowerStrategy):
     Weights, also moving averages, stay as they are; callbacks may change what
     they like. No data is needed (``fit(steps_per_epoch=100)``), and none is
     read but to find the end of data that does not tell its number of batches.
+    A model that is not built gets the weights that its data call for; where
+    data does not tell its shapes (a ``PyDataset``), two batches are read.
 
     Validation inside ``fit`` does nothing either, and calls its callbacks. What
     a callback, or anyone else, asks for by ``evaluate`` or ``predict`` is
@@ -37,7 +39,8 @@ class NoOpStrategy(TowerStrategy):
 
     Raises:
         TowerError: ``logs`` that are no dictionary; in ``fit``, neither data
-            nor a number of steps.
+            nor a number of steps, empty data, or a negative number of steps or
+            batch size.
 
     Example:
         >>> with keras_towers.NoOpStrategy():

@@ -7,6 +7,7 @@ A package of its own can add one: an entry point of the group
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -34,9 +35,10 @@ def strategy(name: str, **options: Any) -> Any:
         options: what its class takes.
 
     Raises:
-        TowerError: no strategy has this name, or it does not take an option.
+        TowerError: no strategy has this name, the package that adds it is
+            broken, or it does not take an option.
     """
-    made_by = find(name).load()
+    made_by = _load(find(name))
     try:
         return made_by(**options)
     except TypeError as error:
@@ -55,12 +57,37 @@ def strategy_names() -> list[str]:
     return sorted({*_OWN, *entry_points(group=GROUP).names})
 
 
+def _load(entry: EntryPoint) -> Callable[..., Any]:
+    """Import what an entry point stands for."""
+    package = entry.dist.name if entry.dist else "keras_towers"
+    says = (
+        f"the strategy '{entry.name}' of the package {package} cannot be made: "
+        f"its entry point '{entry.value}'"
+    )
+    advice = "Mend or uninstall that package, or give another name."
+    try:
+        made_by = entry.load()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise TowerError(
+            f"{says} cannot be imported ({cause}). {advice}"
+        ) from error
+    if not callable(made_by):
+        raise TowerError(f"{says} is {made_by!r} and no class. {advice}")
+    return made_by
+
+
 def find(name: str) -> EntryPoint:
     """Find a strategy without loading it.
 
     Raises:
         TowerError: there is none of this name.
     """
+    if not isinstance(name, str):
+        raise TowerError(
+            f"{name!r} is not the name of a strategy: give one of "
+            f"{', '.join(map(repr, strategy_names()))}."
+        )
     if name in _OWN:
         return EntryPoint(name, _OWN[name], GROUP)
     found = list(entry_points(group=GROUP, name=name))

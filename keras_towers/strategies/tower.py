@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
@@ -99,6 +100,11 @@ class TowerStrategy(tf.distribute.MirroredStrategy):
     ):
         _one_of("batches", batches, ("split", "each"))
         _one_of("updates", updates, ("once", "each", None))
+        if not isinstance(average, (bool, np.bool_)):
+            raise TowerError(
+                f"average={average!r} is not allowed: give True for a loss "
+                "that is a mean over the batch, or False for one that is a sum."
+            )
         names = devices_lib.resolve(towers)
         choice = modes.choose(names, mode, packer)
         on_host = devices_lib.all_on_host(names)

@@ -41,6 +41,29 @@ def test_other_caching_devices(caching_device):
         p.CachingPlacement(caching_device, GPUS)
 
 
+@pytest.mark.parametrize("caching_device", p.caching.CACHING_DEVICES)
+@pytest.mark.parametrize(
+    ("towers", "said"),
+    [
+        ([], r"towers=\[\] names no devices"),
+        (None, "towers=None names no devices"),
+        (GPUS[0], "names no devices"),
+        (["nonsense"], "'nonsense' is not the name"),
+        ([GPUS[0], "/gpu:0"], "/gpu:0 more than once"),
+    ],
+)
+def test_other_towers(caching_device, towers, said):
+    with pytest.raises(kt.TowerError, match=said):
+        p.CachingPlacement(caching_device, towers)
+
+
+@pytest.mark.parametrize("caching_device", p.caching.CACHING_DEVICES)
+def test_any_iterable_of_towers(caching_device):
+    cache = p.CachingPlacement(caching_device, (name for name in GPUS))
+    device = cache("kernel", (10**6,), "float32")
+    assert device == (CPU if caching_device == "cpu" else GPUS[0])
+
+
 @pytest.fixture
 def weights():
     """A small weight and two large ones, far from the towers."""

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 import keras_towers as kt
@@ -141,13 +142,15 @@ def test_describe():
     ]
 
 
-@pytest.mark.parametrize("devices", [[], (), None, "", CPU])
+@pytest.mark.parametrize("devices", [[], (), iter(()), None, "", CPU, 0, 3])
 def test_no_devices(devices):
     with pytest.raises(kt.TowerError, match="names no devices"):
         p.LeastLoadedPlacement(devices)
 
 
-@pytest.mark.parametrize("name", ["nowhere", "", 0, None, "/cpu:x"])
+@pytest.mark.parametrize(
+    "name", ["nowhere", "", 0, None, "/cpu:x", "CPU", "CPU:1", "device:CPU:1"]
+)
 def test_names_that_are_no_devices(name):
     with pytest.raises(kt.TowerError, match="is not the name of a device"):
         p.LeastLoadedPlacement([CPU, name])
@@ -159,6 +162,39 @@ def test_names_that_are_no_devices(name):
 def test_doubled_devices():
     with pytest.raises(kt.TowerError, match="GPU:1 more than once"):
         p.LeastLoadedPlacement([*GPUS, GPUS[1]])
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["/cpu:0", "/device:cpu:0", "/job:localhost/device:CPU:0", "/CPU"],
+)
+def test_two_names_of_one_device(other):
+    with pytest.raises(kt.TowerError) as error:
+        p.LeastLoadedPlacement([CPU, GPUS[0], other])
+    assert f"has {CPU}, {other} more than once" in str(error.value)
+    place = p.LeastLoadedPlacement([CPU, GPUS[0]], other)
+    assert place("bias", (1,), "float32") == CPU
+    assert list(place.loads) == [CPU, GPUS[0]]
+
+
+def test_any_iterable_of_devices():
+    place = p.LeastLoadedPlacement(name for name in GPUS)
+    assert place.devices == tuple(GPUS)
+    assert [place(name, (1,), "bool") for name in "abc"] == GPUS
+
+
+@pytest.mark.parametrize("small_bytes", [-1, 1.5, "1k", None, True])
+def test_small_bytes_that_are_none(small_bytes):
+    with pytest.raises(kt.TowerError, match="small_bytes=.* 0 or more"):
+        p.LeastLoadedPlacement(GPUS, CPU, small_bytes)
+    with pytest.raises(kt.TowerError, match="small_bytes=.* 0 or more"):
+        p.CachingPlacement("cpu", GPUS, small_bytes=small_bytes)
+
+
+def test_any_whole_number_of_small_bytes():
+    place = p.LeastLoadedPlacement(GPUS, CPU, np.int64(100))
+    assert place("bias", (24,), "float32") == CPU
+    assert p.LeastLoadedPlacement(GPUS, CPU, 0)("v", (), "bool") == GPUS[0]
 
 
 @pytest.mark.parametrize(

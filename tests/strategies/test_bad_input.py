@@ -83,6 +83,9 @@ def assert_says(error, *parts):
         {"towers": 2, "mode": "fastest"},
         {"towers": 2, "batches": "both"},
         {"towers": 2, "updates": "never"},
+        {"towers": 2, "average": "no"},
+        {"towers": 2, "average": None},
+        {"towers": 2, "average": 1},
     ],
 )
 def test_strategy_that_cannot_be(before, arguments):
@@ -90,6 +93,12 @@ def test_strategy_that_cannot_be(before, arguments):
         before.model.fit(X, Y, verbose=0)
     before.assert_still()
     before.assert_trains_on()
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_average_of_numpy(average):
+    strategy = kt.TowerStrategy(np.int64(2), average=np.bool_(average))
+    assert strategy.average is average
 
 
 def test_model_of_a_mirrored_strategy():

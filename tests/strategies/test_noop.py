@@ -74,9 +74,11 @@ class Unread:
             self.read += 1
             return x
 
-        data = dataset().map(
-            lambda x, y: (tf.py_function(count, [x], x.dtype), y)
-        )
+        def counted(x, y):
+            read = tf.py_function(count, [x], x.dtype)
+            return tf.ensure_shape(read, x.shape), y
+
+        data = dataset().map(counted)
         return data if known else data.filter(lambda x, y: True)
 
 
@@ -135,6 +137,63 @@ def test_no_data():
     ends = [call for call in callback.calls if call[0] == "on_train_batch_end"]
     assert len(ends) == 15
     was.assert_still()
+
+
+class Ends(keras.callbacks.Callback):
+    """Fails where steps go on for ever."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        assert batch < 100
+
+    on_test_batch_begin = on_train_batch_begin
+
+
+class Empty(keras.utils.PyDataset):
+    """Data of no batch."""
+
+    def __len__(self):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"x": X[:0], "y": Y[:0]}, "the dataset is empty"),
+        ({"x": dataset(0)}, "the dataset is empty"),
+        ({"x": dataset(0), "steps_per_epoch": 3}, "the dataset is empty"),
+        ({"x": Empty()}, "the dataset is empty"),
+        ({"steps_per_epoch": -1}, "steps_per_epoch=-1"),
+        ({"x": X, "y": Y, "steps_per_epoch": -2}, "steps_per_epoch=-2"),
+        ({"x": dataset().repeat(), "steps_per_epoch": -1}, "whole number, 1"),
+        ({"x": X, "y": Y, "batch_size": -100}, "batch_size=-100"),
+    ],
+)
+def test_no_step(given, said):
+    model, callback = classifier()(), Told()
+    was = Before(model)
+    with pytest.raises(kt.TowerError, match=said), kt.NoOpStrategy():
+        model.fit(verbose=0, callbacks=[callback, Ends()], **given)
+    assert not callback.calls
+    was.assert_still()
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"validation_data": (X[:0], Y[:0])},
+        {"validation_data": dataset(0)},
+        {
+            "validation_data": dataset().filter(lambda x, y: True),
+            "validation_steps": -1,
+        },
+    ],
+)
+def test_validation_of_no_step(given):
+    def act(model, callback):
+        model.fit(X, Y, verbose=0, callbacks=[callback, Ends()], **given)
+
+    assert told(act, kt.NoOpStrategy()) == told(act)
 
 
 def test_neither_data_nor_steps():
@@ -230,11 +289,60 @@ def test_a_model_built_inside():
     assert model.fit(X, Y, verbose=0).history["loss"]
 
 
-def test_a_model_that_is_not_built_stays_so():
+def not_built():
     model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile("sgd", m.cross_entropy())
+    model.compile(m.momentum(), m.cross_entropy())
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """Data whose shapes are those of its batches."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X[:4], Y[:4]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "sequence"])
+def test_a_model_that_is_not_built_gets_its_weights(tmp_path, kind):
+    unread = Unread()
+    given = {
+        "arrays": (X, Y),
+        "dataset": (unread.dataset(known=True),),
+        "sequence": (Batches(),),
+    }[kind]
+    path = str(tmp_path / "kept.weights.h5")
+    keep = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    at_start = []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: at_start.extend(model.get_weights())
+    )
+    model = not_built()
     with kt.NoOpStrategy():
-        model.fit(X, Y, verbose=0)
+        model.fit(*given, verbose=0, callbacks=[keep, begin])
+    assert unread.read == 0
+    assert model.optimizer.built
+    model.load_weights(path)
+    for value, was in zip(model.get_weights(), at_start, strict=True):
+        np.testing.assert_array_equal(value, was)
+    for variable in model.variables:
+        assert not isinstance(variable._value, compat.DistributedVariable)
+    model.fit(X, Y, verbose=0)
+
+
+def test_a_batch_builds_a_model():
+    model = not_built()
+    with kt.NoOpStrategy():
+        model.train_on_batch(X, Y)
+    assert len(model.get_weights()) == 2
+
+
+def test_a_model_that_is_not_built_stays_so_without_data():
+    model = not_built()
+    with kt.NoOpStrategy():
+        model.fit(steps_per_epoch=2, verbose=0)
     assert not model.built
     model.fit(X, Y, verbose=0)
 

@@ -12,6 +12,7 @@ from keras_towers.strategies import registry
 def third_party(tmp_path, monkeypatch):
     """A package with a strategy of its own."""
     (tmp_path / "lone_package.py").write_text(
+        "NUMBER = 7\n"
         "class Lone:\n"
         "    def __init__(self, towers=1):\n"
         "        self.towers = towers\n"
@@ -27,6 +28,9 @@ def third_party(tmp_path, monkeypatch):
         "lone = lone_package:Lone\n"
         "broken = lone_package:Broken\n"
         "tower = lone_package:Lone\n"
+        "no-module = lone_package.gone:Lone\n"
+        "no-class = lone_package:Gone\n"
+        "number = lone_package:NUMBER\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -51,6 +55,34 @@ def test_own_names_cannot_be_taken(third_party):
 def test_unknown_name_lists_the_known(third_party):
     with pytest.raises(kt.TowerError, match="'nope'; known are .*lone.*tower"):
         kt.strategy("nope")
+
+
+@pytest.mark.parametrize("name", [["tower"], None, 3, kt.TowerStrategy])
+def test_no_name(name):
+    with pytest.raises(kt.TowerError, match="not the name .*'noop', .*'tower'"):
+        kt.strategy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("no-module", "lone_package.gone:Lone", ModuleNotFoundError),
+        ("no-class", "lone_package:Gone", AttributeError),
+        ("number", "lone_package:NUMBER", None),
+    ],
+)
+def test_broken_third_party(third_party, name, value, cause):
+    with pytest.raises(kt.TowerError) as error:
+        kt.strategy(name)
+    message = str(error.value)
+    for part in (f"'{name}'", "package lone-package", f"'{value}'"):
+        assert part in message
+    if cause is None:
+        assert "is 7 and no class" in message
+        assert error.value.__cause__ is None
+    else:
+        assert isinstance(error.value.__cause__, cause)
+        assert f"{cause.__name__}: {error.value.__cause__}" in message
 
 
 def test_unknown_option_is_named(third_party):
