@@ -5,8 +5,9 @@ writes must not undo what others write at the same time. Adding to a weight is
 one operation of TensorFlow, from which nothing is lost. Counting in Keras is
 not: it reads, adds and writes. So it is made one operation here. Slots of an
 optimizer may lose a write of another tower, as in Hogwild! (Recht et al.,
-2011); an optimizer that counts steps to do something at every n-th lets one
-tower after the other update.
+2011); not those of SGD, whose update is one operation (``fused``). Where an
+update depends on the number of updates before it, or reads a weight that it
+writes, one tower updates after the other.
 """
 
 from __future__ import annotations

@@ -22,15 +22,18 @@ class AsyncTowerStrategy(TowerStrategy):
     is lost, and ``optimizer.iterations`` counts them. Metrics are exact sums
     over what the towers have counted. Callbacks of a batch are called when it
     is handed out, up to twice as many batches ahead as there are towers, with
-    logs that are up to a tenth of a second old; those of the last batch, of the
-    epoch and of everything behind it see all steps done. An error on a tower
-    is raised by ``fit``.
+    logs that are up to a tenth of a second old (those of the epoch before,
+    until a step of this one has ended). Those of the epoch's end and of
+    everything behind it see all steps done, and so do those of its last batch,
+    where the data tells how many there are. An error on a tower is raised by
+    ``fit``.
 
-    ``train_on_batch`` trains as one device. ``evaluate``, ``predict`` and
-    custom training loops run on all towers together, as in ``TowerStrategy``.
-    An optimizer that counts (gradient accumulation, moving averages with
-    overwrite, loss scaling) lets the towers update one after the other. Of
-    ``run_eagerly`` models the towers take turns.
+    ``train_on_batch`` trains as one device, and one tower alone is plain
+    training. ``evaluate``, ``predict`` and custom training loops run on all
+    towers together, as in ``TowerStrategy``. Where an update depends on the
+    number of updates before it, or reads what it writes (gradient accumulation,
+    moving averages, loss scaling, constraints), the towers update one after the
+    other. Of ``run_eagerly`` models the towers take turns.
 
     It carries over tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
@@ -40,8 +43,9 @@ class AsyncTowerStrategy(TowerStrategy):
         towers: number of devices, a list of GPU ids, a list of device names,
             or None for all visible GPUs, else all logical CPUs.
         scale_gradient: divide every tower's gradients by the number of towers.
-            As many batches as there are towers then move the weights as far as
-            one synchronous step does.
+            With SGD as many batches as there are towers then move the weights
+            as far as one synchronous step does; optimizers that follow only the
+            direction of gradients, such as Adam, do not see it.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
