@@ -157,7 +157,10 @@ def main(
     for name, (title, colour, line) in RUNS.items():
         curve = train(name, seconds)
         axes.plot(curve.times, curve.losses, line, label=title, color=colour)
-        print(f"{title}: loss {curve.losses[-1]:.3f} after {seconds:g} s")
+        print(
+            f"{title}: loss {curve.losses[-1]:.3f} after "
+            f"{curve.times[-1]:.1f} s"
+        )
     axes.set_yscale("log")
     axes.set_xlim(0, seconds)
     axes.set_xlabel("seconds")

@@ -23,6 +23,8 @@ COLOURS = {
     "stock-one-device": "#e8b27a",
     "stock-hierarchical": "#f3d3b0",
     "towers": "#1f6feb",
+    "parameter-server": "#123f8c",
+    "async": "#7fb0f5",
 }
 TITLES = {
     "plain": "plain Keras, one device",
@@ -30,6 +32,8 @@ TITLES = {
     "stock-one-device": "MirroredStrategy, ReductionToOneDevice",
     "stock-hierarchical": "MirroredStrategy, HierarchicalCopyAllReduce",
     "towers": "TowerStrategy",
+    "parameter-server": "ParameterServerTowerStrategy",
+    "async": "AsyncTowerStrategy, whole batches",
 }
 OURS, HOROVODS, OTHERS = "#1f6feb", "#d9822b", "#9aa0a6"
 PROCESS_TITLES = {
@@ -58,9 +62,11 @@ def draw_towers(rows: list[dict]) -> pyplot.Figure:
     figure, panels = pyplot.subplots(
         1, len(models), figsize=(4.2 * len(models), 3.4), layout="constrained"
     )
-    width = 0.8 / len(COLOURS)
+    measured = {row["strategy"] for row in rows}
+    colours = {n: colour for n, colour in COLOURS.items() if n in measured}
+    width = 0.84 / len(colours)
     for panel, model in zip(figure.axes, models, strict=True):
-        for place, (strategy, colour) in enumerate(COLOURS.items()):
+        for place, (strategy, colour) in enumerate(colours.items()):
             panel.bar(
                 [k + place * width for k in range(len(numbers))],
                 [step_ms(rows, model, n, strategy) for n in numbers],
@@ -69,7 +75,7 @@ def draw_towers(rows: list[dict]) -> pyplot.Figure:
                 label=TITLES[strategy],
             )
         panel.set_title(model)
-        panel.set_xticks([k + 0.4 - width / 2 for k in range(len(numbers))])
+        panel.set_xticks([k + 0.42 - width / 2 for k in range(len(numbers))])
         panel.set_xticklabels([f"{n} towers" for n in numbers])
         panel.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("milliseconds a step (lower is better)")

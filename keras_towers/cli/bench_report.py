@@ -50,7 +50,8 @@ def show_report(
     if training:
         console.print(
             "ms: milliseconds from the begin of one batch to the begin of the "
-            "next, the median of a run and then of all repeats. A ratio below "
+            "next (async: the mean over some rounds of its towers), the median "
+            "of a run and then of all repeats. A ratio below "
             "1 means less time than the row it is divided by; beside it stand "
             "the smallest and largest of all repeats. *: best stock. epoch: "
             "what an epoch of fit costs beside its steps.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import weakref
 from typing import Any
 
@@ -12,25 +10,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import agreement, hooks, sharing
+from keras_towers.fit import agreement, hooks, sharing, trainers
 from keras_towers.fit import state as state_lib
 from keras_towers.fit import variables as variables_lib
-
-logger = logging.getLogger("keras_towers")
-
-
-@dataclasses.dataclass
-class _TrainerBefore:
-    """What a trainer was before it was adopted."""
-
-    trainer: keras.Model
-    jit_compile: Any
-    compiled_as: Any
-
-    def restore(self) -> None:
-        """Give back what was asked for, unless it was compiled anew since."""
-        if self.trainer._compile_config is self.compiled_as:
-            self.trainer._jit_compile = self.jit_compile
 
 
 class Adoption:
@@ -47,7 +29,7 @@ class Adoption:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
-        self._trainers: list[_TrainerBefore] = []
+        self._trainers: list[trainers.Before] = []
         self._models: list[keras.Model] = []
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._bound: dict[int, keras.Variable] = {}
@@ -86,16 +68,16 @@ class Adoption:
             optimizer._distribution_strategy = _default_strategy()
         for trainer in state_lib.trainers(model):
             if trainer._jit_compile:
-                _log_xla_once(trainer)
+                trainers.log_xla_once(trainer)
                 self._trainers.append(
-                    _TrainerBefore(
+                    trainers.Before(
                         trainer, trainer._jit_compile, trainer._compile_config
                     )
                 )
                 trainer._jit_compile = False
             if trainer._distribute_strategy is not self._strategy:
                 trainer._distribute_strategy = self._strategy
-                _drop_functions(trainer)
+                trainers.drop_functions(trainer)
                 hooks.hook(self._strategy, trainer)
 
     def refuse_others(self, model: keras.Model) -> None:
@@ -172,7 +154,7 @@ class Adoption:
             variable._value.same_on_all_towers = True
         if bound:
             for trainer in state_lib.trainers(model):
-                _renew_functions(trainer)
+                trainers.renew_functions(trainer)
         return bound > 0
 
     def synchronise(self, model: keras.Model) -> None:
@@ -287,7 +269,7 @@ class Adoption:
             optimizer._distribution_strategy = default
         for trainer in state_lib.trainers(model):
             trainer._distribute_strategy = None
-            _drop_functions(trainer)
+            trainers.drop_functions(trainer)
             vars(trainer).pop("_eval_epoch_iterator", None)
             hooks.unhook(trainer)
 
@@ -320,29 +302,3 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
 def _default_strategy() -> tf.distribute.Strategy:
     with compat.single_device_mode():
         return tf.distribute.get_strategy()
-
-
-def _drop_functions(trainer: keras.Model) -> None:
-    trainer.train_function = None
-    trainer.test_function = None
-    trainer.predict_function = None
-
-
-def _renew_functions(trainer: keras.Model) -> None:
-    """Forget what was traced; a running ``fit`` goes on with the new ones."""
-    for kind in ("train", "test", "predict"):
-        if getattr(trainer, f"{kind}_function") is not None:
-            getattr(trainer, f"make_{kind}_function")(force=True)
-
-
-_xla_logged: set[str] = set()
-
-
-def _log_xla_once(trainer: keras.Model) -> None:
-    if trainer.name not in _xla_logged:
-        _xla_logged.add(trainer.name)
-        logger.info(
-            "jit_compile is off for %s on towers: XLA cannot compile a step "
-            "that spans devices",
-            trainer.name,
-        )

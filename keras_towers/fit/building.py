@@ -10,8 +10,44 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.session import TRAINING, Session
 
 logger = logging.getLogger("keras_towers")
+
+
+def prepare(strategy: Any, session: Session, batch: Any) -> None:
+    """Build what is missing, then put every variable on the towers.
+
+    Args:
+        strategy: the strategy.
+        session: the call of Keras that needs it.
+        batch: as for ``build``.
+    """
+    if session.prepared:
+        return
+    if needs_build(session.model, session.kind):
+        build(session.model, batch, session.kind)
+    new = strategy.adoption.bind(session.model)
+    if new or session.kind == "fit":
+        strategy.adoption.synchronise(session.model)
+    strategy.adoption.remember(session.model, session.kind)
+    session.prepared = True
+
+
+def batch_spec(iterator: Any) -> Any:
+    """What one tower gets of a batch, where sizes are not fixed.
+
+    Args:
+        iterator: a ``TowerEpochIterator``.
+    """
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
 
 
 def build(model: keras.Model, batch: Any, kind: str) -> None:
@@ -84,7 +120,7 @@ def needs_build(model: keras.Model, kind: str) -> bool:
 
 
 def _trains(kind: str) -> bool:
-    return kind in ("fit", "train_on_batch")
+    return kind in TRAINING
 
 
 def _predicts(kind: str) -> bool:

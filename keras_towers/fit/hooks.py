@@ -184,7 +184,9 @@ def _method(
         try:
             with session_lib.opened(session):
                 if kind == "predict_on_batch":
-                    _prepare(strategy, session, (args or (kwargs["x"],))[:1])
+                    building.prepare(
+                        strategy, session, (args or (kwargs["x"],))[:1]
+                    )
                 args, kwargs = chief.arguments(strategy, original, args, kwargs)
                 with order:
                     return original(model, *args, **kwargs)
@@ -231,31 +233,6 @@ def unhook(model: Any) -> None:
         vars(model).pop(name, None)
 
 
-def _prepare(strategy: Any, session: Session, batch: Any) -> None:
-    """Build what is missing, then put every variable on the towers."""
-    if session.prepared:
-        return
-    if building.needs_build(session.model, session.kind):
-        building.build(session.model, batch, session.kind)
-    new = strategy.adoption.bind(session.model)
-    if new or session.kind == "fit":
-        strategy.adoption.synchronise(session.model)
-    strategy.adoption.remember(session.model, session.kind)
-    session.prepared = True
-
-
-def _batch_spec(iterator: epochs.TowerEpochIterator) -> Any:
-    """What one tower gets of a batch, where sizes are not fixed."""
-    return tf.nest.map_structure(
-        lambda spec: (
-            spec._value_specs[0]
-            if isinstance(spec, compat.PerReplicaSpec)
-            else spec
-        ),
-        iterator.source.element_spec,
-    )
-
-
 def _maybe_symbolic_build(
     original: Callable, model: Any, iterator: Any = None, data_batch: Any = None
 ) -> None:
@@ -264,8 +241,8 @@ def _maybe_symbolic_build(
         original(model, iterator=iterator, data_batch=data_batch)
         return
     if iterator is not None:
-        data_batch = _batch_spec(iterator)
-    _prepare(tf.distribute.get_strategy(), session, data_batch)
+        data_batch = building.batch_spec(iterator)
+    building.prepare(tf.distribute.get_strategy(), session, data_batch)
 
 
 def _make_train_function(
@@ -288,8 +265,8 @@ def _make_predict_function(
 ) -> Any:
     session = session_lib.current()
     if session is not None and session.epoch_iterator is not None:
-        spec = _batch_spec(session.epoch_iterator)
-        _prepare(tf.distribute.get_strategy(), session, spec)
+        spec = building.batch_spec(session.epoch_iterator)
+        building.prepare(tf.distribute.get_strategy(), session, spec)
     return original(model, *args, **kwargs)
 
 
