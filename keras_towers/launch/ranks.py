@@ -19,6 +19,7 @@ from keras_towers.launch.hosts import ssh_command
 from keras_towers.launch.output import Sink, Tagger, tag
 
 GRACE_S = 3.0
+_READ_BYTES = 1 << 16
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
@@ -184,11 +185,21 @@ class Rank:
 
 
 def _pump(pipe: IO[bytes], tagger: Tagger, copy: BinaryIO | None) -> None:
-    while data := os.read(pipe.fileno(), 1 << 16):
-        if copy and not copy.closed:
-            copy.write(data)
+    # A rank's two streams share a file: lines go there whole.
+    line = b""
+    while data := os.read(pipe.fileno(), _READ_BYTES):
+        *lines, line = (line + data).splitlines(keepends=True)
+        if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
+            lines, line = [*lines, line], b""
+        _write(copy, b"".join(lines))
         tagger.feed(data)
+    _write(copy, line)
     tagger.close()
+
+
+def _write(file: BinaryIO | None, data: bytes) -> None:
+    if file and data and not file.closed:
+        file.write(data)
 
 
 def signal_name(code: int) -> str | None:

@@ -104,6 +104,22 @@ def test_a_file_of_each_rank(run, write, tmp_path):
         ]
 
 
+def test_lines_of_two_streams_are_whole_in_the_file(run, write, tmp_path):
+    script = """
+import sys, time
+print("one ", end="", flush=True)
+time.sleep(0.3)
+print("other", file=sys.stderr, flush=True)
+time.sleep(0.3)
+print("line", flush=True)
+print("no end", end="")
+"""
+    done = run("-np", "1", "--output", "logs", write(script))
+    assert done.code == 0, done.err
+    text = (tmp_path / "logs" / "rank.0.txt").read_text()
+    assert text == "other\none line\nno end"
+
+
 def test_output_is_not_held_back(launch, write, tmp_path):
     job = launch(
         "-np", "2", write("print('now')\nimport time\ntime.sleep(600)")
