@@ -107,7 +107,7 @@ def bench(
     """Time towers beside plain Keras and TensorFlow's MirroredStrategy.
 
     Every run is a process of its own and takes 5 to 15 seconds on a CPU; the
-    whole default plan takes about half an hour. Ctrl-C shows what was measured
+    whole default plan takes about an hour. Ctrl-C shows what was measured
     so far.
     """
     if json_path and not json_path.absolute().parent.is_dir():

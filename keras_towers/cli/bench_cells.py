@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
 from keras_towers.cli.bench_summary import Spread
 
 NOTHING = "–"
@@ -31,3 +35,20 @@ def spread(values: Spread | None, before_range: str) -> str:
 def epoch(cost_s: Spread | None) -> str:
     """Seconds, the median alone."""
     return f"{cost_s.median:.2f} s" if cost_s else NOTHING
+
+
+def add_sections(
+    table: Table, rows: Iterable[tuple[int, Sequence[str]]]
+) -> None:
+    """Add rows, of which those with one number stand together, below it.
+
+    Args:
+        table: its first column is for the number.
+        rows: numbers, of towers or processes, each with the other cells.
+    """
+    before = None
+    for count, cells in rows:
+        if before not in (None, count):
+            table.add_section()
+        table.add_row("" if count == before else str(count), *cells)
+        before = count

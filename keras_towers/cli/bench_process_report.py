@@ -8,7 +8,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.cli.bench_cells import NOTHING, epoch, number, spread
+from keras_towers.cli.bench_cells import (
+    NOTHING,
+    add_sections,
+    epoch,
+    number,
+    spread,
+)
 from keras_towers.cli.bench_models import MODELS
 from keras_towers.cli.bench_process_summary import ProcessRow
 from keras_towers.cli.bench_rows import NOTES, OUR_ROWS
@@ -53,19 +59,22 @@ def _table(model: str, rows: Sequence[ProcessRow], before_range: str) -> Table:
     for title in ("ms", "cost", "÷ raw"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("epoch", justify="right", no_wrap=True)
-    processes = None
-    for row in rows:
-        if processes not in (None, row.processes):
-            table.add_section()
-        table.add_row(
-            str(row.processes) if row.processes != processes else "",
-            _name(row),
-            number(row.step_ms.median) if row.step_ms else NOTHING,
-            spread(row.cost_ms, before_range),
-            spread(row.to_raw, before_range),
-            epoch(row.epoch_cost_s),
-        )
-        processes = row.processes
+    add_sections(
+        table,
+        [
+            (
+                row.processes,
+                [
+                    _name(row),
+                    number(row.step_ms.median) if row.step_ms else NOTHING,
+                    spread(row.cost_ms, before_range),
+                    spread(row.to_raw, before_range),
+                    epoch(row.epoch_cost_s),
+                ],
+            )
+            for row in rows
+        ],
+    )
     return table
 
 

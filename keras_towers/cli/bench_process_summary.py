@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from keras_towers.cli.bench_rows import RAW, compute_row
 from keras_towers.cli.bench_runner import Sample
-from keras_towers.cli.bench_summary import Spread, ratio, spread_of, step_ms_of
+from keras_towers.cli.bench_summary import (
+    Spread,
+    grouped,
+    ratio,
+    spread_of,
+    step_ms_of,
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,9 @@ class ProcessRow:
 
 def summarize_processes(samples: Sequence[Sample]) -> list[ProcessRow]:
     """Make one row of all repeats, in the order of the samples."""
-    groups: dict[tuple[str, int], dict[str, list[Sample]]] = {}
-    for sample in samples:
-        if sample.job.kind == "processes":
-            group = groups.setdefault((sample.job.model, sample.job.towers), {})
-            group.setdefault(sample.job.strategy, []).append(sample)
     return [
         row
-        for (model, processes), group in groups.items()
+        for (model, processes), group in grouped(samples, "processes").items()
         for row in _summarize_group(model, processes, group)
     ]
 

@@ -12,7 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.cli.bench_cells import NOTHING, epoch, number, spread
+from keras_towers.cli.bench_cells import (
+    NOTHING,
+    add_sections,
+    epoch,
+    number,
+    spread,
+)
 from keras_towers.cli.bench_models import MODELS
 from keras_towers.cli.bench_process_report import show_processes
 from keras_towers.cli.bench_process_summary import summarize_processes
@@ -93,20 +99,23 @@ def _training_table(
     for title in ("ms", "÷ plain", "÷ stock\ndefault", "÷ best\nstock"):
         table.add_column(title, justify="right")
     table.add_column("epoch", justify="right", no_wrap=True)
-    towers = None
-    for row in rows:
-        if towers not in (None, row.towers):
-            table.add_section()
-        table.add_row(
-            str(row.towers) if row.towers != towers else "",
-            _name(row),
-            number(row.step_ms.median) if row.step_ms else NOTHING,
-            spread(row.to_plain, before_range),
-            spread(row.to_stock_default, before_range),
-            spread(row.to_best_stock, before_range),
-            epoch(row.epoch_cost_s),
-        )
-        towers = row.towers
+    add_sections(
+        table,
+        [
+            (
+                row.towers,
+                [
+                    _name(row),
+                    number(row.step_ms.median) if row.step_ms else NOTHING,
+                    spread(row.to_plain, before_range),
+                    spread(row.to_stock_default, before_range),
+                    spread(row.to_best_stock, before_range),
+                    epoch(row.epoch_cost_s),
+                ],
+            )
+            for row in rows
+        ],
+    )
     return table
 
 

@@ -64,16 +64,27 @@ class AdoptionRow:
     failed: bool = False
 
 
-def summarize_training(samples: Sequence[Sample]) -> list[TrainingRow]:
-    """Make one row of every strategy, in the order of the samples."""
+def grouped(
+    samples: Sequence[Sample], kind: str
+) -> dict[tuple[str, int], dict[str, list[Sample]]]:
+    """Put the samples of a kind together that are compared with each other.
+
+    Returns:
+        By model and number of towers or processes: the samples of each row.
+    """
     groups: dict[tuple[str, int], dict[str, list[Sample]]] = {}
     for sample in samples:
-        if sample.job.kind == "training":
+        if sample.job.kind == kind:
             group = groups.setdefault((sample.job.model, sample.job.towers), {})
             group.setdefault(sample.job.strategy, []).append(sample)
+    return groups
+
+
+def summarize_training(samples: Sequence[Sample]) -> list[TrainingRow]:
+    """Make one row of every strategy, in the order of the samples."""
     return [
         row
-        for (model, towers), group in groups.items()
+        for (model, towers), group in grouped(samples, "training").items()
         for row in _summarize_group(model, towers, group)
     ]
 

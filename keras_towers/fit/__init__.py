@@ -5,7 +5,10 @@ module           what it owns
 ===============  ========================================================
 ``hooks``        what is patched in Keras, and what then happens
 ``patches``      patching, and giving back
+``session``      the call of Keras that a thread is in
+``interrupts``   Ctrl-C, where a model is half on the towers
 ``adoption``     re-homing a model onto towers, and back
+``trainers``     what a trainer was before, and what it has traced
 ``building``     creating what a model still lacks
 ``state``        which variables and optimizers a model has
 ``variables``    one variable on every tower, and views of one tower
@@ -14,6 +17,7 @@ module           what it owns
 ``step``         one global batch on all towers, exact logs
 ``tower``        what a tower knows about itself while its step runs
 ``optimizer``    reduce first, then apply once
+``fused``        updates of SGD by one operation a weight
 ``gradients``    what towers bring to the reduction, and whether they match
 ``nothing``      calls of Keras whose steps do nothing
 ``asynchronous`` the train function of towers that wait for nobody

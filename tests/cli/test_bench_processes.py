@@ -207,7 +207,8 @@ def test_parts_of_the_ranks_make_up_each_global_batch(tmp_path):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_torch_has_the_same_models(name):
-    pytest.importorskip("torch")
+    # Half a gigabyte, for the row of DDP, which is there where it is installed.
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     from keras_towers.cli.bench_torch import build
 
     weights = [w.shape for w in MODELS[name].build().trainable_variables]
