@@ -32,7 +32,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 from keras_towers.fit import (
     assignments,
     asynchronous,
@@ -303,11 +302,7 @@ def _end_of_steps(original: Callable, model: Any, logs: Any) -> Any:
         iterator = session.epoch_iterator
         logs = asynchronous.end_of_steps(session, logs)
         if not logs and iterator is not None and iterator.was_empty():
-            # Keras would go on with nothing but a warning.
-            raise TowerError(
-                f"{session.kind} of model {model.name!r} got no batch: the "
-                "dataset is empty. Give at least one example."
-            )
+            session_lib.refuse_empty(session.kind, model)
         strategy = tf.distribute.get_strategy()
         if session.kind == "fit" and strategy.sync_every_epoch:
             strategy.adoption.equalise()

@@ -154,10 +154,7 @@ class Steps(compat.TFEpochIterator):
                     "or more, or None."
                 )
         if self.data_adapter.num_batches == 0:
-            raise TowerError(
-                f"{kind} of model {model.name!r} got no batch: the dataset is "
-                "empty. Give at least one example."
-            )
+            session_lib.refuse_empty(kind, model)
 
     def spec(self) -> Any:
         """Shapes and dtypes of a batch, or None where there is no data."""

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
+from keras_towers.errors import TowerError
 from keras_towers.fit import data as data_lib
 
 TRAINING = ("fit", "train_on_batch")
@@ -68,6 +69,22 @@ class Session:
             or isinstance(args[0], data_lib.TowerBatch)
             or getattr(fn, "__self__", None) is self.model
         )
+
+
+def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
+    """Say that a call has no batch; Keras would go on with a warning.
+
+    Args:
+        kind: the name of the method.
+        model: the model whose method was called.
+
+    Raises:
+        TowerError: always.
+    """
+    raise TowerError(
+        f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
+        "Give at least one example."
+    )
 
 
 def current() -> Session | None:
