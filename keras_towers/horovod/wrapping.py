@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.contract import KerasStrategy
 from keras_towers.horovod.exchange import Exchange, variable_key
 from keras_towers.horovod.passes import Passes
 
@@ -138,10 +139,7 @@ class _Distributed:
 
 def _refuse_strategies() -> None:
     strategy = tf.distribute.get_strategy()
-    if (
-        getattr(strategy, "reduces_first", False)
-        or strategy.num_replicas_in_sync > 1
-    ):
+    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
         raise TowerError(
             "hvd.DistributedOptimizer reduces gradients, and so does "
             f"{type(strategy).__name__}, which is in force. Use one of them: "

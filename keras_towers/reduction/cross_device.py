@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.reduction.across import sum_over_ranks
+from keras_towers.reduction.across_ranks import sum_over_ranks
 from keras_towers.reduction.gradients import Gradient, Reduction, is_sparse
 from keras_towers.reduction.placed import same_device, same_devices
 from keras_towers.transport import SingleProcess, Transport, next_key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -48,6 +48,24 @@ def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
         i for i, gradient in enumerate(gradients) if not is_sparse(gradient)
     ]
     return dense, sparse
+
+
+def scaled(gradient: Gradient, factor: Any) -> Gradient:
+    """Multiply a gradient by a number, sparse ones by their values.
+
+    Args:
+        gradient: dense or sparse.
+        factor: a Python number, or a scalar tensor, which is cast.
+    """
+    if isinstance(factor, (int, float)) and factor == 1:
+        return gradient
+    if is_sparse(gradient):
+        return tf.IndexedSlices(
+            scaled(gradient.values, factor),
+            gradient.indices,
+            gradient.dense_shape,
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:

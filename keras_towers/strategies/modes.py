@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
@@ -12,7 +13,10 @@ from keras_towers.errors import TowerError
 
 logger = logging.getLogger("keras_towers")
 
-MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
+ModeName: TypeAlias = Literal[
+    "nccl", "collective", "hierarchical", "gpu", "cpu"
+]
+MODES: tuple[ModeName, ...] = get_args(ModeName)
 
 
 @dataclasses.dataclass(frozen=True)
