@@ -21,8 +21,8 @@ class AsyncTowerStrategy(BaseStrategy):
     The model's weights and the state of its optimizer exist once. Every tower
     takes the next whole batch, computes gradients on the weights as they are
     just then, and applies them at once, whatever others have applied
-    meanwhile. So a slow tower never blocks a fast one, and the weights depend on
-    the order of events: they are not those of one device.
+    meanwhile. So a slow tower never blocks a fast one, and the weights depend
+    on the order of events: they are not those of one device.
 
     ``fit`` is otherwise as ever. Every batch is one step and one update, none
     is lost, and ``optimizer.iterations`` counts them. Metrics are exact sums

@@ -58,7 +58,6 @@ PATCHED = {
     ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "fit"),
     ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "predict"),
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
-    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "scale_loss"),
     ("keras.src.losses.loss", "reduce_values"),
     ("keras.src.losses.loss", "apply_mask"),
     ("keras.src.metrics.reduction_metrics", "Mean", "update_state"),

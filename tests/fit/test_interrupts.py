@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import sharing
+from keras_towers.fit.weights import held_once
 from tests.exactness import models as m
 from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.fit.ordinary import (
@@ -106,7 +106,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
 )
 def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
     """It waits until the model is an ordinary one."""
-    original = sharing.SharedWeights.give_back
+    original = held_once.HeldOnce.give_back
 
     def impatient(*args):
         interrupt()
@@ -117,7 +117,7 @@ def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), strategy(2):
         fit(model)
-        monkeypatch.setattr(sharing.SharedWeights, "give_back", impatient)
+        monkeypatch.setattr(held_once.HeldOnce, "give_back", impatient)
     assert signal.getsignal(signal.SIGINT) is before
     originals.assert_back()
     assert_ordinary(model)

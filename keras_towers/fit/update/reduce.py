@@ -9,6 +9,7 @@ with no case of their own here. The new weights then go to the towers.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -171,9 +172,7 @@ class UpdateOnce:
     ) -> list[list[Any]]:
         """The sums for every tower, None where there is no gradient."""
         present = [grad is not None for grad in towers[0].grads]
-        trained = [
-            v for v, there in zip(variables, present, strict=True) if there
-        ]
+        trained = list(itertools.compress(variables, present))
         reduced = self._order.reduce(
             towers[0].described(),
             [[g for g in tower.grads if g is not None] for tower in towers],
