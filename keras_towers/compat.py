@@ -188,3 +188,32 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for; none before that."""
+    return list(optimizer._trainable_variables)
+
+
+def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
+    """The momenta of a built ``RMSprop``; none if it has no momentum."""
+    return list(optimizer._momentums)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model and all layers in it, at any depth."""
+    return list(model._flatten_layers())
+
+
+# What only instances have is looked for in a method that sets it.
+for _owner, _method, _name in (
+    (
+        f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
+        "__init__",
+        "_trainable_variables",
+    ),
+    ("keras.optimizers:RMSprop", "build", "_momentums"),
+):
+    if _name not in resolve(f"{_owner}.{_method}.__code__").co_names:
+        resolve(f"{_owner}.{_name}")
+resolve("keras:Model._flatten_layers")

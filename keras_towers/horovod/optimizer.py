@@ -110,7 +110,8 @@ def DistributedOptimizer(
     passes = None
     if backward_passes_per_step > 1:
         passes = Passes(backward_passes_per_step, average_aggregated_gradients)
-    compiling.install()
+    # Horovod's own init may have been called, not this package's.
+    compiling.replace()
     wrapping.wrap(optimizer, wrapping.State(exchange, passes))
     return optimizer
 
@@ -146,7 +147,9 @@ def PartialDistributedOptimizer(
     if not all(isinstance(layer, keras.Layer) for layer in local_layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")
     optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
-    wrapping.state_of(optimizer).exchange.local_layers += local_layers
+    state = wrapping.state_of(optimizer)
+    assert state is not None
+    state.exchange.local_layers += local_layers
     return optimizer
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.horovod.exchange import Exchange, variable_key
@@ -22,6 +23,11 @@ from keras_towers.horovod.passes import Passes
 
 # Kept beside Keras's attributes, which would be searched for variables.
 _STATE = "_keras_towers_horovod"
+
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+else:  # It is mixed into classes that are optimizers.
+    _Optimizer = object
 
 
 class State:
@@ -49,10 +55,9 @@ def wrap(optimizer: Any, state: State) -> None:
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
         return
+    base: Any = type(optimizer)
     # Past Keras's __setattr__, which looks for variables in what is assigned.
-    object.__setattr__(
-        optimizer, "__class__", _distributed_class(type(optimizer))
-    )
+    object.__setattr__(optimizer, "__class__", _distributed_class(base))
 
 
 def hand_out(inner: Any, outer: keras.optimizers.LossScaleOptimizer) -> None:
@@ -81,7 +86,7 @@ def _distributed_class(base: type) -> type:
     )
 
 
-class _Distributed:
+class _Distributed(_Optimizer):
     """What a distributed optimizer does beside its own class."""
 
     def apply(
@@ -101,7 +106,7 @@ class _Distributed:
                 "round: hvd.DistributedOptimizer(LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
-            variables = list(self._trainable_variables)
+            variables = compat.trained_by(self)
         else:
             variables = trainable_variables = list(trainable_variables)
         if len(variables) != len(grads):  # Keras says what is wrong
@@ -127,7 +132,8 @@ class _Distributed:
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, as Horovod does."""
-        state_of(self).exchange.local_keys.add(variable_key(var))
+        state: State = vars(self)[_STATE]
+        state.exchange.local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = state_of(self)

@@ -2,17 +2,23 @@
 
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.engines import toolchain
+from keras_towers.building import toolchain
+from keras_towers.building.horovod import Horovod
+
+
+def problems(recipe):
+    return toolchain.problems(recipe.tools())
 
 
 @pytest.fixture
 def only(tmp_path, monkeypatch):
     """Make programs of the given texts the only ones on the search path."""
     monkeypatch.setattr(toolchain, "search_path", lambda: str(tmp_path))
-    for name in ("CXX", "HOROVOD_CMAKE", "HOROVOD_NCCL_HOME"):
+    for name in ("CXX", "X_CMAKE", "X_NCCL_HOME"):
         monkeypatch.delenv(name, raising=False)
 
     def make(**programs):
@@ -27,7 +33,7 @@ def only(tmp_path, monkeypatch):
 
 def test_nothing_there(only):
     only()
-    compiler, make = toolchain.missing()
+    compiler, make = problems(Horovod())
     assert "no C++ compiler found" in compiler and "install g++" in compiler
     assert "install make" in make
 
@@ -35,7 +41,7 @@ def test_nothing_there(only):
 def test_what_is_missing_for_mpi(only):
     # Gloo needs MPI's compiler for C as well.
     only(make="echo GNU Make", mpicxx="exit 0", **{"c++": "exit 0"})
-    (problem,) = toolchain.missing(with_mpi=True)
+    (problem,) = problems(Horovod(with_mpi=True))
     assert "libopenmpi-dev" in problem
 
 
@@ -61,7 +67,7 @@ def test_the_compiler_that_the_user_names(only, monkeypatch):
 )
 def test_cmake_is_new_enough(only, version, usable):
     only(cmake=f"echo cmake version {version}")
-    tool = toolchain.find_cmake()
+    tool = toolchain.find_cmake("X")
     assert (tool.path is not None) == usable
     assert usable or "pip install cmake" in tool.problem
 
@@ -72,8 +78,8 @@ def test_nccl_of_the_users_choice(only, monkeypatch, tmp_path):
     header.write_text(
         "#define NCCL_MAJOR 2\n#define NCCL_MINOR 27\n#define NCCL_PATCH 3\n"
     )
-    monkeypatch.setenv("HOROVOD_NCCL_HOME", str(tmp_path))
-    tool = toolchain.find_nccl()
+    monkeypatch.setenv("X_NCCL_HOME", str(tmp_path))
+    tool = toolchain.find_nccl("X")
     assert (tool.path, tool.version) == (str(tmp_path), "2.27.3")
 
 
@@ -83,7 +89,7 @@ def test_the_environments_own_programs_come_first(monkeypatch):
 
 
 def test_jobs_fit_the_memory(monkeypatch):
-    monkeypatch.setattr(toolchain, "cores", lambda: 64)
-    pages = {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(toolchain.os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(toolchain, "usable_cores", lambda: 64)
+    memory = SimpleNamespace(total=2**32)
+    monkeypatch.setattr(toolchain.psutil, "virtual_memory", lambda: memory)
     assert toolchain.jobs() == 2

@@ -4,22 +4,18 @@ The real build is what `make test` begins with.
 """
 
 import os
-import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from keras_towers.engines import (
-    horovod_build,
-    horovod_probe,
-    horovod_recipe,
-    subprocesses,
-    wheel_cache,
-)
-from keras_towers.engines.toolchain import InstallError
+from keras_towers import subprocesses
+from keras_towers.building import target, toolchain
+from keras_towers.building.build import build, environment, install
+from keras_towers.building.horovod import Horovod
+from keras_towers.building.recipe import Found, InstallError
+from keras_towers.building.wheel_cache import Shelf
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 
@@ -28,7 +24,7 @@ WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("KERAS_TOWERS_CACHE", str(folder))
-    monkeypatch.setattr(horovod_build.toolchain, "missing", lambda *ignored: [])
+    monkeypatch.setattr(toolchain, "problems", lambda tools: [])
     return folder
 
 
@@ -43,14 +39,12 @@ def pip(monkeypatch):
 
         def __init__(self):
             self.calls = []
-            self.environments = []
 
-        def __call__(self, command, environment, log, on_line):
+        def __call__(self, command, timeout_s, environment, log, on_line):
             self.calls.append(command[3:])
-            self.environments.append(environment)
             log.write_text(self.said)
             if command[3] != "wheel":
-                return 0
+                return subprocesses.Ended(0, self.said, "")
             for line in self.said.splitlines():
                 on_line(line)
             time.sleep(self.takes_s)
@@ -58,31 +52,30 @@ def pip(monkeypatch):
                 folder = Path(command[-1].removeprefix("--wheel-dir="))
                 folder.mkdir()
                 (folder / WHEEL).write_text("a wheel")
-            return self.status
+            return subprocesses.Ended(self.status, self.said, "")
 
         def builds(self):
             return sum(call[0] == "wheel" for call in self.calls)
 
     fake = Pip()
-    monkeypatch.setattr(subprocesses, "run_logged", fake)
+    monkeypatch.setattr(subprocesses, "run", fake)
     return fake
 
 
-def build(progress=lambda what, share: None, **options):
-    options = {"with_mpi": False, "with_nccl": False, **options}
-    return horovod_build.build(progress=progress, **options)
+def silent(what, share):
+    """Take note of no progress."""
 
 
 def test_the_second_time_it_comes_from_the_cache(pip, cache):
     told = []
-    first = build(lambda *what: told.append(what))
+    first = build(Horovod(), lambda *what: told.append(what))
     assert not first.cached and first.wheel.read_text() == "a wheel"
     assert first.wheel.is_relative_to(cache)
     assert ("compiling", 0.5) in told
-    second = build()
+    second = build(Horovod(), silent)
     assert second.cached and second.wheel == first.wheel
     assert pip.builds() == 1
-    assert not build(rebuild=True).cached
+    assert not build(Horovod(), silent, rebuild=True).cached
     assert pip.builds() == 2
     assert not list((cache / "logs").iterdir())
 
@@ -93,7 +86,7 @@ def test_two_at_a_time_build_once(pip):
     threads = [
         threading.Thread(
             target=lambda: built.append(
-                build(lambda what, share: told.append(what))
+                build(Horovod(), lambda what, share: told.append(what))
             )
         )
         for _ in range(2)
@@ -111,7 +104,7 @@ def test_what_does_not_compile(pip, cache):
     pip.status = 1
     pip.said = "/x/a.cc:1:10: fatal error: mpi.h: No such file or directory\n"
     with pytest.raises(InstallError) as error:
-        build()
+        build(Horovod(), silent)
     message = str(error.value)
     assert "fatal error: mpi.h" in message and "libopenmpi-dev" in message
     (log,) = (cache / "logs").iterdir()
@@ -120,30 +113,28 @@ def test_what_does_not_compile(pip, cache):
 
 
 def test_an_interrupt_leaves_nothing(cache, monkeypatch):
-    def interrupt(command, environment, log, on_line):
+    def interrupt(command, timeout_s, environment, log, on_line):
         log.write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocesses, "run_logged", interrupt)
+    monkeypatch.setattr(subprocesses, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build()
+        build(Horovod(), silent)
     assert not list((cache / "logs").iterdir())
     assert not list(cache.rglob("*.whl"))
 
 
 def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
-    monkeypatch.setattr(
-        horovod_build.toolchain, "missing", lambda *ignored: ["no make: get it"]
-    )
+    problems = ["no make: get it"]
+    monkeypatch.setattr(toolchain, "problems", lambda tools: problems)
     with pytest.raises(InstallError, match="no make: get it"):
-        build()
+        build(Horovod(), silent)
     assert not pip.calls
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": "0.28.2"},
         {"with_mpi": True},
         {"with_nccl": True},
         {"CXXFLAGS": "-O0"},
@@ -152,24 +143,30 @@ def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
     ids=str,
 )
 def test_another_wheel_for_every(change, monkeypatch):
-    arguments = {"version": "0.28.1", "with_mpi": False, "with_nccl": False}
-    before = wheel_cache.place(wheel_cache.key(**arguments))
+    before = Shelf(Horovod()).path
+    options = {}
     for name, value in change.items():
-        if name in arguments:
-            arguments[name] = value
-        else:
+        if name.isupper():
             monkeypatch.setenv(name, value)
-    assert wheel_cache.place(wheel_cache.key(**arguments)) != before
+        else:
+            options[name] = value
+    assert Shelf(Horovod(**options)).path != before
+
+
+def test_another_wheel_for_every_version(monkeypatch):
+    before = Shelf(Horovod()).path
+    monkeypatch.setattr(Horovod, "version", "0.28.2")
+    assert Shelf(Horovod()).path != before
 
 
 def test_what_a_wheel_is_for():
     import tensorflow as tf
 
-    key = wheel_cache.key("0.28.1", False, False)
-    assert key["tensorflow"].endswith(f" {tf.__version__}")
-    assert key["tensorflow_library"].startswith("sha256=")
+    facts = target.facts()
+    assert facts["tensorflow"].endswith(f" {tf.__version__}")
+    assert facts["tensorflow_library"].startswith("sha256=")
     # What is found without the import is what TensorFlow says itself.
-    headers = wheel_cache.tensorflow_folder() / "include"
+    headers = target.tensorflow_folder() / "include"
     assert str(headers) == tf.sysconfig.get_include()
 
 
@@ -180,8 +177,8 @@ def test_the_environment_of_a_build(tmp_path, monkeypatch):
     # As under `make -j8 test`.
     monkeypatch.setenv("MAKELEVEL", "1")
     monkeypatch.setenv("MAKEFLAGS", " -j8 --jobserver-auth=3,4")
-    monkeypatch.setattr(horovod_recipe.toolchain, "jobs", lambda: 3)
-    variables = horovod_recipe.environment(tmp_path, True, False)
+    monkeypatch.setattr(toolchain, "jobs", lambda: 3)
+    variables = environment(Horovod(with_mpi=True), tmp_path)
     assert "HOROVOD_WITHOUT_GLOO" not in variables
     assert "HOROVOD_GPU_OPERATIONS" not in variables
     assert variables["HOROVOD_WITH_MPI"] == "1"
@@ -202,68 +199,28 @@ def test_only_a_header_that_has_moved_is_forwarded(
         old = home / "include/tensorflow/compiler/xla/client/xla_builder.h"
         old.parent.mkdir(parents=True)
         old.touch()
-    monkeypatch.setattr(wheel_cache, "tensorflow_folder", lambda: home)
+    monkeypatch.setattr(target, "tensorflow_folder", lambda: home)
     monkeypatch.delenv("CPLUS_INCLUDE_PATH", raising=False)
-    variables = horovod_recipe.environment(tmp_path, False, False)
+    variables = environment(Horovod(), tmp_path)
     assert "CPLUS_INCLUDE_PATH" not in variables
 
 
 def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
-    bad = horovod_probe.Found("0.28.1", "2.21.0", False, "undefined symbol")
-    good = horovod_probe.Found("0.28.1", "2.21.0", True, built={"gloo": True})
+    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
+    good = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
     found = [bad, good]
-    monkeypatch.setattr(horovod_probe, "look", lambda: found.pop(0))
-    build()
-    built, loaded = horovod_build.install(
-        build(), False, False, lambda what, share: None
-    )
-    assert not built.cached and loaded.engines == "Gloo"
+    monkeypatch.setattr(Horovod, "look", lambda recipe: found.pop(0))
+    build(Horovod(), silent)
+    recipe = Horovod()
+    built, loaded = install(recipe, build(recipe, silent), silent)
+    assert not built.cached and loaded.built_in == "Gloo"
     assert pip.builds() == 2
 
 
 def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
-    bad = horovod_probe.Found("0.28.1", "2.21.0", False, "undefined symbol")
-    monkeypatch.setattr(horovod_probe, "look", lambda: bad)
-    built = build()
+    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
+    monkeypatch.setattr(Horovod, "look", lambda recipe: bad)
+    built = build(Horovod(), silent)
     with pytest.raises(InstallError, match="undefined symbol"):
-        horovod_build.install(built, False, False, lambda what, share: None)
+        install(Horovod(), built, silent)
     assert not built.wheel.exists()
-
-
-def test_a_command_is_ended_with_its_children(tmp_path):
-    script = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', "
-        "'import time; time.sleep(60)'])\n"
-        "print(child.pid, flush=True)\n"
-        "child.wait()\n"
-    )
-    pids = []
-
-    def interrupt(line):
-        pids.append(int(line))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        subprocesses.run_logged(
-            [sys.executable, "-c", script],
-            dict(os.environ),
-            tmp_path / "log",
-            interrupt,
-        )
-    assert _ended(pids[0])
-
-
-def _ended(pid, limit_s=10):
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1]
-        except FileNotFoundError:
-            return True
-        # An orphan that nobody reaps has ended, too.
-        if state.split()[0] == "Z":
-            return True
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    return False

@@ -2,7 +2,8 @@
 
 import pytest
 
-from keras_towers.engines.build_log import errors_in, hint_for, progress_in
+from keras_towers.building.build_log import errors_in, hint_for, progress_in
+from keras_towers.building.horovod import Horovod
 
 COMPILER = """\
   [ 71%] Building CXX object horovod/tensorflow/xla_mpi_ops.cc.o
@@ -70,6 +71,7 @@ def test_a_log_without_a_known_error_gives_its_end():
     [
         ("a.cc:1:10: fatal error: mpi.h: No such file", "libopenmpi-dev"),
         ("a.cc:1:10: fatal error: nccl.h: No such file", "libnccl-dev"),
+        ("#error -- unsupported GNU version! CMAKE_CUDA_COMPILER", "in CXX"),
         ("c++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"),
         ("a.cc:1: fatal error: xla/b.h: No such file", "TensorFlow 2.20"),
         ("fatal error: error writing to x: No space left on device", "TMPDIR"),
@@ -77,7 +79,7 @@ def test_a_log_without_a_known_error_gives_its_end():
     ],
 )
 def test_what_to_do(line, advice):
-    assert advice in hint_for(errors_in([line]))
+    assert advice in hint_for(errors_in([line]), Horovod.hints)
 
 
 def test_an_error_that_nobody_knows():

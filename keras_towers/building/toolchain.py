@@ -12,6 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from keras_towers.cores import usable_cores
+
 CMAKE_AT_LEAST = (3, 13)
 # A compiler process on TensorFlow's headers takes up to this much memory.
 _BYTES_PER_JOB = 2 * 1024**3
@@ -21,10 +25,6 @@ _CPP17 = """\
 static_assert(__cplusplus >= 201703L, "C++17");
 int main() { return std::optional<int>(0).value(); }
 """
-
-
-class InstallError(Exception):
-    """An engine cannot be installed: says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,16 @@ def find_make() -> Tool:
     )
 
 
-def find_cmake() -> Tool:
-    """CMake; where it is missing or too old, pip can bring it."""
+def find_cmake(variables: str) -> Tool:
+    """CMake; where it is missing or too old, pip can bring it.
+
+    Args:
+        variables: how the names of the engine's environment variables begin,
+            by one of which the user may say where CMake is.
+    """
     at_least = ".".join(map(str, CMAKE_AT_LEAST))
     problem = f"CMake {at_least} or newer not found: pip install cmake"
-    path = os.environ.get("HOROVOD_CMAKE") or which("cmake")
+    path = os.environ.get(f"{variables}_CMAKE") or which("cmake")
     if not path:
         return Tool("CMake", None, problem=problem)
     version = first_line([path, "--version"]) or ""
@@ -136,7 +141,7 @@ def find_mpi() -> Tool:
     """MPI's compiler wrappers, which CMake asks for headers and libraries."""
     names = ("mpicxx", "mpic++", "mpiCC")
     path = next(filter(None, map(which, names)), None)
-    # Horovod asks the one for C++, its Gloo the one for C.
+    # What is written in C++ may bring a library that is written in C.
     if path and which("mpicc"):
         launcher = which("mpirun") or "mpirun"
         return Tool("MPI", path, first_line([launcher, "--version"]) or "")
@@ -145,19 +150,19 @@ def find_mpi() -> Tool:
         None,
         problem="no MPI for development found (mpicxx and mpicc): install one "
         "(Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or "
-        "leave out --with-mpi, since Gloo needs nothing",
+        "leave out --with-mpi",
     )
 
 
-def find_nvcc() -> Tool:
-    """CUDA's compiler."""
+def find_nvcc(variables: str) -> Tool:
+    """CUDA's compiler; ``variables`` as of ``find_cmake``."""
     homes = (
-        os.environ.get("HOROVOD_CUDA_HOME"),
+        os.environ.get(f"{variables}_CUDA_HOME"),
         os.environ.get("CUDA_HOME"),
         "/usr/local/cuda",
     )
     candidates = [f"{home}/bin/nvcc" for home in homes if home]
-    # Only Horovod's own variable goes before what the user would run.
+    # Only the engine's own variable goes before what the user would run.
     candidates.insert(1 if homes[0] else 0, which("nvcc") or "")
     for path in candidates:
         if path and os.access(path, os.X_OK):
@@ -169,19 +174,22 @@ def find_nvcc() -> Tool:
         None,
         problem="no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit "
         "of the version that TensorFlow was built for, and name its folder in "
-        "HOROVOD_CUDA_HOME, or leave out --with-nccl",
+        f"{variables}_CUDA_HOME, or leave out --with-nccl",
     )
 
 
-def find_nccl() -> Tool:
+def find_nccl(variables: str) -> Tool:
     """The folder with NCCL's ``include`` and ``lib``.
 
     What the user names comes first, then the package that TensorFlow's GPU
     build installs, then the system's.
+
+    Args:
+        variables: as of ``find_cmake``.
     """
-    homes = [os.environ.get("HOROVOD_NCCL_HOME"), _pip_nccl()]
+    homes = [os.environ.get(f"{variables}_NCCL_HOME"), _pip_nccl()]
     homes += [os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr"]
-    include = os.environ.get("HOROVOD_NCCL_INCLUDE")
+    include = os.environ.get(f"{variables}_NCCL_INCLUDE")
     if include and (Path(include) / "nccl.h").is_file():
         return Tool("NCCL", include, _nccl_version(Path(include) / "nccl.h"))
     for home in homes:
@@ -194,7 +202,7 @@ def find_nccl() -> Tool:
         problem="NCCL's header nccl.h not found: pip install "
         "'keras-towers[gpu]' brings it with TensorFlow (Debian and Ubuntu: "
         "apt-get install libnccl-dev from NVIDIA's repository), or name its "
-        "folder in HOROVOD_NCCL_HOME",
+        f"folder in {variables}_NCCL_HOME",
     )
 
 
@@ -203,37 +211,25 @@ def is_pip_nccl(home: str) -> bool:
     return home == _pip_nccl()
 
 
-def missing(with_mpi: bool = False, with_nccl: bool = False) -> list[str]:
-    """What has to be installed by hand before a build can start."""
-    tools = [find_compiler(), find_make()]
-    if with_mpi:
-        tools.append(find_mpi())
-    if with_nccl:
-        tools += [find_nvcc(), find_nccl()]
-    problems = [tool.problem for tool in tools if tool.path is None]
+def problems(tools: list[Tool]) -> list[str]:
+    """What has to be installed by hand before a build can start.
+
+    Args:
+        tools: what the build needs, beside pip.
+    """
+    found = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
-        problems.append(
+        found.append(
             f"pip is not in this environment: {sys.executable} -m ensurepip, "
             "or uv pip install pip"
         )
-    return problems
-
-
-def cores() -> int:
-    """How many CPU cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    return found
 
 
 def jobs() -> int:
     """How many compiler processes fit the cores and the memory."""
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return cores()
-    return max(1, min(cores(), memory // _BYTES_PER_JOB))
+    memory = psutil.virtual_memory().total
+    return max(1, min(usable_cores(), memory // _BYTES_PER_JOB))
 
 
 def _pip_nccl() -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+Hints = tuple[tuple[str, str], ...]
+"""Patterns of errors, and what to do about each."""
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
 _STEPS = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ERROR = re.compile(
@@ -19,26 +21,11 @@ _NOISE = re.compile(
     r"|legacy-install-failure|command .* failed|ld returned)"
     r"|This error originates from"
 )
-_HINTS = (
+_HINTS: Hints = (
     (
         r"mpi\.h|Could NOT find MPI",
         "MPI is missing: apt-get install libopenmpi-dev openmpi-bin, or build "
         "without --with-mpi.",
-    ),
-    (
-        r"nccl\.h|Could NOT find NCCL",
-        "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
-        "NVIDIA's repository) or name its folder in HOROVOD_NCCL_HOME, or "
-        "build without --with-nccl.",
-    ),
-    (
-        r"unsupported GNU version|unsupported Microsoft|unsupported clang",
-        "This CUDA does not know so new a compiler: name an older one in CXX.",
-    ),
-    (
-        r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER",
-        "CUDA's toolkit is missing or unfit: name its folder in "
-        "HOROVOD_CUDA_HOME, or build without --with-nccl.",
     ),
     (
         r"is not able to compile a simple test program"
@@ -68,11 +55,6 @@ _HINTS = (
         r"No matching distribution|Could not find a version"
         r"|Failed to establish a new connection|NewConnectionError",
         "pip could not get a package: is the network there, and pip's index?",
-    ),
-    (
-        r"tensorflow/\S+: No such file|xla/\S+: No such file",
-        "This TensorFlow lacks a header that Horovod needs: the build is "
-        "known to work with TensorFlow 2.20 and 2.21.",
     ),
 )
 
@@ -114,10 +96,15 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
     return list(found) or [line for line in lines if line.strip()][-limit:]
 
 
-def hint_for(lines: Iterable[str]) -> str | None:
-    """What to do about the errors, where they are recognised."""
+def hint_for(lines: Iterable[str], hints: Hints = ()) -> str | None:
+    """What to do about the errors, where they are recognised.
+
+    Args:
+        lines: the errors.
+        hints: patterns and advice of one engine, beside those of any build.
+    """
     text = "\n".join(lines)
-    for pattern, advice in _HINTS:
+    for pattern, advice in (*hints, *_HINTS):
         if re.search(pattern, text):
             return advice
     return None
@@ -125,7 +112,7 @@ def hint_for(lines: Iterable[str]) -> str | None:
 
 def _paragraph(lines: list[str]) -> str:
     """The first words of a message of CMake, which spreads it over lines."""
-    words = []
+    words: list[str] = []
     for line in lines[:8]:
         text = line.strip()
         if text.startswith("Call Stack") or len(words) == 3:
