@@ -120,10 +120,11 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         spread = SpreadVariables(self.config)
         order = StepOrder(transport)
         self.update = update(Rooms(self.config, spread, order))
-        self.adoption = Adoption(self.config, spread, self.update)
+        self._adoption = Adoption(self.config, spread, self.update)
+        self.adoption = self._adoption
         step = GlobalStep(self.config, order, self.update, self.run)
         make_calls = calls or TowerCalls
-        self.calls = make_calls(self.config, self.adoption, step)
+        self.calls = make_calls(self.config, self._adoption, step)
         self._entered: contextlib.ExitStack | None = None
 
     @property
@@ -225,7 +226,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
             self._entered = stack.pop_all()
-        self.adoption.note_what_is_made()
+        self._adoption.note_what_is_made()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -238,7 +239,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         finally:
             # An impatient second Ctrl-C would leave a model half on towers.
             with interrupts.deferred():
-                self.adoption.release()
+                self._adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now, not at its first ``fit``.
@@ -247,9 +248,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             TowerError: the model lives on another strategy.
         """
         if self.num_replicas > 1:
-            self.adoption.claim(model)
+            self._adoption.claim(model)
             with self.scope():
-                self.adoption.bind(model)
+                self._adoption.bind(model)
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -61,6 +61,8 @@ class HorovodStrategy(ProcessStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
+    transport: horovod_lib.HorovodTransport
+
     def __init__(
         self,
         average: bool = True,

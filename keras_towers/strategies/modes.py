@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 from keras_towers import devices as devices_lib
@@ -31,7 +31,7 @@ class Mode:
 
     name: str
     reason: str
-    reduce: Callable
+    reduce: reduction.Reduction
 
 
 def choose(
@@ -112,9 +112,10 @@ def _make(
     devices: Sequence[str],
     packer: reduction.GradientPacker | bool,
 ) -> Mode:
+    reduce: reduction.Reduction
     if name == "collective":
-        reduce: Callable = reduction.CollectiveAllReduce(devices)
-        reason = f"{reason}; {reduce.hint} algorithm"
+        reduce = collective = reduction.CollectiveAllReduce(devices)
+        reason = f"{reason}; {collective.hint} algorithm"
     else:
         reduce = {
             "nccl": reduction.nccl_all_reduce,

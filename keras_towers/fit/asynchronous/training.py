@@ -89,7 +89,7 @@ class AsyncTraining:
         self._merge: Callable[[], dict[str, Any]] | None = None
 
     def train(
-        self, steps: Steps, iterator: Iterable[Any], at_last_step: bool
+        self, steps: Steps, iterator: Any, at_last_step: bool
     ) -> Any:
         """Train on the next ``steps_per_execution`` batches.
 

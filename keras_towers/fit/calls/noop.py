@@ -142,6 +142,8 @@ class Steps(compat.TFEpochIterator):
         TowerError: neither data nor a number of steps.
     """
 
+    data_adapter: Any
+
     def __init__(self, x: Any = None, **kwargs: Any):
         self._given = {
             name: kwargs.get(name) for name in ("steps_per_epoch", "batch_size")

@@ -56,10 +56,11 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
             if not _is_ours(cell.cell_contents):
                 _replace_in_cell(cell, ours)
             return
-        original = there.fget if isinstance(there, property) else there
-        replacement = _replacement(original, ours)
         if isinstance(there, property):
-            replacement = there.getter(replacement)
+            assert there.fget is not None
+            replacement = there.getter(_replacement(there.fget, ours))
+        else:
+            replacement = _replacement(there, ours)
         if name in vars(owner):
             _undo.append(lambda: setattr(owner, name, there))
         else:
@@ -207,7 +208,8 @@ def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
 
 def with_subclasses(cls: type) -> list[type]:
     """The class and all classes derived from it, each once."""
-    found = [cls]
+    found: list[type] = [cls]
+    child: type
     for child in cls.__subclasses__():
         found += [c for c in with_subclasses(child) if c not in found]
     return found

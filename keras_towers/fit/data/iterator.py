@@ -37,6 +37,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             ranks that were given different data.
     """
 
+    _distributed_dataset: Any
+    data_adapter: Any
+
     def __init__(
         self,
         config: TowerConfig,

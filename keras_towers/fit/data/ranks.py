@@ -52,7 +52,7 @@ class Order:
     @contextlib.contextmanager
     def of_sequences(self) -> Iterator[None]:
         """Shuffle the batches of a ``PyDataset`` alike in a call of ``fit``."""
-        module = compat.py_dataset_module
+        module: Any = compat.py_dataset_module
         if self._python_agrees:
             yield
             return

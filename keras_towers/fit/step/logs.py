@@ -55,14 +55,14 @@ class Logs:
             results = self.metric_results(first)
 
         def mean(*tensors: Any) -> tf.Tensor:
-            tensors = [tf.convert_to_tensor(t) for t in tensors]
-            kind = tensors[0].dtype
+            values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            kind = values[0].dtype
             if not (kind.is_floating or kind.is_complex):
-                return tensors[0]
+                return values[0]
             here = tf.add_n(
                 [
-                    t * tf.cast(share, kind)
-                    for t, share in zip(tensors, shares, strict=True)
+                    value * tf.cast(share, kind)
+                    for value, share in zip(values, shares, strict=True)
                 ]
             )
             return sum_over_ranks(self._transport, [here])[0]

@@ -137,7 +137,7 @@ class StepOrder:
             The sums.
         """
         if self._transport.size == 1:
-            return reduction(rows) if rows[0] else list(rows)
+            return reduction(rows) if rows[0] else [list(row) for row in rows]
         kinds = map(agreement.unnumbered, described)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)

@@ -214,7 +214,7 @@ def unbind(variable: compat.DistributedVariable) -> tf.Variable:
     ):
         primary.assign(variable.merged_value())
     for holder in (primary, getattr(primary, "handle", None)):
-        with contextlib.suppress(AttributeError):
+        if holder is not None and hasattr(holder, "_distributed_container"):
             del holder._distributed_container
     return primary
 
