@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -88,9 +88,7 @@ class AsyncTraining:
         self._here: dict[tuple[bool, int], Callable[[Any], Any]] = {}
         self._merge: Callable[[], dict[str, Any]] | None = None
 
-    def train(
-        self, steps: Steps, iterator: Any, at_last_step: bool
-    ) -> Any:
+    def train(self, steps: Steps, iterator: Any, at_last_step: bool) -> Any:
         """Train on the next ``steps_per_execution`` batches.
 
         Args:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import keras
+import tensorflow as tf
 
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
@@ -29,6 +30,18 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
+class SeenCall(Protocol):
+    """A call, as far as Keras sees it."""
+
+    def iterator(self, **kwargs: Any) -> Any:
+        """Make Keras's iterator over an epoch's batches."""
+        ...
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Run a step of Keras."""
+        ...
+
+
 class SeenByKeras:
     """What Keras takes for its strategy while a call runs.
 
@@ -37,7 +50,7 @@ class SeenByKeras:
     To anybody else it is the strategy.
     """
 
-    def __init__(self, strategy: Any, call: Any):
+    def __init__(self, strategy: tf.distribute.Strategy, call: SeenCall):
         self.strategy = strategy
         self.call = call
 

@@ -82,7 +82,7 @@ class _NoOpCall:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: tf.distribute.Strategy,
         model: keras.Model,
         kind: str,
         logs: Mapping[str, float],
@@ -105,6 +105,10 @@ class _NoOpCall:
     def iterator(self, **kwargs: Any) -> Steps:
         """Make an iterator over steps that need no data."""
         return Steps(**kwargs)
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Refuse: no step of Keras is reached."""
+        raise AssertionError("NoOpStrategy runs no step")
 
     def _begin(
         self, iterator: Steps | None = None, data_batch: Any = None

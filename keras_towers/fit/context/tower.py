@@ -100,7 +100,9 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
     tower without examples add nothing to a sum.
     """
 
-    def __init__(self, strategy: Any, index: int, total: int):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, index: int, total: int
+    ):
         super().__init__(strategy, index)
         self._total = total
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -99,9 +99,12 @@ class _Unopened:
         self._model = model
 
     def iterator(self, **kwargs: Any) -> Any:
-        self.run_step(None, None)
+        self._refuse()
 
-    def run_step(self, step: Any, batch: Any) -> Any:
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
         raise TowerError(
             f"a method of model {self._model.name!r} was called past "
             "keras_towers: something took hold of it before the strategy's "

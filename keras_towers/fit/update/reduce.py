@@ -111,7 +111,7 @@ class UpdateOnce:
             _weighted(optimizer, list(grads)),
         )
 
-        def merge(strategy: Any, towers: Any) -> None:
+        def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
             self._make_ready(optimizer, variables)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
@@ -35,7 +36,11 @@ def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def _in_scope(
-    strategy: Any, name: str, model: Any, *args: Any, **kwargs: Any
+    strategy: tf.distribute.Strategy,
+    name: str,
+    model: keras.Model,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     with strategy.scope():
         return getattr(type(model), name)(model, *args, **kwargs)
