@@ -69,6 +69,17 @@ class SeenByKeras:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.strategy, name)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.strategy is other
+
+    def __hash__(self) -> int:
+        return hash(self.strategy)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The strategy's, for whoever asks by ``isinstance``."""
+        return type(self.strategy)
+
 
 class TowerCall:
     """A call of ``fit``, ``evaluate``, ... of one model on towers.

@@ -87,9 +87,11 @@ def _method(
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
     """Refuse what goes on in a method of Keras that no call was opened for."""
     seen = original(model)
-    if isinstance(seen, contract.KerasStrategy):
-        return SeenByKeras(seen, _Unopened(model))
-    return seen
+    if isinstance(seen, SeenByKeras) or not isinstance(
+        seen, contract.KerasStrategy
+    ):
+        return seen
+    return SeenByKeras(seen, _Unopened(model))
 
 
 class _Unopened:

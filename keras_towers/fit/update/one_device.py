@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.update import fused, new_buffers
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
 
 
 class _AtTheVariable:
@@ -65,19 +66,16 @@ def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
     """
     default = _AtTheVariable(tf.distribute.get_strategy())
     with contextlib.ExitStack() as stack:
-        link = optimizer
-        while link is not None:
-            methods: dict[str, Any] = {
-                "_all_reduce_sum_gradients": _as_they_are
+        for part in optimizers_in(optimizer):
+            methods: patches.Shadows = {
+                "_all_reduce_sum_gradients": _as_they_are,
+                **(new_buffers.shadows(shared) if shared else {}),
             }
-            if shared:
-                methods.update(new_buffers.shadows(shared))
-            if fused.applies_to(link):
-                methods["update_step"] = fused.update_step
-            mine = patches.bound(link, methods)
+            if fused.applies_to(part):
+                methods = {**methods, "update_step": fused.update_step}
+            mine = patches.bound(part, methods)
             mine["_distribution_strategy"] = default
-            stack.enter_context(patches.shadowed(link, mine))
-            link = getattr(link, "inner_optimizer", None)
+            stack.enter_context(patches.shadowed(part, mine))
         yield
 
 
@@ -113,10 +111,8 @@ def as_one_device(
         shared: ids of the ``tf.Variable``s whose buffers towers share.
     """
     known = [*trainable_variables, *optimizer.variables]
-    link = optimizer
-    while link is not None:
-        known += link._trainable_variables
-        link = getattr(link, "inner_optimizer", None)
+    for part in optimizers_in(optimizer):
+        known.extend(part._trainable_variables)
     device = home(trainable_variables, index)
     with (
         compat.single_device_mode(),

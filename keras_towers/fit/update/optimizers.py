@@ -8,7 +8,7 @@ long as it lives there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,33 +20,27 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
-
-
-def chain(optimizer: Any) -> Iterator[Any]:
-    """Yield the optimizer and the optimizers inside it."""
-    while optimizer is not None:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+from keras_towers.fit.weights.state import optimizers_in
 
 
 def take(optimizer: Any) -> None:
     """Let an optimizer reduce over towers where it is called on one."""
-    for link in chain(optimizer):
-        patches.shadow(link, _SHADOWS)
+    for part in optimizers_in(optimizer):
+        patches.shadow(part, _SHADOWS)
 
 
 def settle(optimizer: Any) -> None:
     """Let an optimizer ask TensorFlow's default strategy, as on one device."""
     with compat.single_device_mode():
         default = tf.distribute.get_strategy()
-    for link in chain(optimizer):
-        link._distribution_strategy = default
+    for part in optimizers_in(optimizer):
+        part._distribution_strategy = default
 
 
 def give_back(optimizer: Any) -> None:
     """Make an optimizer an ordinary one."""
-    for link in chain(optimizer):
-        patches.unshadow(link, _SHADOWS)
+    for part in optimizers_in(optimizer):
+        patches.unshadow(part, _SHADOWS)
     settle(optimizer)
 
 

@@ -86,6 +86,15 @@ def trainers(model: keras.Model) -> Iterator[keras.Model]:
             yield layer
 
 
+def optimizers_in(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer, and those that it holds to do its work."""
+    yield optimizer
+    held = getattr(optimizer, "inner_optimizer", None)
+    for part in (held, *getattr(optimizer, "optimizers", ())):
+        if isinstance(part, compat.BaseOptimizer):
+            yield from optimizers_in(part)
+
+
 def _unique(
     variables: Iterable[Any], but: Iterable[keras.Variable] = ()
 ) -> list[keras.Variable]:
@@ -119,9 +128,9 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
 
     def visit(value: Any) -> None:
         if isinstance(value, compat.BaseOptimizer):
-            if not any(value is known for known in found):
-                found.append(value)
-                visit(getattr(value, "inner_optimizer", None))
+            for part in optimizers_in(value):
+                if not any(part is known for known in found):
+                    found.append(part)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 visit(item)

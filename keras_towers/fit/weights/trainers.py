@@ -76,7 +76,8 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
     What was asked for is given back at the end, unless the model was compiled
     anew meanwhile.
     """
-    wanted, compiled = trainer._jit_compile, trainer._compile_config
+    wanted = trainer._jit_compile
+    compiled = getattr(trainer, "_compile_config", None)
     if wanted and trainer.name not in _xla_logged:
         _xla_logged.add(trainer.name)
         logger.info(
@@ -88,5 +89,5 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
     try:
         yield
     finally:
-        if trainer._compile_config is compiled:
+        if getattr(trainer, "_compile_config", None) is compiled:
             trainer._jit_compile = wanted
