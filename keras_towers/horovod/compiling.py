@@ -87,7 +87,7 @@ def restore() -> None:
 def is_distributed(optimizer: Any) -> bool:
     """Whether the optimizer, or one inside it, reduces over ranks."""
     while optimizer is not None:
-        if wrapping.state_of(optimizer) is not None:
+        if wrapping.distribution_of(optimizer) is not None:
             return True
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return False
@@ -104,5 +104,5 @@ def prepare(model: keras.Model, jit_compile: Any = "auto") -> None:
         model.jit_compile = False
     outer = model.optimizer
     inner = getattr(outer, "inner_optimizer", None)
-    if inner is not None and wrapping.state_of(inner) is not None:
-        wrapping.hand_out(inner, outer)
+    if inner is not None and wrapping.distribution_of(inner) is not None:
+        wrapping.move_outward(inner, outer)

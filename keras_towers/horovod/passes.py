@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.horovod.exchange import variable_key
+from keras_towers.horovod.reducer import variable_key
 
 
 class Passes:

@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.horovod.exchange import Exchange, variable_key
 from keras_towers.horovod.passes import Passes
+from keras_towers.horovod.reducer import GradientReducer, variable_key
 
 # Kept beside Keras's attributes, which would be searched for variables.
 _STATE = "_keras_towers_horovod"
@@ -30,27 +30,27 @@ else:  # It is mixed into classes that are optimizers.
     _Optimizer = object
 
 
-class State:
+class Distribution:
     """What an optimizer needs to reduce.
 
     Attributes:
-        exchange: how its gradients are reduced.
+        reducer: how its gradients are reduced.
         passes: how its backward passes are summed, None where each is applied.
         scaled_outside: whether a ``LossScaleOptimizer`` holds the optimizer.
     """
 
-    def __init__(self, exchange: Exchange, passes: Passes | None):
-        self.exchange = exchange
+    def __init__(self, reducer: GradientReducer, passes: Passes | None):
+        self.reducer = reducer
         self.passes = passes
         self.scaled_outside = False
 
 
-def state_of(optimizer: Any) -> State | None:
+def distribution_of(optimizer: Any) -> Distribution | None:
     """The state of a distributed optimizer, None for any other one."""
     return getattr(optimizer, "__dict__", {}).get(_STATE)
 
 
-def wrap(optimizer: Any, state: State) -> None:
+def wrap(optimizer: Any, state: Distribution) -> None:
     """Let the optimizer reduce from now on."""
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
@@ -60,7 +60,9 @@ def wrap(optimizer: Any, state: State) -> None:
     object.__setattr__(optimizer, "__class__", _distributed_class(base))
 
 
-def hand_out(inner: Any, outer: keras.optimizers.LossScaleOptimizer) -> None:
+def move_outward(
+    inner: Any, outer: keras.optimizers.LossScaleOptimizer
+) -> None:
     """Let the optimizer around ``inner`` reduce in its place.
 
     Whether an update is skipped has to be decided on the reduced gradient:
@@ -92,7 +94,7 @@ class _Distributed(_Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         update = super().apply
         grads = list(grads)
         if state is None or not grads:
@@ -114,7 +116,7 @@ class _Distributed(_Optimizer):
             return
 
         def reduce_and_update(grads: list[Any]) -> None:
-            update(state.exchange.reduce(grads, variables), variables)
+            update(state.reducer.reduce(grads, variables), variables)
 
         if state.passes is None:
             reduce_and_update(grads)
@@ -126,17 +128,17 @@ class _Distributed(_Optimizer):
         state.passes.apply(grads, variables, reduce_and_update)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        if state_of(self) is not None:
+        if distribution_of(self) is not None:
             _refuse_strategies()
         return super().apply_gradients(grads_and_vars)
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, as Horovod does."""
-        state: State = vars(self)[_STATE]
-        state.exchange.local_keys.add(variable_key(var))
+        state: Distribution = vars(self)[_STATE]
+        state.reducer.local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         if state is not None and name == "loss_scale_factor":
             # Only the constructor of a LossScaleOptimizer takes it away.
             state.scaled_outside = value is None

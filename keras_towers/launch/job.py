@@ -43,8 +43,8 @@ class Job:
         hosts: slots by host.
         interface: the network interface that ranks meet on; None: found out.
         ssh_port: None: what ssh is configured to.
-        stall_warning_s: after that Horovod says who waits for whom; 0: never.
-        stall_shutdown_s: after that Horovod ends the job; 0: never.
+        stall_warning_s: after that a rank says whom it waits for; 0: never.
+        stall_shutdown_s: after that such a rank ends the job; 0: never.
         seed: the seed that all ranks start from; None: each its own.
         output: a folder for a file of each rank's output; None: none.
         verbose: say what is started where.

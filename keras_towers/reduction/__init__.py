@@ -38,6 +38,7 @@ from keras_towers.reduction.gradients import (
     Gradients,
     Reduction,
     check_towers,
+    divided,
     scaled,
 )
 from keras_towers.reduction.hierarchical import hierarchical_all_reduce
@@ -60,6 +61,7 @@ __all__ = [
     "across_ranks",
     "bf16_shards",
     "check_towers",
+    "divided",
     "exact",
     "fp16",
     "fp16_shards",

@@ -50,8 +50,19 @@ def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
     return dense, sparse
 
 
+def on_values(
+    gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]
+) -> Gradient:
+    """Change the values of a gradient, of a sparse one those of its slices."""
+    if not is_sparse(gradient):
+        return function(gradient)
+    return tf.IndexedSlices(
+        function(gradient.values), gradient.indices, gradient.dense_shape
+    )
+
+
 def scaled(gradient: Gradient, factor: Any) -> Gradient:
-    """Multiply a gradient by a number, sparse ones by their values.
+    """Multiply a gradient by a number.
 
     Args:
         gradient: dense or sparse.
@@ -59,13 +70,12 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
     """
     if isinstance(factor, (int, float)) and factor == 1:
         return gradient
-    if is_sparse(gradient):
-        return tf.IndexedSlices(
-            scaled(gradient.values, factor),
-            gradient.indices,
-            gradient.dense_shape,
-        )
-    return gradient * tf.cast(factor, gradient.dtype)
+    return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
+
+
+def divided(gradient: Gradient, number: Any) -> Gradient:
+    """Divide a gradient by a number, as ``scaled`` multiplies."""
+    return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:

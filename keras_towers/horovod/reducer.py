@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.reduction import divided
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Options:
     scale_local: bool = True
 
 
-class Exchange:
+class GradientReducer:
     """Reduces the gradients of one optimizer over the ranks.
 
     Horovod brings tensors of the same name together, so that a name has to be
@@ -190,17 +191,13 @@ class Exchange:
     def _divided(self, grad: Any) -> Any:
         if grad is None:
             return None
-        if isinstance(grad, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                self._divided(grad.values), grad.indices, grad.dense_shape
-            )
         processes = self.options.process_set
         size = (
             hvd.size_op(process_set_id=processes.process_set_id)
             if _is_elastic()
             else processes.size()
         )
-        return grad / tf.cast(size, grad.dtype)
+        return divided(grad, size)
 
     def _groups(
         self, grads: Sequence[Any], variables: Sequence[Any]
