@@ -141,7 +141,7 @@ OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "keras.src.losses.loss:reduce_values",
         "keras.src.losses.loss:apply_mask",
-        "keras:Model._flatten_layers",
+        "keras.layers:Layer._flatten_layers",
         "tensorflow.python.distribute.values:PerReplica",
     ],
 )

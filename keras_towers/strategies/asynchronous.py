@@ -8,11 +8,9 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.asynchronous.calls import AsyncCalls
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.update import UpdateAlone
-from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.base import BaseStrategy, Rooms
 
 
 class AsyncTowerStrategy(BaseStrategy):
@@ -68,6 +66,9 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
+    calls: AsyncCalls
+    update: UpdateAlone
+
     def __init__(
         self,
         towers: int | Sequence[int | str] | None = None,
@@ -75,21 +76,16 @@ class AsyncTowerStrategy(BaseStrategy):
     ):
         devices = devices_lib.resolve(towers)
         self.scale_gradient = bool(scale_gradient)
-        update = UpdateAlone(1 / len(devices) if scale_gradient else 1.0)
+        scale = 1 / len(devices) if scale_gradient else 1.0
+        reduce = modes.choose(devices, None).reduce
 
-        def calls(
-            config: TowerConfig, adoption: Adoption, step: GlobalStep
-        ) -> AsyncCalls:
-            self._async_calls = AsyncCalls(config, adoption, step, update)
-            return self._async_calls
+        def update(rooms: Rooms) -> UpdateAlone:
+            together = UpdateOnce(
+                rooms.config, rooms.spread, rooms.order, reduce
+            )
+            return UpdateAlone(scale, together)
 
-        super().__init__(
-            devices,
-            lambda rooms: update,
-            modes.choose(devices, None).reduce,
-            calls,
-            batches="each",
-        )
+        super().__init__(devices, update, reduce, AsyncCalls, batches="each")
 
     @property
     def mode(self) -> str:
@@ -99,7 +95,7 @@ class AsyncTowerStrategy(BaseStrategy):
     @property
     def staleness(self) -> Staleness:
         """How many updates of others a step of the last epoch has missed."""
-        return self._async_calls.staleness
+        return self.calls.staleness
 
     def _described(self) -> list[str]:
         scaled = "not scaled"

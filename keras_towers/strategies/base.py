@@ -214,7 +214,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
                 f"another strategy ({type(current).__name__}): leave that one "
                 "first."
             )
-        with hooks.installed(), tf.distribute.MirroredStrategy.scope(self):
+        with hooks.installed(), super().scope():
             yield self
 
     def __enter__(self: Self) -> Self:

@@ -29,7 +29,6 @@ class AsyncCalls(TowerCalls):
         config: the towers.
         adoption: the models that live on them.
         step: runs a step that does not train, on all towers.
-        update: what becomes of a tower's gradients.
 
     Attributes:
         staleness: how much the steps of the last epoch have missed.
@@ -40,10 +39,10 @@ class AsyncCalls(TowerCalls):
         config: TowerConfig,
         adoption: Adoption,
         step: GlobalStep,
-        update: UpdateAlone,
     ):
         super().__init__(config, adoption, step)
-        self._update = update
+        assert isinstance(step.update, UpdateAlone)
+        self._update = step.update
         self.staleness = Staleness()
 
     def open(

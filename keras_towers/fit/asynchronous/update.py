@@ -27,6 +27,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.patches import Shadows
 from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.one_device import home, updating
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import scaled
 
@@ -38,13 +39,16 @@ class UpdateAlone:
 
     Args:
         scale: what a tower's gradients are multiplied by.
+        together: what becomes of gradients in a loop of one's own, where the
+            towers run together.
     """
 
     name = "alone"
     description = "every tower updates the shared weights by itself"
 
-    def __init__(self, scale: float):
+    def __init__(self, scale: float, together: UpdateOnce):
         self.scale = scale
+        self._together = together
         self._turns: weakref.WeakKeyDictionary[
             Any, tf.CriticalSection | None
         ] = weakref.WeakKeyDictionary()
@@ -88,6 +92,11 @@ class UpdateAlone:
         trainable_variables: Sequence[Any] | None,
     ) -> None:
         """Update at once, whatever other towers do."""
+        if tower_lib.current() is None:
+            self._together.apply(
+                optimizer, original, grads, trainable_variables
+            )
+            return
         grads = [None if g is None else scaled(g, self.scale) for g in grads]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)

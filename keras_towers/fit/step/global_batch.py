@@ -22,7 +22,7 @@ class GlobalStep:
         config: the towers.
         order: keeps the processes' steps in order.
         update: what becomes of the towers' gradients.
-        run_on_towers: ``Strategy.run`` of TensorFlow's own strategy.
+        run_on_towers: ``Strategy.run``, as TensorFlow has it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class GlobalStep:
     ):
         self.order = order
         self._config = config
-        self._update = update
+        self.update = update
         self._run_on_towers = run_on_towers
         self._devices = [tower_lib.short_name(d) for d in config.devices]
 
@@ -99,7 +99,7 @@ class GlobalStep:
                 total=self._config.num_replicas,
                 device=self._devices[index],
                 training=training,
-                update=self._update,
+                update=self.update,
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self._config.average,
