@@ -1,24 +1,23 @@
-"""Preparing TensorFlow's devices inside one benchmark process."""
+"""The machine of the benchmark, and TensorFlow's devices on it."""
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib import metadata
 from typing import Any
 
-
-class DeviceError(RuntimeError):
-    """The machine does not have the devices that were asked for."""
+from keras_towers.cores import usable_cores
+from keras_towers.doctor import probe
+from keras_towers.errors import TowerError
 
 
 def cpu_threads(towers: int) -> dict[str, int]:
-    """Return the threads of a run on the CPU, the same for all strategies."""
+    """Return the threads of one process on the CPU, the same for all rows."""
     return {"intra_op": 1, "inter_op": max(4, towers)}
 
 
 def prepare_devices(device: str, towers: int) -> list[str]:
-    """Choose the devices to train on; call before TensorFlow starts them.
+    """Name the devices to train on; call before TensorFlow starts them.
 
     On the CPU every tower is one logical device, and an operation gets one
     thread: with more, one device would already use all cores, and the numbers
@@ -27,19 +26,10 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     Args:
         device: ``"cpu"`` or ``"gpu"``.
         towers: how many devices are needed.
-
-    Returns:
-        The names of the devices, as TensorFlow spells them.
-
-    Raises:
-        DeviceError: fewer GPUs are visible than were asked for.
     """
     import tensorflow as tf
 
     if device == "gpu":
-        visible = len(tf.config.list_physical_devices("GPU"))
-        if visible < towers:
-            raise DeviceError(f"{towers} GPUs are needed, {visible} visible")
         return [f"/device:GPU:{index}" for index in range(towers)]
     tf.config.set_visible_devices([], "GPU")
     threads = cpu_threads(towers)
@@ -52,23 +42,29 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     return [f"/device:CPU:{index}" for index in range(towers)]
 
 
-def machine_facts() -> dict[str, Any]:
-    """Return what a reader must know to place the numbers."""
-    import keras
-    import tensorflow as tf
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return what a reader must know to place the figures.
 
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    Args:
+        timeout_s: seconds that TensorFlow may take to start.
+
+    Raises:
+        TowerError: it cannot be imported, or Keras.
+    """
+    found = probe.look(timeout_s)
+    error = found.get("error") or found.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
     return {
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        "tensorflow": found["tensorflow"],
+        "keras": found["keras"],
         "horovod": _version("horovod"),
         "torch": _version("torch"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": [detail.get("device_name", "unknown") for detail in details],
+        "cores": usable_cores(),
+        "gpus": found["gpus"],
     }
 
 

@@ -11,60 +11,32 @@ It has neither metrics nor callbacks, which is to its advantage.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-import time
+from collections.abc import Iterator
 from typing import Any
 
-from keras_towers.cli.bench_meeting import Meeting
-from keras_towers.cli.bench_trainers import Share, Times
+from keras_towers.bench.meeting import Meeting
+from keras_towers.bench.trainers import Share, Trainer, bias, loop
 
 
-class StockLoop:
-    """A rank; make it before TensorFlow has run anything.
-
-    Args:
-        share: what to train.
-    """
-
-    how: str | None = None
-
-    def __init__(self, share: Share):
-        _join_cluster(share.meeting)
-        import tensorflow as tf
-
-        experimental = tf.distribute.experimental
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=experimental.CommunicationOptions(
-                implementation=experimental.CommunicationImplementation.RING
-            )
-        )
-        with strategy.scope():
-            self._model = share.model.build()
-        self._data = tf.data.Dataset.from_tensor_slices(share.part())
-        self._batch = share.batch
-        self._run = _make_step(strategy, self._model, share)
-
-    def train(self, steps: int, epochs: int = 1) -> Times:
-        """Train on the first so many steps, in each epoch."""
-        data = self._data.batch(self._batch).take(steps).prefetch(2)
-        begins, losses = [], []
-        for _ in range(epochs):
-            for x, y in data:
-                begins.append(time.perf_counter())
-                losses.append(self._run(x, y))
-        return Times(begins, loss=float(sum(losses)) / len(losses))
-
-    def witness(self) -> list[float]:
-        """Return the last layer's bias."""
-        return self._model.trainable_variables[-1].numpy().tolist()
-
-
-def _make_step(strategy: Any, model: Any, share: Share) -> Any:
+@contextlib.contextmanager
+def ring_loop(share: Share) -> Iterator[Trainer]:
+    """Make a rank; call it before TensorFlow has run anything."""
+    _join_cluster(share.meeting)
     import keras
     import tensorflow as tf
 
+    experimental = tf.distribute.experimental
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=experimental.CommunicationOptions(
+            implementation=experimental.CommunicationImplementation.RING
+        )
+    )
+    with strategy.scope():
+        model = share.model.build()
     # Under a strategy Keras divides it by the number of ranks, over which its
     # optimizer then sums the gradients.
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -81,7 +53,10 @@ def _make_step(strategy: Any, model: Any, share: Share) -> Any:
     def run(x: Any, y: Any) -> Any:
         return strategy.run(step, args=(x, y))
 
-    return run
+    data = tf.data.Dataset.from_tensor_slices(share.part()).batch(share.batch)
+    yield loop(
+        lambda steps: data.take(steps).prefetch(2), run, lambda: bias(model)
+    )
 
 
 def _join_cluster(meeting: Meeting) -> None:
