@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from keras_towers.cores import usable_cores
@@ -22,10 +24,6 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     On the CPU every tower is one logical device, and an operation gets one
     thread: with more, one device would already use all cores, and the numbers
     would say how well operations share them instead of how towers do.
-
-    Args:
-        device: ``"cpu"`` or ``"gpu"``.
-        towers: how many devices are needed.
     """
     import tensorflow as tf
 
@@ -76,11 +74,6 @@ def _version(package: str) -> str | None:
 
 
 def _processor_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.machine()

@@ -64,9 +64,6 @@ def _join_cluster(meeting: Meeting) -> None:
     with socket.socket() as held:
         held.bind(("localhost", 0))
         ports = meeting.exchange("port", str(held.getsockname()[1]))
-    os.environ["TF_CONFIG"] = json.dumps(
-        {
-            "cluster": {"worker": [f"localhost:{port}" for port in ports]},
-            "task": {"type": "worker", "index": meeting.rank},
-        }
-    )
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": meeting.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})

@@ -72,19 +72,11 @@ def plan_cells(
     repeats: int,
     adoption: bool,
 ) -> list[Cell]:
-    """List the cells in the order to run them.
+    """List the cells in the order to run them, with adoption if wanted.
 
     Rows that are compared with each other run close together in time, so that
     a machine that slows down half-way slows all of them. For the same reason
     plain Keras is measured again beside every number of replicas.
-
-    Args:
-        suite: where the rows come from.
-        models: the models to train.
-        rows: the names of the rows to compare.
-        counts: the numbers of replicas.
-        repeats: how often each is measured.
-        adoption: whether adoption is timed too, where it can be.
     """
     ordered = [row for row in suite.rows.values() if row.name in rows]
     cells = [
@@ -107,16 +99,11 @@ def plan_cells(
 def choices(
     what: str, text: str | None, allowed: Collection[str], default: list[str]
 ) -> list[str]:
-    """Split a list given by commas.
-
-    Args:
-        what: what the names stand for.
-        text: the list; None: the default.
-        allowed: all names.
-        default: another list. If it is empty, so may the given one be.
+    """Split names given by commas; None stands for the default.
 
     Raises:
-        TowerError: a name is not allowed, or none is given.
+        TowerError: a name is not allowed, or none is given where there is a
+            default.
     """
     if text is None:
         return default

@@ -57,13 +57,7 @@ _COLUMNS = {
 def show_report(
     console: Console, facts: dict[str, Any], samples: Sequence[Sample]
 ) -> None:
-    """Print the tables of what was measured, and what failed.
-
-    Args:
-        console: where to print.
-        facts: what is known of the machine.
-        samples: what was measured, perhaps only a part of the plan.
-    """
+    """Print the tables of what was measured, and what failed."""
     separator = " " if console.width >= _WIDE else "\n"
     adoption = summarize_adoption(samples)
     for suite in SUITES.values():

@@ -58,23 +58,18 @@ class Row:
     strategy: Callable[[Sequence[str]], Any] | None = None
 
 
-def _towers(name: str, registered: str, note: str = "", **options: Any) -> Row:
+def _strategy(name: str, devices: Sequence[str], **options: Any) -> Any:
+    import keras_towers as kt
+
+    return kt.strategy(name, towers=list(devices), **options)
+
+
+def _towers(name: str, registered: str, mode: str = "", **more: Any) -> Row:
     """Make the row of a strategy of ours in one process."""
-
-    def strategy(devices: Sequence[str]) -> Any:
-        import keras_towers as kt
-
-        return kt.strategy(registered, towers=list(devices), **options)
-
-    return Row(
-        name,
-        partial(trainers.towers, make=strategy),
-        note,
-        ours=True,
-        default="mode" not in options,
-        bursts=registered == "async",
-        strategy=strategy,
-    )
+    options = {"mode": mode} if mode else {}
+    strategy = partial(_strategy, registered, **options)
+    train = partial(trainers.towers, make=strategy)
+    return Row(name, train, ours=True, strategy=strategy, **more)
 
 
 def _stock(name: str, reduction: str | None = None) -> Row:
@@ -93,9 +88,17 @@ _TOWERS = (
     _stock("stock-one-device", "ReductionToOneDevice"),
     _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
     _towers("towers", "tower"),
-    *(_towers(f"towers-{mode}", "tower", mode=mode) for mode in MODES),
+    *(
+        _towers(f"towers-{mode}", "tower", mode, default=False)
+        for mode in MODES
+    ),
     _towers("parameter-server", "parameter-server"),
-    _towers("async", "async", "a step is the mean over rounds of its towers"),
+    _towers(
+        "async",
+        "async",
+        bursts=True,
+        note="a step is the mean over some rounds of its towers",
+    ),
 )
 _PROCESSES = (
     Row(

@@ -53,12 +53,7 @@ class WorkerFailed(Exception):
 
 
 def run_cell(cell: Cell, setting: Setting) -> Sample:
-    """Measure one cell in processes of its own.
-
-    Args:
-        cell: what to measure.
-        setting: how.
-    """
+    """Measure one cell in processes of its own."""
     try:
         return Sample(cell, _run_cell(cell, setting))
     except WorkerFailed as error:

@@ -114,7 +114,7 @@ def loop(
     Args:
         batches: returns the first so many batches of inputs and labels.
         step: trains on one batch and returns its loss.
-        bias: of the last layer.
+        bias: returns the last layer's.
     """
 
     def train(steps: int, epochs: int) -> Times:

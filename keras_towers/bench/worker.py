@@ -26,14 +26,7 @@ RESULT = "result"
 def train(
     cell: Cell, setting: Setting, meeting: Meeting, devices: list[str]
 ) -> dict[str, Any]:
-    """Measure how a row trains, in this process and the others at once.
-
-    Args:
-        cell: what to measure.
-        setting: how.
-        meeting: this process and the others.
-        devices: the towers of this process; none: the row chooses.
-    """
+    """Measure how a row trains, in this process and the others at once."""
     row = cell.suite.rows[cell.row]
     over = measure.ROUNDS * len(devices) if row.bursts else 1
     steps = measure.steps_needed(meeting.size, setting.batches, over)

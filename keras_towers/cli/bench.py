@@ -12,12 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 
 from keras_towers.bench.machine import cpu_threads, machine_facts
 from keras_towers.bench.measure import WARM_UP_BATCHES
@@ -182,15 +177,12 @@ def _measure(
     """Run all cells, adding to ``samples`` as they come, unless interrupted."""
     # Ended by a time limit, it has as much to end and to show as by Ctrl-C.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn())
-    bar = Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True
-    )
     try:
-        with bar:
+        with Progress(console=console, transient=True) as bar:
             task = bar.add_task("starting", total=len(cells))
             for done, cell in enumerate(cells):
-                bar.update(task, completed=done, description=cell.title)
+                title = f"{cell.title} ({done + 1} of {len(cells)})"
+                bar.update(task, completed=done, description=title)
                 if not failed_before(cell, samples):
                     samples.append(run_cell(cell, setting))
     except KeyboardInterrupt:
