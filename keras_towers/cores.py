@@ -6,5 +6,5 @@ import os
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
+    """The cores that the scheduler may run this process on."""
     return len(os.sched_getaffinity(0))

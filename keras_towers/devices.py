@@ -83,11 +83,6 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     if towers is None:
         return visible
     number = _whole(towers)
-    if number is None and not isinstance(towers, (list, tuple)):
-        raise TowerError(
-            f"towers={towers!r} is not allowed: give a number of towers, a "
-            "list of GPU ids, a list of device names, or None for all."
-        )
     if number is not None:
         if number < 1:
             raise TowerError(
@@ -102,6 +97,11 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
                 "else to split a CPU for trying things out."
             )
         return visible[:number]
+    if not isinstance(towers, (list, tuple)):
+        raise TowerError(
+            f"towers={towers!r} is not allowed: give a number of towers, a "
+            "list of GPU ids, a list of device names, or None for all."
+        )
     if not towers:
         raise TowerError(
             "towers=[] names no device: name at least one, or give None for "

@@ -34,8 +34,9 @@ import tensorflow as tf
 
 from keras_towers.callbacks import ResumesFit, Start
 from keras_towers.errors import TowerError
-from keras_towers.fit import agreement
-from keras_towers.fit import state as state_lib
+from keras_towers.fit import contract
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import state as state_lib
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
@@ -213,12 +214,11 @@ class Commit(ResumesFit):
 
     def _global_metrics(self) -> list[np.ndarray]:
         """What metrics have counted on all ranks; statistics made equal."""
-        strategy = tf.distribute.get_strategy()
+        strategy = contract.in_force()
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
-        adoption = getattr(strategy, "adoption", None)
-        if adoption is None:
+        if strategy is None:
             return [v.numpy() for v in metrics]
-        adoption.equalise()
-        adoption.trained = True
-        sums = agreement.total(strategy.transport, metrics)
+        strategy.adoption.equalise()
+        strategy.adoption.mark_trained()
+        sums = agreement.total(strategy.config.transport, metrics)
         return [value.numpy() for value in sums]

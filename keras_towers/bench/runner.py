@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_towers import subprocesses
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.plan import ADOPTION, Cell, Setting
 from keras_towers.bench.worker import RESULT
@@ -126,52 +124,28 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _run_python(
     arguments: Sequence[str], timeout_s: float, environment: dict[str, str]
 ) -> None:
-    """Run a Python process, and end all that it started whatever happens.
+    """Run a Python process.
 
     Raises:
         WorkerFailed: it ended with an error or ran too long.
     """
     # Workers find this package from wherever the command is run.
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
-    # It leads a process group of its own, so that Ctrl-C reaches only this
-    # process, which then ends the other and everything it started.
-    process = subprocess.Popen(
+    ended = subprocesses.run(
         [sys.executable, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={
+        timeout_s,
+        {
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             **environment,
         },
-        start_new_session=True,
+        grace_s=_GRACE_S,
     )
-    try:
-        _, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise WorkerFailed(f"no result after {timeout_s:g} seconds") from None
-    finally:
-        if process.poll() is None:
-            _end(process)
-    if process.returncode != 0:
-        lines = [line for line in stderr.splitlines() if line.strip()]
-        code = f"exit code {process.returncode}"
+    if ended.code is None:
+        raise WorkerFailed(f"no result after {timeout_s:g} seconds")
+    if ended.code != 0:
+        lines = [line for line in ended.stderr.splitlines() if line.strip()]
+        code = f"exit code {ended.code}"
         raise WorkerFailed("\n".join([code, *lines[-_STDERR_LINES:]]))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        # The ranks that a launcher started are in groups of their own: it has
-        # to be asked.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_GRACE_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()

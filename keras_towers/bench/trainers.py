@@ -197,11 +197,12 @@ def horovod_strategy(
 ) -> Iterator[Trainer]:
     """Use ``HorovodStrategy``, to which every rank gives the same data."""
     import keras_towers as kt
-    from keras_towers.reduction import SharedMemoryExchange
+    from keras_towers.reduction import shared_memory
 
     with kt.HorovodStrategy(compression=compression) as strategy:
-        memory = isinstance(strategy.exchange, SharedMemoryExchange)
-        choice = "shared memory" if memory else None
+        # What the strategy looks at, too: GPUs are hidden from the ranks.
+        memory = shared_memory.available(strategy.transport)
+        choice = "shared memory" if memory and not compression else None
         yield _fit(share, share.model.build(), choice, whole=True)
 
 

@@ -10,51 +10,59 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.horovod.exchange import Exchange, variable_key
+from keras_towers.fit.contract import KerasStrategy
 from keras_towers.horovod.passes import Passes
+from keras_towers.horovod.reducer import GradientReducer, variable_key
 
 # Kept beside Keras's attributes, which would be searched for variables.
 _STATE = "_keras_towers_horovod"
 
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+else:  # It is mixed into classes that are optimizers.
+    _Optimizer = object
 
-class State:
+
+class Distribution:
     """What an optimizer needs to reduce.
 
     Attributes:
-        exchange: how its gradients are reduced.
+        reducer: how its gradients are reduced.
         passes: how its backward passes are summed, None where each is applied.
         scaled_outside: whether a ``LossScaleOptimizer`` holds the optimizer.
     """
 
-    def __init__(self, exchange: Exchange, passes: Passes | None):
-        self.exchange = exchange
+    def __init__(self, reducer: GradientReducer, passes: Passes | None):
+        self.reducer = reducer
         self.passes = passes
         self.scaled_outside = False
 
 
-def state_of(optimizer: Any) -> State | None:
+def distribution_of(optimizer: Any) -> Distribution | None:
     """The state of a distributed optimizer, None for any other one."""
     return getattr(optimizer, "__dict__", {}).get(_STATE)
 
 
-def wrap(optimizer: Any, state: State) -> None:
+def wrap(optimizer: Any, state: Distribution) -> None:
     """Let the optimizer reduce from now on."""
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
         return
+    base: Any = type(optimizer)
     # Past Keras's __setattr__, which looks for variables in what is assigned.
-    object.__setattr__(
-        optimizer, "__class__", _distributed_class(type(optimizer))
-    )
+    object.__setattr__(optimizer, "__class__", _distributed_class(base))
 
 
-def hand_out(inner: Any, outer: keras.optimizers.LossScaleOptimizer) -> None:
+def move_outward(
+    inner: Any, outer: keras.optimizers.LossScaleOptimizer
+) -> None:
     """Let the optimizer around ``inner`` reduce in its place.
 
     Whether an update is skipped has to be decided on the reduced gradient:
@@ -80,13 +88,13 @@ def _distributed_class(base: type) -> type:
     )
 
 
-class _Distributed:
+class _Distributed(_Optimizer):
     """What a distributed optimizer does beside its own class."""
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         update = super().apply
         grads = list(grads)
         if state is None or not grads:
@@ -100,7 +108,7 @@ class _Distributed:
                 "round: hvd.DistributedOptimizer(LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
-            variables = list(self._trainable_variables)
+            variables = compat.trained_by(self)
         else:
             variables = trainable_variables = list(trainable_variables)
         if len(variables) != len(grads):  # Keras says what is wrong
@@ -108,7 +116,7 @@ class _Distributed:
             return
 
         def reduce_and_update(grads: list[Any]) -> None:
-            update(state.exchange.reduce(grads, variables), variables)
+            update(state.reducer.reduce(grads, variables), variables)
 
         if state.passes is None:
             reduce_and_update(grads)
@@ -120,16 +128,17 @@ class _Distributed:
         state.passes.apply(grads, variables, reduce_and_update)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        if state_of(self) is not None:
+        if distribution_of(self) is not None:
             _refuse_strategies()
         return super().apply_gradients(grads_and_vars)
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, as Horovod does."""
-        state_of(self).exchange.local_keys.add(variable_key(var))
+        state: Distribution = vars(self)[_STATE]
+        state.reducer.local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         if state is not None and name == "loss_scale_factor":
             # Only the constructor of a LossScaleOptimizer takes it away.
             state.scaled_outside = value is None
@@ -138,10 +147,7 @@ class _Distributed:
 
 def _refuse_strategies() -> None:
     strategy = tf.distribute.get_strategy()
-    if (
-        getattr(strategy, "reduces_first", False)
-        or strategy.num_replicas_in_sync > 1
-    ):
+    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
         raise TowerError(
             "hvd.DistributedOptimizer reduces gradients, and so does "
             f"{type(strategy).__name__}, which is in force. Use one of them: "

@@ -45,7 +45,7 @@ class LeastLoadedPlacement:
     in every process; in another order they may get others. Of devices with
     equal loads, the one with fewer variables is taken, then the earlier one.
 
-    It carries over tensorpack's ``LeastLoadedDeviceSetter`` (which counts
+    It ports tensorpack's ``LeastLoadedDeviceSetter`` (which counts
     numbers, not bytes), TensorFlow 1's ``GreedyLoadBalancingStrategy`` with
     ``byte_size_load_fn``, and with ``small_device`` tensorpack's
     ``OverrideCachingDevice``.

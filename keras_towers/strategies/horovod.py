@@ -25,7 +25,7 @@ class HorovodStrategy(ProcessStrategy):
     Every process is started with the same script, by ``keras-towers run -np 4
     script.py`` or by any launcher of Horovod. Each takes its part of every
     global batch, so that the weights are those that one process would have
-    trained, float rounding apart, and those of all ranks are equal to the bit.
+    trained, float rounding apart, and they are bit-identical on every rank.
     Metrics and ``History`` are those of the global batch, on every rank.
 
     The source is tensorpack's ``HorovodTrainer``, and Horovod itself (Sergeev
@@ -60,6 +60,8 @@ class HorovodStrategy(ProcessStrategy):
         >>> with keras_towers.HorovodStrategy():
         ...     model.fit(x, y, epochs=5)
     """
+
+    transport: horovod_lib.HorovodTransport
 
     def __init__(
         self,

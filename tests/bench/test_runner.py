@@ -51,14 +51,10 @@ def test_title_says_what_the_replicas_are():
     ]
 
 
-def test_process_that_will_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(runner, "_GRACE_S", 0.5)
-    deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "time.sleep(600)"
-    )
-    with pytest.raises(WorkerFailed, match="no result after 2 seconds"):
-        runner._run_python(["-c", deaf], 2, {})
+def test_worker_that_runs_too_long_is_ended():
+    cell = Cell("training", "small", "plain", 2, 0)
+    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=0.05))
+    assert sample.error == "no result after 0.05 seconds"
 
 
 def test_worker_that_fails_leaves_its_last_words():

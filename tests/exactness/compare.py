@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.fit import state
+from keras_towers.fit.weights import state
 from tests.exactness.cases import CASES
 
 

@@ -1,5 +1,6 @@
 """``keras_towers.horovod`` without a launcher: one process, nothing sent."""
 
+import horovod.tensorflow
 import keras
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ import keras_towers as kt
 import keras_towers.horovod as hvd
 from keras_towers import TowerError
 from keras_towers.horovod import wrapping
+
+# Before hvd.init(), as pytest imports all test files first.
+COMPILE = keras.Model.compile
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,6 +129,21 @@ def test_the_option_of_keras_2_is_taken_for_ours_only():
     )
     with pytest.raises(TypeError, match="experimental_run_tf_function"):
         made.compile("sgd", experimental_run_tf_function=False)
+
+
+@pytest.mark.parametrize("end", [hvd.shutdown, horovod.tensorflow.shutdown])
+def test_compile_is_keras_s_own_after_shutdown(end):
+    assert keras.Model.compile is not COMPILE
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    end()
+    try:
+        made = model()
+        with pytest.raises(TypeError, match="experimental_run_tf_function"):
+            made.compile(optimizer, experimental_run_tf_function=False)
+        assert keras.Model.compile is COMPILE
+    finally:
+        hvd.init()
+    made.compile(optimizer, experimental_run_tf_function=False)
 
 
 def test_a_loss_scale_around_it_is_turned_round_by_compile():

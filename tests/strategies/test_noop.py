@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit import nothing
+from keras_towers.fit.calls import noop
 from tests.exactness import models as m
 from tests.fit.alike import classifier, weights_of
 from tests.strategies.test_bad_input import Before
@@ -354,7 +354,7 @@ def test_a_model_of_another_strategy():
         pytest.raises(kt.TowerError, match="lives on another"),
         kt.NoOpStrategy() as strategy,
     ):
-        strategy.call("fit", keras.Model.fit, model, (X, Y), {})
+        strategy.calls.run("fit", keras.Model.fit, model, (X, Y), {})
 
 
 def test_progress_bar(capsys):
@@ -377,7 +377,7 @@ def test_a_real_strategy_by_name():
 
 
 def test_steps_alone():
-    steps = nothing.Steps(X, batch_size=10)
+    steps = noop.Steps(X, batch_size=10)
     assert [begin for begin, _, _ in iter(steps._enumerate_iterator())] == list(
         range(7)
     )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.variables import TowerVariable
+from keras_towers.fit.weights.variables import TowerVariable
 from tests.exactness import models as m
 from tests.fit.alike import assert_alike, classifier, weights_of
 

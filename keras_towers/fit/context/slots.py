@@ -1,0 +1,40 @@
+"""A value that each thread has for itself, for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Slot(Generic[T]):
+    """Holds at most one value for each thread.
+
+    Example:
+        >>> depth: Slot[int] = Slot()
+        >>> with depth.filled(1):
+        ...     depth.get()
+        1
+        >>> depth.get() is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def get(self) -> T | None:
+        """This thread's value, or None outside of any block."""
+        return getattr(self._local, "value", None)
+
+    @contextlib.contextmanager
+    def filled(self, value: T | None) -> Iterator[None]:
+        """Give this thread a value for a block, then the one it had before."""
+        before = self.get()
+        self._local.value = value
+        try:
+            yield
+        finally:
+            self._local.value = before

@@ -1,0 +1,1 @@
+"""Batches for towers, and what ranks agree on about their data."""

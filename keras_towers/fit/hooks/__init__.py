@@ -1,0 +1,1 @@
+"""Every name of Keras that is replaced while a scope is entered."""

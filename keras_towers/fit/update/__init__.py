@@ -1,0 +1,1 @@
+"""From the towers' gradients to new weights."""
