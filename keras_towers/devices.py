@@ -148,16 +148,33 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 def _is_named(name: str, wanted: str) -> bool:
     """Whether a device has a name that may leave out job, task and number."""
     try:
-        spec = tf.DeviceSpec.from_string(wanted)
+        return canonical(name) == canonical(wanted)
     except ValueError:
         return False
-    have = tf.DeviceSpec.from_string(name)
+
+
+def canonical(name: str) -> tuple[str, int, int, str | None, int]:
+    """What a device's name says, alike for all ways to write the name.
+
+    Parts that are left out are those of the first device of this process.
+
+    Returns:
+        Job, replica, task, type and index.
+
+    Raises:
+        ValueError: it is not the name of a device.
+
+    Example:
+        >>> canonical("/gpu:1")
+        ('localhost', 0, 0, 'GPU', 1)
+    """
+    spec = tf.DeviceSpec.from_string(name)
     return (
-        spec.device_type == have.device_type
-        and (spec.device_index or 0) == have.device_index
-        and spec.job in (None, have.job or "localhost")
-        and spec.replica in (None, have.replica or 0)
-        and spec.task in (None, have.task or 0)
+        spec.job or "localhost",
+        spec.replica or 0,
+        spec.task or 0,
+        spec.device_type,
+        spec.device_index or 0,
     )
 
 

@@ -9,6 +9,7 @@ import os
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Exchange, SharedMemoryExchange, shared_memory
 from keras_towers.reduction import compression as compression_lib
@@ -136,7 +137,7 @@ def _share_cores(transport: Transport) -> None:
     """Give every process of a machine its part of the cores."""
     if transport.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     # Impossible once TensorFlow has started; the launcher sets it before.
     with contextlib.suppress(RuntimeError):
         if tf.config.threading.get_intra_op_parallelism_threads() == 0:
