@@ -1,4 +1,4 @@
-"""The ``keras-towers`` command as a user types it."""
+"""``keras-towers bench`` as a user types it."""
 
 import contextlib
 import json
@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers.cli import bench, bench_runner
+from keras_towers.bench import runner
+from keras_towers.cli import bench
 from keras_towers.cli.main import app
+from keras_towers.errors import TowerError
 
 LIMIT_S = 240
 
@@ -47,12 +49,6 @@ def test_wrong_argument_is_refused_in_one_line(arguments, said):
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_version_names_the_package():
-    result = invoke("--version")
-    assert result.exit_code == 0
-    assert "keras " in result.output
-
-
 def test_help_describes_every_option():
     result = invoke("bench", "--help")
     assert result.exit_code == 0
@@ -74,17 +70,13 @@ def fake_workers(monkeypatch):
     }
     step_ms = {"plain": 2.0, "stock-default": 8.0, "towers": 4.0}
 
-    def fake_worker(arguments, timeout_s):
-        if arguments == ["--facts"]:
-            return facts
-        strategy = arguments[arguments.index("--strategy") + 1]
-        towers = arguments[arguments.index("--towers") + 1]
-        if (strategy, towers) == ("towers", "4"):
-            raise bench_runner.WorkerFailed("exit code 1\nValueError: [bad]")
-        return {"step_ms": [step_ms[strategy]] * 3, "epoch_cost_s": 0.25}
+    def fake_cell(cell, setting):
+        if (cell.row, cell.replicas) == ("towers", 4):
+            raise runner.WorkerFailed("exit code 1\nValueError: [bad]")
+        return {"step_ms": [step_ms[cell.row]] * 3, "epoch_cost_s": 0.25}
 
-    monkeypatch.setattr(bench_runner, "run_worker", fake_worker)
-    monkeypatch.setattr(bench, "run_worker", fake_worker)
+    monkeypatch.setattr(runner, "_run_cell", fake_cell)
+    monkeypatch.setattr(bench, "machine_facts", lambda timeout_s: facts)
     return facts
 
 
@@ -128,6 +120,16 @@ def test_more_gpus_than_visible_are_refused(fake_workers):
     assert "2 GPUs are needed for --towers, 0 visible" in result.output
 
 
+def test_machine_without_tensorflow_is_said_in_one_line(monkeypatch):
+    def broken(timeout_s):
+        raise TowerError("cannot start: no TensorFlow")
+
+    monkeypatch.setattr(bench, "machine_facts", broken)
+    result = invoke("bench")
+    assert result.exit_code == 1
+    assert result.output == "keras-towers bench: cannot start: no TensorFlow\n"
+
+
 def run_command(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "keras_towers.cli.main", *arguments],
@@ -159,6 +161,26 @@ def test_tiny_benchmark_end_to_end(tmp_path):
     assert 95 < adoption["megabytes"] < 105
 
 
+@pytest.mark.slow
+def test_tiny_benchmark_of_two_processes(tmp_path):
+    path = tmp_path / "bench.json"
+    rows = ["compute", "horovod-raw", "strategy"]
+    done = run_command(
+        *("bench", "--processes", "2", "--models", "small", "--batches", "5"),
+        *("--strategies", ",".join(rows), "--repeats", "1"),
+        *("--timeout", "60", "--json", str(path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert [row["row"] for row in document["processes"]] == rows
+    results = [sample["result"] for sample in document["samples"]]
+    assert [len(result["step_ms"]) for result in results] == [10] * 3
+    # Rows may be compared because they train the same model on the same data.
+    losses = [result["loss"] for result in results]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != losses[1]
+
+
 def running(words):
     """Return the command lines of processes that contain all the words."""
     found = []
@@ -178,19 +200,14 @@ PROCESSES = ("--strategies", "compute", "--processes", "2")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "module", "number"),
-    [
-        (TOWERS, "bench_worker", signal.SIGINT),
-        (PROCESSES, "bench_rank", signal.SIGTERM),
-    ],
+    ("options", "number"),
+    [(TOWERS, signal.SIGINT), (PROCESSES, signal.SIGTERM)],
 )
-def test_interrupt_ends_all_and_shows_what_there_is(
-    tmp_path, options, module, number
-):
+def test_interrupt_ends_all_and_shows_what_there_is(tmp_path, options, number):
     path = tmp_path / "bench.json"
     # An odd number, to know this test's workers from any other.
     batches = str(20_000 + os.getpid() % 1000)
-    worker = (module, f"--batches {batches}")
+    worker = ("keras_towers.bench.worker", f'"batches": {batches}')
     command = [sys.executable, "-m", "keras_towers.cli.main", "bench"]
     command += ["--models", "small", "--batches", batches, "--json", str(path)]
     process = subprocess.Popen(

@@ -6,7 +6,6 @@ inside the functions, so that naming a model costs no TensorFlow start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,19 @@ SGD = {"learning_rate": 0.01, "momentum": 0.9}
 
 @dataclass(frozen=True)
 class BenchModel:
-    """One model of the benchmark."""
+    """One model of the benchmark.
+
+    Attributes:
+        title: what it is, for the reader of a table.
+        input_shape: of one example, channels last.
+        widths: units of every hidden dense layer.
+        convolutions: filters and strides of every layer before those.
+    """
 
     title: str
     input_shape: tuple[int, ...]
-    make_layers: Callable[[], list[Any]]
+    widths: tuple[int, ...]
+    convolutions: tuple[tuple[int, int], ...] = ()
 
     def build(self, optimizer: Any = None) -> Any:
         """Build and compile the model, with the same weights every time.
@@ -29,10 +36,22 @@ class BenchModel:
             optimizer: another one than SGD with momentum.
         """
         import keras
+        from keras import layers
 
         keras.utils.set_random_seed(0)
+        body: list[Any] = [
+            layers.Conv2D(
+                filters, 3, strides=strides, padding="same", activation="relu"
+            )
+            for filters, strides in self.convolutions
+        ]
+        if body:
+            body.append(layers.Flatten())
+        body += [
+            layers.Dense(width, activation="relu") for width in self.widths
+        ]
         model = keras.Sequential(
-            [keras.Input(self.input_shape), *self.make_layers()]
+            [keras.Input(self.input_shape), *body, layers.Dense(CLASSES)]
         )
         model.compile(
             optimizer or keras.optimizers.SGD(**SGD),
@@ -50,58 +69,19 @@ class BenchModel:
         return x, random.integers(CLASSES, size=examples)
 
 
-def _dense_layers(width: int, hidden: int) -> list[Any]:
-    from keras import layers
-
-    body = [layers.Dense(width, activation="relu") for _ in range(hidden)]
-    return [*body, layers.Dense(CLASSES)]
-
-
-def _cnn_layers() -> list[Any]:
-    from keras import layers
-
-    body = [
-        layers.Conv2D(
-            filters, 3, strides=strides, padding="same", activation="relu"
-        )
-        for filters, strides in ((32, 1), (32, 2), (64, 1), (64, 2))
-    ]
-    return [
-        *body,
-        layers.Flatten(),
-        layers.Dense(128, activation="relu"),
-        layers.Dense(CLASSES),
-    ]
-
-
 MODELS = {
     "small": BenchModel(
-        "4-layer perceptron, 4 thousand parameters",
-        (48,),
-        lambda: _dense_layers(width=32, hidden=3),
+        "4-layer perceptron, 4 thousand parameters", (48,), (32,) * 3
     ),
     "large": BenchModel(
-        "9-layer perceptron, 8.4 million parameters",
-        (1024,),
-        lambda: _dense_layers(width=1024, hidden=8),
+        "9-layer perceptron, 8.4 million parameters", (1024,), (1024,) * 8
     ),
     "cnn": BenchModel(
         "6-layer convolutional net, 0.6 million parameters",
         (32, 32, 3),
-        _cnn_layers,
+        widths=(128,),
+        convolutions=((32, 1), (32, 2), (64, 1), (64, 2)),
     ),
 }
-
-
-def build_adoption_model() -> Any:
-    """Build a model whose weights and momenta take about 100 MB."""
-    import keras
-
-    keras.utils.set_random_seed(0)
-    width = 1250
-    model = keras.Sequential(
-        [keras.Input((width,))] + [keras.layers.Dense(width) for _ in range(8)]
-    )
-    model.compile(keras.optimizers.SGD(**SGD), "mse")
-    model.optimizer.build(model.trainable_variables)
-    return model
+# Its weights and momenta take about 100 MB.
+ADOPTED = BenchModel("9-layer perceptron", (1250,), (1250,) * 8)

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_S = 0.005
 
 
+@dataclass(frozen=True)
 class Meeting:
-    """The ranks of one job.
+    """The processes that measure one cell.
 
-    Args:
+    Attributes:
         folder: empty at first, and the same on all ranks.
         rank: this process.
         size: number of processes.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int):
-        self.folder = folder
-        self.rank = rank
-        self.size = size
+    folder: Path
+    rank: int
+    size: int
 
     def leave(self, name: str, text: str = "") -> None:
         """Leave a text under a name, for the others to see."""
