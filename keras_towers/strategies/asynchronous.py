@@ -8,7 +8,6 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.asynchronous.calls import AsyncCalls
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.update import UpdateAlone
-from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Rooms
 
@@ -80,10 +79,9 @@ class AsyncTowerStrategy(BaseStrategy):
         reduce = modes.choose(devices, None).reduce
 
         def update(rooms: Rooms) -> UpdateAlone:
-            together = UpdateOnce(
-                rooms.config, rooms.spread, rooms.order, reduce
+            return UpdateAlone(
+                scale, rooms.config, rooms.spread, rooms.order, reduce
             )
-            return UpdateAlone(scale, together)
 
         super().__init__(devices, update, reduce, AsyncCalls, batches="each")
 

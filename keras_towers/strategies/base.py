@@ -61,8 +61,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
     Args:
         devices: the towers of this process.
         update: makes the piece that updates the weights.
-        calls: makes the piece that runs Keras's methods; None: every step on
-            all towers at once.
+        calls: makes the piece that runs Keras's methods.
         all_reduce: sums K lists of N values over all processes, exactly; for
             what is no gradient.
         transport: connects the processes.
@@ -81,8 +80,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         devices: Sequence[str],
         update: Callable[[Rooms], Update],
         all_reduce: reduction_lib.Reduction,
-        calls: Callable[[TowerConfig, Adoption, GlobalStep], Calls]
-        | None = None,
+        calls: Callable[[GlobalStep, Adoption], Calls] = TowerCalls,
         transport: Transport | None = None,
         average: bool = True,
         batches: Batches = "split",
@@ -123,8 +121,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         self._adoption = Adoption(self.config, spread, self.update)
         self.adoption = self._adoption
         step = GlobalStep(self.config, order, self.update, self.run)
-        make_calls = calls or TowerCalls
-        self.calls = make_calls(self.config, self._adoption, step)
+        self.calls = calls(step, self._adoption)
         self._entered: contextlib.ExitStack | None = None
 
     @property

@@ -64,9 +64,7 @@ class NoOpStrategy(BaseStrategy):
             devices,
             update,
             reduce,
-            lambda config, adoption, step: NoOpCalls(
-                config, adoption, self.logs
-            ),
+            lambda step, adoption: NoOpCalls(self, adoption, self.logs),
         )
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
@@ -26,23 +26,17 @@ class AsyncCalls(TowerCalls):
     """Runs training on towers that wait for nobody, the rest as ever.
 
     Args:
-        config: the towers.
-        adoption: the models that live on them.
         step: runs a step that does not train, on all towers.
+        adoption: the models that live on them.
 
     Attributes:
         staleness: how much the steps of the last epoch have missed.
     """
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        adoption: Adoption,
-        step: GlobalStep,
-    ):
-        super().__init__(config, adoption, step)
+    def __init__(self, step: GlobalStep, adoption: Adoption):
+        super().__init__(step, adoption)
         assert isinstance(step.update, UpdateAlone)
-        self._update = step.update
+        self.update = step.update
         self.staleness = Staleness()
 
     def open(
@@ -55,20 +49,8 @@ class AsyncCalls(TowerCalls):
         """Make the object that Keras's loop meets."""
         if kind not in TRAINING:
             return super().open(model, kind, prepared, start)
-        return _AsyncCall(
-            self,
-            self._config,
-            self._adoption,
-            self._step,
-            model,
-            kind,
-            prepared,
-            start,
-        )
-
-    def training(self, model: keras.Model) -> AsyncTraining:
-        """Trace the model's steps, once they are asked for."""
-        return AsyncTraining(self._config, self._adoption, self._update, model)
+        given = (self._step, self._adoption, model, kind, prepared, start)
+        return _AsyncCall(self, *given)
 
     def _run(
         self,
@@ -132,7 +114,11 @@ class _AsyncCall(TowerCall):
     def _make_train_function(self, force: bool = False) -> None:
         model = self.model
         if not isinstance(model.train_function, _TrainFunction):
-            model.train_function = _TrainFunction(self._calls.training(model))
+            model.train_function = _TrainFunction(
+                AsyncTraining(
+                    self.config, self.adoption, self._calls.update, model
+                )
+            )
         elif force:
             model.train_function.training.forget()
             return

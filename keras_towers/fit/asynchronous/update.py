@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.patches import Shadows
-from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
@@ -34,54 +32,33 @@ from keras_towers.reduction import scaled
 _numbers = itertools.count()
 
 
-class UpdateAlone:
+class UpdateAlone(UpdateOnce):
     """Every tower applies its own gradients to weights that exist once.
+
+    In a loop of one's own the towers run together, as ``UpdateOnce`` has it.
 
     Args:
         scale: what a tower's gradients are multiplied by.
-        together: what becomes of gradients in a loop of one's own, where the
-            towers run together.
+        *together: for ``UpdateOnce``.
     """
 
     name = "alone"
     description = "every tower updates the shared weights by itself"
 
-    def __init__(self, scale: float, together: UpdateOnce):
+    def __init__(self, scale: float, *together: Any):
+        super().__init__(*together)
         self.scale = scale
-        self._together = together
-        self._turns: weakref.WeakKeyDictionary[
-            Any, tf.CriticalSection | None
-        ] = weakref.WeakKeyDictionary()
+        self._turns: dict[int, tf.CriticalSection] = {}
 
     def place(self, variable: keras.Variable) -> bool:
         """Leave a weight where it is: there is one of each."""
-        _once(variable)
-        return False
-
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Take its calls; its state exists once, too."""
-        self.take_optimizer(optimizer)
-        optimizers.settle(optimizer)
-        for variable in optimizer.variables:
-            _once(variable)
-
-    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let it apply its gradients at once."""
-        optimizers.take(optimizer)
-        self._turns.setdefault(optimizer, None)
-
-    def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give its calls back."""
-        optimizers.give_back(optimizer)
-
-    def take_back(self, variable: keras.Variable) -> bool:
-        """Nothing is elsewhere."""
+        if isinstance(variable._value, compat.DistributedVariable):
+            variable._value = variables_lib.unbind(variable._value)
         return False
 
     def release(self) -> None:
         """Give all optimizers' calls back."""
-        for optimizer in self._turns:
-            optimizers.give_back(optimizer)
+        super().release()
         self._turns.clear()
 
     def apply(
@@ -93,9 +70,7 @@ class UpdateAlone:
     ) -> None:
         """Update at once, whatever other towers do."""
         if tower_lib.current() is None:
-            self._together.apply(
-                optimizer, original, grads, trainable_variables
-            )
+            super().apply(optimizer, original, grads, trainable_variables)
             return
         grads = [None if g is None else scaled(g, self.scale) for g in grads]
         if trainable_variables is not None:
@@ -119,18 +94,14 @@ class UpdateAlone:
 
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
         """The lock of an optimizer, one for all towers."""
-        if self._turns.get(optimizer) is None:
+        if id(optimizer) not in self._turns:
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 # By default TensorFlow names all of them alike, and then they
                 # are one: a step with two optimizers would wait for itself.
                 name = f"keras_towers/turns_{next(_numbers)}"
-                self._turns[optimizer] = tf.CriticalSection(shared_name=name)
-        return self._turns[optimizer]
-
-
-def _once(variable: keras.Variable) -> None:
-    if isinstance(variable._value, compat.DistributedVariable):
-        variable._value = variables_lib.unbind(variable._value)
+                section = tf.CriticalSection(shared_name=name)
+                self._turns[id(optimizer)] = section
+        return self._turns[id(optimizer)]
 
 
 def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -89,9 +89,8 @@ class TowerCall:
     methods.
 
     Args:
-        config: the towers.
-        adoption: the models that live on them.
         step: runs a step on all towers.
+        adoption: the models that live on them.
         model: the model whose method was called.
         kind: the name of the method.
         prepared: whether all variables are on the towers.
@@ -100,15 +99,14 @@ class TowerCall:
 
     def __init__(
         self,
-        config: TowerConfig,
-        adoption: Adoption,
         step: GlobalStep,
+        adoption: Adoption,
         model: keras.Model,
         kind: str,
         prepared: bool = False,
         start: Start | None = None,
     ):
-        self.config = config
+        self.config = step.config
         self.adoption = adoption
         self.model = model
         self.kind = kind
@@ -117,12 +115,8 @@ class TowerCall:
         self.order: ranks_lib.Order | None = None
         self._step = step
         self._prepared = prepared
-        self.logs = Logs(
-            model,
-            self.trains,
-            adoption.written(model, self.trains),
-            config.transport,
-        )
+        written = adoption.written(model, self.trains)
+        self.logs = Logs(model, self.trains, written, self.config.transport)
 
     @property
     def trains(self) -> bool:

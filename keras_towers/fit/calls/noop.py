@@ -15,7 +15,7 @@ from keras_towers.fit.calls import building
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
 from keras_towers.fit.calls.synchronous import run_alone
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights.adoption import Adoption
 
 
@@ -26,18 +26,18 @@ class NoOpCalls:
     calls its callbacks, over an iterator and with a step function of ours.
 
     Args:
-        config: the towers, of which there is one.
+        strategy: the strategy, of one tower.
         adoption: the models that live there.
         logs: what every step reports.
     """
 
     def __init__(
         self,
-        config: TowerConfig,
+        strategy: tf.distribute.Strategy,
         adoption: Adoption,
         logs: Mapping[str, float],
     ):
-        self._config = config
+        self._strategy = strategy
         self._adoption = adoption
         self._logs = logs
 
@@ -67,7 +67,7 @@ class NoOpCalls:
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
                 return run_alone(kind, original, model, args, kwargs)
-        call = _NoOpCall(self._config.strategy, model, kind, self._logs)
+        call = _NoOpCall(self._strategy, model, kind, self._logs)
         optimizer = getattr(model, "optimizer", None) if trains else None
         ends = {"finalize_variable_values": lambda variables: None}
         with (

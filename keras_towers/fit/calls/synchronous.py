@@ -15,7 +15,7 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks, chief
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
@@ -25,15 +25,12 @@ class TowerCalls:
     """Runs the calls of Keras's methods on towers.
 
     Args:
-        config: the towers.
-        adoption: the models that live on them.
         step: runs a step on all towers.
+        adoption: the models that live on them.
     """
 
-    def __init__(
-        self, config: TowerConfig, adoption: Adoption, step: GlobalStep
-    ):
-        self._config = config
+    def __init__(self, step: GlobalStep, adoption: Adoption):
+        self._config = step.config
         self._adoption = adoption
         self._step = step
 
@@ -85,13 +82,7 @@ class TowerCalls:
     ) -> TowerCall:
         """Make the object that Keras's loop meets."""
         return TowerCall(
-            self._config,
-            self._adoption,
-            self._step,
-            model,
-            kind,
-            prepared,
-            start,
+            self._step, self._adoption, model, kind, prepared, start
         )
 
     def _run(

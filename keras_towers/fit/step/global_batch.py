@@ -33,7 +33,7 @@ class GlobalStep:
         run_on_towers: Callable[..., Any],
     ):
         self.order = order
-        self._config = config
+        self.config = config
         self.update = update
         self._run_on_towers = run_on_towers
         self._devices = [tower_lib.short_name(d) for d in config.devices]
@@ -51,7 +51,7 @@ class GlobalStep:
         batch = self._begin(batch, counts_ranks=False)
         outputs = self._outputs(step, batch, training=False, written=set())
         result = _in_order(outputs, batch)
-        if self._config.batches == "split":
+        if self.config.batches == "split":
             result = self.order.gather(result)
         return self.order.end(result)
 
@@ -77,7 +77,7 @@ class GlobalStep:
         return self.order.end(logs.of_batch(outputs, _shares(batch)))
 
     def _begin(self, batch: Any, counts_ranks: bool) -> data_lib.TowerBatch:
-        batch = data_lib.as_tower_batch(self._config, batch)
+        batch = data_lib.as_tower_batch(self.config, batch)
         return self._with_total(self.order.begin(batch), counts_ranks)
 
     def _outputs(
@@ -95,20 +95,20 @@ class GlobalStep:
 
         def tower_step(index: int, data: Any) -> Any:
             tower = tower_lib.Tower(
-                index=self._config.first_tower + index,
-                total=self._config.num_replicas,
+                index=self.config.first_tower + index,
+                total=self.config.num_replicas,
                 device=self._devices[index],
                 training=training,
                 update=self.update,
                 share=shares[index],
                 live=None if live is None else live[index],
-                average=self._config.average,
+                average=self.config.average,
                 written=written,
             )
             with tower_lib.activate(tower):
                 return step(data)
 
-        towers = range(self._config.num_towers)
+        towers = range(self.config.num_towers)
         with self.order.step():
             outputs = self._run_on_towers(
                 tower_step,
@@ -130,7 +130,7 @@ class GlobalStep:
             here = sum(counts)
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if not counts_ranks or self._config.transport.size == 1:
+        if not counts_ranks or self.config.transport.size == 1:
             # Outputs are of the examples that are here, whoever else has some.
             return batch._replace(total=here)
         return self.order.count(batch, here)
