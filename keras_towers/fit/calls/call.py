@@ -167,6 +167,8 @@ class TowerCall:
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run a step of Keras on all towers."""
+        # Towers cannot meet inside a tf.function that a user has made of it.
+        step = getattr(step, "python_function", step)
         if self.predicts:
             return self._step.predict(step, batch)
         return self._step.run(step, batch, self.logs)
