@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -57,3 +58,16 @@ def nothing_left_patched():
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"
+
+
+@pytest.fixture
+def ctrl_c():
+    """Make SIGINT a Ctrl-C, also in a suite that was started in background.
+
+    Such a process ignores SIGINT from the start, and so does every process
+    that it starts: Python then has no handler that would raise. What a process
+    handles, on the other hand, is back at the default in those it starts.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

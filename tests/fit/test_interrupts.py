@@ -25,6 +25,8 @@ from tests.fit.ordinary import (
     together,
 )
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 
 @pytest.mark.parametrize("way", WAYS)
 def test_leaving_in_the_middle_of_fit(way):

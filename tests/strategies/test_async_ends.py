@@ -20,6 +20,8 @@ from tests.fit.ordinary import (
     fit,
 )
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 
 @pytest.mark.parametrize("epochs, examples", [(1, 53), (50, 32)])
 def test_terminate_on_nan(epochs, examples):
