@@ -3,12 +3,14 @@
 import gc
 import itertools
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
 from keras_towers import virtual_towers
 
@@ -21,6 +23,31 @@ tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 # default there is one in every other test. What is imported is none.
 gc.freeze()
 gc.set_threshold(700, 10, 50)
+
+# When an iterator is destroyed, TensorFlow may wait for its autotuner, which
+# sleeps for up to a minute. Nothing in these tests has to be tuned.
+_untuned = tf.data.Options()
+_untuned.autotune.enabled = False
+
+
+def _without_autotuner(make):
+    def init(self, dataset=None, *arguments, **options):
+        if dataset is not None:
+            dataset = dataset.with_options(_untuned)
+        make(self, dataset, *arguments, **options)
+
+    return init
+
+
+for _kind in (
+    iterator_ops.OwnedIterator,
+    multi_device_iterator_ops.OwnedMultiDeviceIterator,
+):
+    _kind.__init__ = _without_autotuner(_kind.__init__)
+_part_of_device = multi_device_iterator_ops._create_device_dataset
+multi_device_iterator_ops._create_device_dataset = lambda *arguments: (
+    _part_of_device(*arguments).with_options(_untuned)
+)
 
 _collective_keys = itertools.count(10_000, 1_000)
 
@@ -57,3 +84,16 @@ def nothing_left_patched():
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"
+
+
+@pytest.fixture
+def ctrl_c():
+    """Make SIGINT a Ctrl-C, also in a suite that was started in background.
+
+    Such a process ignores SIGINT from the start, and so does every process
+    that it starts: Python then has no handler that would raise. What a process
+    handles, on the other hand, is back at the default in those it starts.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.alike import classifier
+from tests.kit.training import compiled
 
 X, Y = m.FEATURES[:16], m.LABELS[:16]
 FIRST = "/device:CPU:0"
@@ -123,7 +123,7 @@ def test_in_a_callback_there_is_one_tower():
             seen.add(asked(kt.current_tower()))
 
     with kt.TowerStrategy(2):
-        classifier()().fit(X, Y, verbose=0, callbacks=[Ask()])
+        compiled()().fit(X, Y, verbose=0, callbacks=[Ask()])
     assert seen == {(0, 1, True, FIRST, None)}
 
 

@@ -9,23 +9,14 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, Case, compiled
 from tests.exactness.cases import fit as fitting
-from tests.fit.ordinary import (
-    EXAMPLES,
+from tests.kit.compare import assert_exact, close, same_history, same_model
+from tests.kit.ordinary import (
     Originals,
-    X,
-    Y,
-    adam,
     all_variables,
     assert_ordinary,
-    classifier,
-    close,
-    fit,
     optimizers,
-    same_history,
-    same_model,
-    together,
-    variables_on_towers,
 )
+from tests.kit.training import EXAMPLES, X, Y, adam, classifier, fit
 
 
 class Shared(keras.Model):
@@ -78,7 +69,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_state_is_carried_over_both_ways(name):
+def test_state_is_carried_over_both_ways(name, variables_on_towers):
     """Outside, on three towers, outside: as if nothing had happened."""
     case = CARRIED[name]
     reference, model = case.build(), case.build()
@@ -155,7 +146,7 @@ def _methods(model):
 
 @pytest.mark.parametrize("towers", [1, 3])
 def test_every_method_gives_what_one_device_gives(towers):
-    together(classifier, _methods, kt.TowerStrategy(towers))
+    assert_exact(classifier, _methods, kt.TowerStrategy(towers))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +168,7 @@ def test_methods_that_do_not_train_adopt_too(method):
         assert placed == tf.distribute.has_strategy()
         return result
 
-    model, _ = together(classifier, act, kt.TowerStrategy(3))
+    model = assert_exact(classifier, act, kt.TowerStrategy(3)).model
     # What was traced on towers is not used outside.
     close(method(model), method(classifier()))
 
@@ -208,7 +199,7 @@ def test_frozen_model_evaluates_and_predicts():
             fit(model),
         )
 
-    together(make, act, kt.TowerStrategy(3))
+    assert_exact(make, act, kt.TowerStrategy(3))
 
 
 def test_two_outputs():
@@ -222,7 +213,7 @@ def test_two_outputs():
         )
 
     make = CASES["several-losses"].build
-    _, (predicted, _) = together(make, act, kt.TowerStrategy(3))
+    predicted, _ = assert_exact(make, act, kt.TowerStrategy(3)).returned
     assert set(predicted) == {"label", "target"}
 
 
@@ -252,7 +243,7 @@ def test_models_that_share_layers_in_turn():
             logs.append(both.train_on_batch(X[:9], np.ones((9, 1))))
         return logs
 
-    both, _ = together(make, act, kt.TowerStrategy(3))
+    both = assert_exact(make, act, kt.TowerStrategy(3)).model
     for part in both.parts:
         assert_ordinary(part)
 

@@ -9,27 +9,16 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import (
-    Originals,
-    X,
-    Y,
-    adam,
-    all_variables,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    same_model,
-    together,
-    variables_on_towers,
-)
+from tests.kit.compare import assert_exact, close, same_model
+from tests.kit.ordinary import Originals, all_variables, assert_ordinary
+from tests.kit.training import X, Y, adam, classifier, fit
 
 
 def _compile(model, **kwargs):
     model.compile(adam(), m.cross_entropy(), metrics=["accuracy"], **kwargs)
 
 
-def test_built_inside_the_block_is_ordinary_after_it():
+def test_built_inside_the_block_is_ordinary_after_it(variables_on_towers):
     reference = classifier()
     fit(reference)
     with kt.TowerStrategy(3):
@@ -101,7 +90,7 @@ def test_model_of_a_scope_outlives_a_block_of_the_same_strategy():
     same_model(model, reference)
 
 
-def test_adopted_by_hand():
+def test_adopted_by_hand(variables_on_towers):
     reference, model = classifier(), classifier()
     originals = Originals(model)
     fit(reference, epochs=2)
@@ -117,7 +106,7 @@ def test_adopted_by_hand():
 
 
 @pytest.mark.parametrize("part", ["compile", "optimizer", "layers"])
-def test_parts_made_inside_and_first_used_after(part):
+def test_parts_made_inside_and_first_used_after(part, variables_on_towers):
     """What is left of the block is nothing but what plain Keras makes."""
     reference = classifier()
     fit(reference)
@@ -140,7 +129,7 @@ def test_parts_made_inside_and_first_used_after(part):
     same_model(model, reference)
 
 
-def test_compiled_again_inside():
+def test_compiled_again_inside(variables_on_towers):
     """New optimizer, loss and metrics; the old ones are ordinary again."""
     olds = []
 
@@ -151,7 +140,7 @@ def test_compiled_again_inside():
         fit(model, y=np.eye(3, dtype="float32")[Y])
         return model.evaluate(X, np.eye(3)[Y], verbose=0, return_dict=True)
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
     assert not variables_on_towers()
     for mine, other in zip(olds[0].variables, olds[1].variables, strict=True):
         close(mine.numpy(), other.numpy())
@@ -170,7 +159,7 @@ def test_frozen_and_thawed_between_fits():
         fit(model)
         assert np.abs(kernel - model.layers[0].kernel.numpy()).max() > 1e-4
 
-    together(classifier, act, kt.TowerStrategy(3, updates="each"))
+    assert_exact(classifier, act, kt.TowerStrategy(3, updates="each"))
 
 
 def test_layers_added_between_fits():
@@ -183,7 +172,7 @@ def test_layers_added_between_fits():
         _compile(model)
         return fit(model)["loss"]
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
 
 
 @pytest.mark.parametrize("updates", ["once", "each"])
@@ -206,7 +195,7 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
         model.reset_metrics()
         return logs
 
-    together(
+    assert_exact(
         lambda: classifier(keras.layers.BatchNormalization(synchronized=True)),
         act,
         kt.TowerStrategy(3, updates=updates),
@@ -214,7 +203,7 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
     )
 
 
-def test_own_metric_in_a_callback():
+def test_own_metric_in_a_callback(variables_on_towers):
     """A script's own evaluation works on the towers as outside."""
     results = []
 

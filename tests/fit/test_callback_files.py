@@ -7,16 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.ordinary import (
-    STEPS,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    together,
-)
+from tests.kit.compare import assert_exact, close
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import STEPS, X, Y, classifier, fit
 
 callbacks = keras.callbacks
 VALIDATION = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 9}
@@ -45,7 +38,7 @@ def test_learning_rate_callbacks_and_csv(tmp_path):
         close([float(row["loss"]) for row in rows], history["loss"], 1e-6)
         return history
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
     # Both had their say: reduced from the second epoch on, scheduled thrice.
     close(rates, 0.01 * 0.5**2 * 0.9**3, 1e-6)
 
@@ -76,7 +69,7 @@ def test_model_checkpoint(tmp_path):
             **VALIDATION,
         )
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
     names = sorted(path.name for path in folders[0].iterdir())
     assert len(names) >= 5
     for name in names:
@@ -161,7 +154,7 @@ def test_tensorboard(tmp_path):
             }
         )
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
     wanted, found = scalars
     losses = {key for key in wanted if "loss" in key[0]}
     assert len(losses) >= 2 + 2 * STEPS

@@ -7,18 +7,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import (
-    STEPS,
-    Originals,
-    X,
-    Y,
-    adam,
-    assert_ordinary,
-    classifier,
-    fit,
-    same_model,
-    together,
-)
+from tests.kit.compare import assert_exact, same_model
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import STEPS, X, Y, adam, classifier, fit
 
 callbacks = keras.callbacks
 VALIDATION = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 9}
@@ -39,7 +30,7 @@ def test_logs_of_every_batch():
         assert len(seen) == STEPS + 3
         return seen
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
 
 
 def test_state_read_in_every_batch():
@@ -76,7 +67,9 @@ def test_state_read_in_every_batch():
         assert [row[5] for row in seen] == list(range(1, 2 * STEPS + 1))
         return seen
 
-    together(lambda: classifier(optimizer=optimizer), act, kt.TowerStrategy(3))
+    assert_exact(
+        lambda: classifier(optimizer=optimizer), act, kt.TowerStrategy(3)
+    )
 
 
 def test_early_stopping_restores_the_best_weights():
@@ -91,7 +84,7 @@ def test_early_stopping_restores_the_best_weights():
         # All towers were set back, as what follows shows.
         return history, fit(model)
 
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +102,7 @@ def test_swap_ema_weights(updates, wrapped):
         history = fit(model, epochs=2, callbacks=[swap], **VALIDATION)
         return history, fit(model)
 
-    together(
+    assert_exact(
         lambda: classifier(optimizer=optimizer),
         act,
         kt.TowerStrategy(3, updates=updates),
@@ -164,6 +157,6 @@ def test_fit_of_another_model_inside_a_callback():
         return history, probe.scores, probe.mine, probe.probe.get_weights()
 
     probes = []
-    together(classifier, act, kt.TowerStrategy(3))
+    assert_exact(classifier, act, kt.TowerStrategy(3))
     assert_ordinary(probes[1])
     same_model(probes[1], probes[0])

@@ -11,19 +11,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import (
-    Originals,
-    X,
-    Y,
-    adam,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    same_history,
-    same_model,
-    together,
-)
+from tests.kit.compare import assert_exact, close, same_history, same_model
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import X, Y, adam, classifier, fit
 
 
 def _everything_in_keras() -> dict:
@@ -299,7 +289,7 @@ class OwnUpdateStep(keras.optimizers.Optimizer):
     ],
 )
 def test_own_optimizers(kind, updates):
-    together(
+    assert_exact(
         lambda: classifier(optimizer=lambda: kind(0.01)),
         fit,
         kt.TowerStrategy(3, updates=updates),

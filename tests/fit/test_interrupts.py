@@ -12,18 +12,11 @@ import keras_towers as kt
 from keras_towers.fit.weights.spread import SpreadVariables
 from tests.exactness import models as m
 from tests.fit.leaving import WAYS, Boom, interrupt
-from tests.fit.ordinary import (
-    BATCH,
-    STEPS,
-    Originals,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    fit,
-    same_model,
-    together,
-)
+from tests.kit.compare import assert_exact, same_model
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
+
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -166,7 +159,7 @@ def test_error_in_the_data():
         with pytest.raises(tf.errors.OpError, match="no more data"):
             model.fit(broken(), verbose=0)
 
-    model, _ = together(classifier, act, kt.TowerStrategy(3))
+    model = assert_exact(classifier, act, kt.TowerStrategy(3)).model
     assert int(model.optimizer.iterations) > 0
 
 

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.alike import assert_alike, classifier
+from tests.kit.compare import assert_exact
+from tests.kit.training import compiled
 
 # Batches of 7 on 3 towers are 3, 2, 2; of 4 in the end 2, 1, 1; then of 1.
 COUNT, BATCH = 29, 7
@@ -30,40 +31,40 @@ def fitting(y=Y, weights=None, x=X, **kwargs):
     "reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"]
 )
 def test_reductions(reduction, weights):
-    make = classifier(
+    make = compiled(
         loss=lambda: m.cross_entropy(reduction=reduction),
         optimizer=lambda: keras.optimizers.SGD(0.01),
     )
-    assert_alike(make, fitting(weights=weights), towers())
+    assert_exact(make, fitting(weights=weights), towers())
 
 
 @pytest.mark.parametrize("zero", [slice(0, 3), slice(3, 7), slice(0, 7)])
 def test_weights_that_are_zero_on_some_towers(zero):
     weights = W.copy()
     weights[zero] = 0
-    make = classifier(
+    make = compiled(
         loss=lambda: m.cross_entropy(reduction="mean_with_sample_weight"),
         weighted_metrics=["accuracy"],
     )
-    assert_alike(make, fitting(weights=weights), towers())
+    assert_exact(make, fitting(weights=weights), towers())
 
 
 @pytest.mark.parametrize(
     "reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"]
 )
 def test_masks(reduction):
-    make = classifier(
+    make = compiled(
         m.with_mask, loss=lambda: m.cross_entropy(reduction=reduction)
     )
     act = fitting(m.SENTENCE_LABELS[:COUNT], x=m.SENTENCES[:COUNT])
-    assert_alike(make, act, towers(), tolerance=1e-5)
+    assert_exact(make, act, towers(), tolerance=1e-5)
 
 
 def test_mask_that_hides_all_of_one_towers_part():
     sentences = m.SENTENCES[:COUNT].copy()
     sentences[0:3] = 0
     act = fitting(m.SENTENCE_LABELS[:COUNT], x=sentences)
-    assert_alike(classifier(m.with_mask), act, towers())
+    assert_exact(compiled(m.with_mask), act, towers())
 
 
 def test_loss_that_is_a_function():
@@ -72,7 +73,7 @@ def test_loss_that_is_a_function():
             y, p, from_logits=True
         )
 
-    assert_alike(classifier(loss=loss), fitting(), towers())
+    assert_exact(compiled(loss=loss), fitting(), towers())
 
 
 class AddsLoss(keras.layers.Layer):
@@ -82,8 +83,8 @@ class AddsLoss(keras.layers.Layer):
 
 
 def test_add_loss():
-    make = classifier(lambda: m.mlp(AddsLoss()))
-    assert_alike(make, fitting(), towers())
+    make = compiled(lambda: m.mlp(AddsLoss()))
+    assert_exact(make, fitting(), towers())
 
 
 class Custom(keras.Sequential):
@@ -148,23 +149,23 @@ def custom(cls, optimizer=lambda: keras.optimizers.SGD(0.01, 0.9)):
 def test_custom_steps_that_average(cls, batch):
     # The metric is given one number a batch, without sample weights: the mean
     # over batches, each of which counts once, as on one device.
-    assert_alike(custom(cls), fitting(batch_size=batch), towers())
+    assert_exact(custom(cls), fitting(batch_size=batch), towers())
 
 
 def test_custom_step_that_scales_by_the_optimizer():
     # Logs of a scaled loss are the tower's own business; weights are exact.
     def act(model):
         fitting()(model)
-        return ()
+        model.reset_metrics()
 
-    assert_alike(custom(ScaledByOptimizer), act, towers())
+    assert_exact(custom(ScaledByOptimizer), act, towers())
 
 
 def test_sum_of_a_custom_step():
     def act(model):
         return {"mean": fitting()(model).history["mean"]}
 
-    assert_alike(custom(Summed), act, towers(average=False))
+    assert_exact(custom(Summed), act, towers(average=False))
 
 
 def test_not_to_average_is_not_to_average():
@@ -178,7 +179,7 @@ def test_not_to_average_is_not_to_average():
             return 3 * tf.reduce_mean(losses)
 
     make = custom(Custom)
-    assert_alike(
+    assert_exact(
         make,
         act,
         towers(average=False),
@@ -224,7 +225,7 @@ def test_metrics(name):
         evaluated = model.evaluate(X, targets, batch_size=7, verbose=0)
         return trained, evaluated
 
-    assert_alike(make, act, towers(), tolerance=1e-5)
+    assert_exact(make, act, towers(), tolerance=1e-5)
 
 
 def test_mean_iou():
@@ -241,7 +242,7 @@ def test_mean_iou():
         )
         return model
 
-    assert_alike(make, fitting(labels), towers())
+    assert_exact(make, fitting(labels), towers())
 
 
 class Examples(keras.metrics.Metric):
@@ -274,7 +275,7 @@ def test_whole_numbers_are_counted_exactly(number):
         counts.append(int(history["examples"][-1]))
         return history
 
-    assert_alike(make, act, towers(number))
+    assert_exact(make, act, towers(number))
     assert counts == [COUNT, COUNT]
 
 
@@ -328,4 +329,4 @@ def test_log_under_the_name_of_a_metric_that_counts_nothing(eagerly):
         model.compile("sgd", run_eagerly=eagerly)
         return model
 
-    assert_alike(make, fitting(), towers())
+    assert_exact(make, fitting(), towers())

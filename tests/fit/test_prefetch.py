@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.fit.alike import assert_alike, classifier, strategy_of
 from tests.fit.test_inputs import W, X, Y, batches, fitting
+from tests.kit.compare import assert_exact
+from tests.kit.training import compiled, strategy_of
 
 
 def strategy(towers, each=False):
@@ -25,24 +26,24 @@ def fixed_size(batch, count=48):
 def test_split(source):
     # 53 examples in batches of 7: pieces of 3, 3 and 1, in the end of 2, 2, 0.
     act = fitting(source, 7, epochs=1)
-    assert_alike(classifier(), act, strategy(3))
+    assert_exact(compiled(), act, strategy(3))
 
 
 @pytest.mark.parametrize("source", ["numpy", "unknown length", "PyDataset"])
 def test_each(source):
     act = fitting(source, 4, epochs=1)
     reference = fitting(source, 12, epochs=1)
-    assert_alike(classifier(), act, strategy(3, True), reference)
+    assert_exact(compiled(), act, strategy(3, True), reference)
 
 
 def test_several_epochs():
-    assert_alike(classifier(), fitting("numpy", 16), strategy(2))
+    assert_exact(compiled(), fitting("numpy", 16), strategy(2))
 
 
 def test_generator_to_each():
     act = fitting("generator", 8, epochs=1, steps_per_epoch=3)
     reference = fitting("generator", 16, epochs=1, steps_per_epoch=3)
-    assert_alike(classifier(), act, strategy(2, True), reference)
+    assert_exact(compiled(), act, strategy(2, True), reference)
 
 
 def test_last_group_of_known_size_to_each():
@@ -60,8 +61,8 @@ def test_last_group_of_known_size_to_each():
         dataset = tf.data.Dataset.from_tensor_slices((X, Y, W)).take(48)
         return model.fit(dataset.batch(32), verbose=0, shuffle=False)
 
-    assert_alike(classifier(), act, strategy(2, True), reference)
-    assert_alike(classifier(), act_on_48, strategy(2, True), reference_on_48)
+    assert_exact(compiled(), act, strategy(2, True), reference)
+    assert_exact(compiled(), act_on_48, strategy(2, True), reference_on_48)
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -71,8 +72,8 @@ def test_batches_of_one_example(each):
             X[:5], Y[:5], batch_size=batch, shuffle=False, verbose=0
         )
 
-    assert_alike(
-        classifier(),
+    assert_exact(
+        compiled(),
         act,
         strategy(4, each),
         lambda model: act(model, 4 if each else 1),
@@ -83,17 +84,17 @@ def test_batches_of_one_example(each):
 def test_fewer_steps_than_batches(each):
     act = fitting("tf.data", 4 if each else 8, steps_per_epoch=3)
     reference = fitting("tf.data", 8, steps_per_epoch=3)
-    assert_alike(classifier(), act, strategy(2, each), reference)
+    assert_exact(compiled(), act, strategy(2, each), reference)
 
 
 def test_steps_per_execution():
-    make = classifier(steps_per_execution=3)
-    assert_alike(make, fitting("tf.data", epochs=1), strategy(2))
+    make = compiled(steps_per_execution=3)
+    assert_exact(make, fitting("tf.data", epochs=1), strategy(2))
 
 
 def test_shuffled_numpy():
     act = fitting("numpy", 16, shuffle=True)
-    assert_alike(classifier(), act, strategy(2))
+    assert_exact(compiled(), act, strategy(2))
 
 
 def test_validation():
@@ -104,7 +105,7 @@ def test_validation():
         validation_data=batches(5),
         validation_steps=3,
     )
-    assert_alike(classifier(), act, strategy(2))
+    assert_exact(compiled(), act, strategy(2))
 
 
 def test_evaluate_and_predict():
@@ -114,7 +115,7 @@ def test_evaluate_and_predict():
             model.predict(X, batch_size=7, verbose=0),
         )
 
-    assert_alike(classifier(), act, strategy(3))
+    assert_exact(compiled(), act, strategy(3))
 
 
 def test_strings_and_dictionaries():
@@ -138,7 +139,7 @@ def test_strings_and_dictionaries():
         )
         return model.fit(dataset.batch(7), verbose=0, shuffle=False)
 
-    assert_alike(make, act, strategy(2))
+    assert_exact(make, act, strategy(2))
 
 
 def test_the_next_batch_is_read_while_the_current_one_computes():

@@ -10,18 +10,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import (
-    Originals,
-    X,
-    Y,
-    adam,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    same_history,
-    same_model,
-)
+from tests.kit.compare import close, same_history, same_model
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import X, Y, adam, classifier, fit
 
 
 def _accumulating():

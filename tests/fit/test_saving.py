@@ -9,18 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.ordinary import (
-    X,
-    Y,
-    adam,
-    all_variables,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    same_model,
-    variables_on_towers,
-)
+from tests.kit.compare import close, same_model
+from tests.kit.ordinary import all_variables, assert_ordinary
+from tests.kit.training import X, Y, adam, classifier, fit
 
 # Towers differ in their moving statistics: what is saved has to be the mean.
 batch_norm = keras.layers.BatchNormalization
@@ -63,7 +54,9 @@ def test_keras_file_inside_and_after(updates, tmp_path):
         close(mine.numpy(), value.numpy())
 
 
-def test_loaded_inside_goes_on_and_is_ordinary_after(tmp_path):
+def test_loaded_inside_goes_on_and_is_ordinary_after(
+    tmp_path, variables_on_towers
+):
     reference = classifier()
     fit(reference)
     reference.save(tmp_path / "model.keras")

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.alike import weights_of
+from tests.kit.compare import weights_of
 
 X, Y = m.FEATURES[:24], m.LABELS[:24]
 MOMENTUM, EPSILON = 0.8, 1e-3

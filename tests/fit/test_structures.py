@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.fit.alike import assert_alike, strategy_of
+from tests.kit.compare import assert_exact
+from tests.kit.training import strategy_of
 
 X, Y = m.FEATURES, m.LABELS
 
@@ -31,9 +32,9 @@ def test_dictionaries_and_nested_structures():
         trained = model.fit(dataset, verbose=0, shuffle=False).history
         return trained, model.predict(data[0], batch_size=5, verbose=0)
 
-    assert_alike(make, act, strategy_of(3))
+    assert_exact(make, act, strategy_of(3))
     # Here a step takes a batch from each tower.
-    assert_alike(
+    assert_exact(
         make,
         lambda model: fit_nested(model, 4),
         strategy_of(2, batches="each"),
@@ -70,7 +71,7 @@ def test_strings(each):
         return model.fit(dataset.batch(batch), verbose=0, shuffle=False)
 
     strategy = strategy_of(2, batches="each" if each else "split")
-    assert_alike(
+    assert_exact(
         make, act, strategy, lambda model: act(model, 6 if each else 3)
     )
 
@@ -131,7 +132,7 @@ def test_ragged_and_sparse(kind, each, lazy):
         return trained.history, model.predict(dataset, verbose=0)
 
     strategy = strategy_of(2, batches="each" if each else "split")
-    assert_alike(
+    assert_exact(
         lambda: model_of(kind, lazy),
         act,
         strategy,
@@ -146,7 +147,7 @@ def test_ragged_and_sparse_ahead(kind):
         dataset = tf.data.Dataset.from_tensor_slices((inputs_of(kind), Y[:20]))
         return model.fit(dataset.batch(7), verbose=0, shuffle=False)
 
-    assert_alike(lambda: model_of(kind, False), act, strategy_of(2, True))
+    assert_exact(lambda: model_of(kind, False), act, strategy_of(2, True))
 
 
 def test_a_fit_without_targets():
@@ -163,4 +164,4 @@ def test_a_fit_without_targets():
     def act(model):
         return model.fit(X[:10], batch_size=4, verbose=0, shuffle=False)
 
-    assert_alike(make, act, strategy_of(3))
+    assert_exact(make, act, strategy_of(3))

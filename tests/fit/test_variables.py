@@ -10,7 +10,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import variables as lib
 from tests.exactness import models as m
-from tests.fit.alike import classifier
+from tests.kit.training import compiled
 
 TOWERS = 3
 
@@ -224,7 +224,7 @@ def test_viewed_is_undone_after_an_error(strategy):
 
 def test_a_users_own_step_reads_the_model(strategy):
     # In a custom loop inside the scope, on a model that is on the towers.
-    model = classifier()()
+    model = compiled()()
     with strategy:
         strategy.adopt(model)
         kernel = model.layers[0].kernel

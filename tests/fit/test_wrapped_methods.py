@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.fit.ordinary import (
-    X,
-    Y,
-    adam,
-    assert_ordinary,
-    classifier,
-    same_model,
-)
+from tests.kit.compare import same_model
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import X, Y, adam, classifier
 
 STRATEGIES = [
     lambda: kt.TowerStrategy(3),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tests.fit.ordinary import X, Y
+from tests.kit.training import X, Y
 
 
 def dataset() -> tf.data.Dataset:

@@ -9,17 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.ordinary import (
-    STEPS,
-    Originals,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-    same_history,
-)
+from tests.kit.compare import close, same_history
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import SameShape, Sleeps, dataset, within
 
 TARGETS = (Y == 1).astype("float32")[:, None]

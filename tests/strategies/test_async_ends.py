@@ -10,15 +10,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.leaving import WAYS, interrupt
-from tests.fit.ordinary import (
-    STEPS,
-    Originals,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    fit,
-)
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import STEPS, X, Y, classifier, fit
+
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 @pytest.mark.parametrize("epochs, examples", [(1, 53), (50, 32)])

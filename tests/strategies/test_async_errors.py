@@ -7,16 +7,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.leaving import Boom
-from tests.fit.ordinary import (
-    BATCH,
-    STEPS,
-    Originals,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    fit,
-)
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import SameShape
 
 BAD = 1000.0

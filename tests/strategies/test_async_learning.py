@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import STEPS, classifier, fit
+from tests.kit.training import STEPS, classifier, fit
 
 
 @pytest.mark.parametrize(

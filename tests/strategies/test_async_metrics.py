@@ -6,7 +6,8 @@ import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.ordinary import STEPS, X, Y, close, fit, same_history
+from tests.kit.compare import close, same_history
+from tests.kit.training import STEPS, X, Y, fit
 from tests.strategies.async_cases import Sleeps
 
 TARGETS = (Y == 1).astype("float32")[:, None]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.asynchronous.threads import TowerThreads
-from tests.fit.ordinary import STEPS, classifier, fit
+from tests.kit.training import STEPS, classifier, fit
 from tests.strategies.async_cases import Sleeps, dataset
 
 

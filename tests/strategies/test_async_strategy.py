@@ -6,16 +6,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.strategies import registry
-from tests.fit.ordinary import (
-    BATCH,
-    STEPS,
-    X,
-    Y,
-    assert_ordinary,
-    classifier,
-    close,
-    fit,
-)
+from tests.kit.compare import close
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import dataset
 
 

@@ -9,7 +9,8 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.calls import noop
 from tests.exactness import models as m
-from tests.fit.alike import classifier, weights_of
+from tests.kit.compare import weights_of
+from tests.kit.training import compiled
 from tests.strategies.test_bad_input import Before
 
 X, Y = m.FEATURES, m.LABELS
@@ -35,7 +36,7 @@ class Told(keras.callbacks.Callback):
 
 
 def told(act, strategy=None):
-    model, callback = classifier()(), Told()
+    model, callback = compiled()(), Told()
     if strategy is None:
         act(model, callback)
     else:
@@ -126,7 +127,7 @@ def test_callbacks_are_told_what_keras_tells(name, steps_per_execution):
 
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_no_data():
-    model, callback = classifier()(), Told()
+    model, callback = compiled()(), Told()
     was = Before(model)
     with kt.NoOpStrategy():
         history = model.fit(
@@ -169,7 +170,7 @@ class Empty(keras.utils.PyDataset):
     ],
 )
 def test_no_step(given, said):
-    model, callback = classifier()(), Told()
+    model, callback = compiled()(), Told()
     was = Before(model)
     with pytest.raises(kt.TowerError, match=said), kt.NoOpStrategy():
         model.fit(verbose=0, callbacks=[callback, Ends()], **given)
@@ -197,7 +198,7 @@ def test_validation_of_no_step(given):
 
 
 def test_neither_data_nor_steps():
-    model = classifier()()
+    model = compiled()()
     was = Before(model)
     with (
         pytest.raises(kt.TowerError, match="steps_per_epoch"),
@@ -218,7 +219,7 @@ def test_neither_data_nor_steps():
     ],
 )
 def test_nothing_changes(optimizer):
-    model = classifier(optimizer=optimizer)()
+    model = compiled(optimizer=optimizer)()
     for _ in range(3):
         # Not fit, whose end puts averages in place of the weights.
         model.train_on_batch(X, Y)
@@ -235,7 +236,7 @@ def test_nothing_changes(optimizer):
 
 
 def test_it_trains_as_ever_afterwards():
-    model, other = classifier()(), classifier()()
+    model, other = compiled()(), compiled()()
     with kt.NoOpStrategy():
         model.fit(X, Y, epochs=2, verbose=0, validation_data=(X, Y))
     histories = []
@@ -250,7 +251,7 @@ def test_it_trains_as_ever_afterwards():
 
 def test_data_is_not_read():
     unread = Unread()
-    model = classifier()()
+    model = compiled()()
     with kt.NoOpStrategy():
         model.fit(unread.dataset(known=True), epochs=3, verbose=0)
         model.fit(Lazy(workers=2), epochs=3, verbose=0, validation_data=Lazy())
@@ -264,7 +265,7 @@ def test_after_an_error_everything_is_as_it_was():
         def on_test_batch_end(self, batch, logs=None):
             raise KeyboardInterrupt
 
-    model = classifier()()
+    model = compiled()()
     model.fit(X, Y, verbose=0)
     was, function = Before(model), model.train_function
     with pytest.raises(KeyboardInterrupt), kt.NoOpStrategy():
@@ -278,7 +279,7 @@ def test_after_an_error_everything_is_as_it_was():
 
 def test_a_model_built_inside():
     with kt.NoOpStrategy():
-        model = classifier()()
+        model = compiled()()
         was = weights_of(model)
         model.fit(X, Y, verbose=0)
         for name, value in weights_of(model).items():
@@ -349,7 +350,7 @@ def test_a_model_that_is_not_built_stays_so_without_data():
 
 def test_a_model_of_another_strategy():
     with kt.TowerStrategy(2).scope():
-        model = classifier()()
+        model = compiled()()
     with (
         pytest.raises(kt.TowerError, match="lives on another"),
         kt.NoOpStrategy() as strategy,
@@ -359,7 +360,7 @@ def test_a_model_of_another_strategy():
 
 def test_progress_bar(capsys):
     with kt.NoOpStrategy():
-        classifier()().fit(epochs=2, steps_per_epoch=7)
+        compiled()().fit(epochs=2, steps_per_epoch=7)
     assert "Epoch 2/2" in capsys.readouterr().out
 
 

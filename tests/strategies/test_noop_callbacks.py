@@ -6,14 +6,14 @@ import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.alike import classifier
+from tests.kit.training import compiled
 
 X, Y = m.FEATURES, m.LABELS
 
 
 def test_logs():
     given = {"loss": 0.5, "accuracy": 0.25}
-    model = classifier()()
+    model = compiled()()
     seen = []
     batch_end = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(logs)
@@ -38,7 +38,7 @@ def test_logs():
 
 
 def test_callbacks_that_need_a_number(tmp_path):
-    model = classifier()()
+    model = compiled()()
     path = str(tmp_path / "{epoch}-{val_loss:.2f}.keras")
     callbacks = [
         keras.callbacks.ModelCheckpoint(path),
@@ -59,7 +59,7 @@ def test_callbacks_that_need_a_number(tmp_path):
 
 
 def test_what_callbacks_compute_is_computed():
-    model = classifier()()
+    model = compiled()()
     wanted = model.evaluate(X, Y, verbose=0)
     predicted = model.predict(X, verbose=0)
 
@@ -97,7 +97,7 @@ def test_stopped_by_a_callback():
             self.model.stop_training = batch == 1
 
     with kt.NoOpStrategy():
-        history = classifier()().fit(
+        history = compiled()().fit(
             X, Y, batch_size=8, epochs=5, verbose=0, callbacks=[Stop()]
         )
     assert history.epoch == [0]

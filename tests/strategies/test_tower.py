@@ -1,7 +1,6 @@
 """What a TowerStrategy says of itself, and what it does with one tower."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -9,7 +8,8 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.weights.variables import TowerVariable
 from tests.exactness import models as m
-from tests.fit.alike import assert_alike, classifier, weights_of
+from tests.kit.compare import assert_exact, same_model
+from tests.kit.training import compiled
 
 
 def test_describe():
@@ -61,7 +61,7 @@ class Look(keras.callbacks.Callback):
 
 
 def test_one_tower_is_plain_keras():
-    model = classifier()()
+    model = compiled()()
     before = [v._value for v in model.variables]
     look = Look()
     with kt.TowerStrategy(1):
@@ -81,11 +81,11 @@ def test_one_tower_gives_what_keras_gives():
         return trained, model.evaluate(m.FEATURES, m.LABELS, verbose=0)
 
     strategy = kt.TowerStrategy(1)
-    assert_alike(classifier(), act, strategy, tolerance=0)
+    assert_exact(compiled(), act, strategy, tolerance=0)
 
 
 def test_one_tower_keeps_what_the_user_compiled():
-    model = classifier(jit_compile=True)()
+    model = compiled(jit_compile=True)()
     with kt.TowerStrategy(1):
         model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0)
         assert model.jit_compile
@@ -93,7 +93,7 @@ def test_one_tower_keeps_what_the_user_compiled():
 
 
 def test_several_towers_for_contrast():
-    model = classifier()()
+    model = compiled()()
     before = [v._value for v in model.variables]
     look = Look()
     with kt.TowerStrategy(2) as strategy:
@@ -106,15 +106,13 @@ def test_several_towers_for_contrast():
 
 def test_a_strategy_can_be_used_again():
     strategy = kt.TowerStrategy(2)
-    model = classifier()()
+    model = compiled()()
     for _ in range(2):
         with strategy:
             model.fit(m.FEATURES, m.LABELS, verbose=0, shuffle=False)
-    other = classifier()()
+    other = compiled()()
     other.fit(m.FEATURES, m.LABELS, verbose=0, shuffle=False, epochs=2)
-    wanted = weights_of(other).values()
-    for found, value in zip(weights_of(model).values(), wanted, strict=True):
-        np.testing.assert_allclose(found, value, rtol=3e-6, atol=3e-6)
+    same_model(model, other)
 
 
 def test_towers_in_any_order():
@@ -122,11 +120,11 @@ def test_towers_in_any_order():
         return model.fit(m.FEATURES, m.LABELS, verbose=0)
 
     strategy = kt.TowerStrategy(["CPU:5", "CPU:1", "CPU:7"])
-    assert_alike(classifier(), act, strategy)
+    assert_exact(compiled(), act, strategy)
 
 
 def test_adopt_before_fit():
-    model = classifier()()
+    model = compiled()()
     with kt.TowerStrategy(2) as strategy:
         strategy.adopt(model)
         assert all(isinstance(v._value, TowerVariable) for v in model.weights)
@@ -161,7 +159,7 @@ def test_num_replicas_in_sync_inside_and_outside():
 
 
 def test_xla_is_off_on_towers_and_back_after(caplog):
-    model = classifier(jit_compile=True)()
+    model = compiled(jit_compile=True)()
     with caplog.at_level("INFO", "keras_towers"), kt.TowerStrategy(2):
         model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0)
     assert "jit_compile is off" in caplog.text

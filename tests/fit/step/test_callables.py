@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.ordinary import X, Y, assert_ordinary, classifier, same_model
+from tests.kit.compare import same_model
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import X, Y, classifier
 
 
 class Decorated(keras.Sequential):

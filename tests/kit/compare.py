@@ -1,0 +1,159 @@
+"""Do the same on one device and on towers, and compare all that comes out."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.kit.ordinary import Originals, all_variables, assert_ordinary
+
+TOLERANCE = 2e-6
+
+Make = Callable[[], keras.Model]
+Act = Callable[[keras.Model], Any]
+
+
+def close(
+    found: Any, wanted: Any, tolerance: float = TOLERANCE, message: str = ""
+) -> None:
+    """Two arrays or numbers differ by no more than the tolerance."""
+    np.testing.assert_allclose(
+        found, wanted, rtol=tolerance, atol=tolerance, err_msg=message
+    )
+
+
+def same_history(
+    found: dict[str, Any], wanted: dict[str, Any], tolerance: float = TOLERANCE
+) -> None:
+    """Two histories, or any dicts of numbers, are the same."""
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        close(found[name], values, tolerance, name)
+
+
+def same_model(
+    found: keras.Model, wanted: keras.Model, tolerance: float = TOLERANCE
+) -> None:
+    """Weights, optimizer state, metrics and seeds of two models are the same.
+
+    The stream of a random generator goes on as it did.
+    """
+    _same_values(_values(found), _values(wanted), tolerance)
+
+
+def weights_of(model: keras.Model) -> dict[str, np.ndarray]:
+    """All weights but the states of random generators."""
+    return {
+        f"{index} {variable.name}": variable.numpy()
+        for index, variable in enumerate(model.variables)
+        if "seed" not in variable.path
+    }
+
+
+def assert_towers_equal(model: keras.Model) -> None:
+    """Every tower holds the same trainable weights, to the last bit."""
+    for variable in model.trainable_variables:
+        first, *others = getattr(variable._value, "values", [variable._value])
+        for index, other in enumerate(others, 1):
+            np.testing.assert_array_equal(
+                first.numpy(),
+                other.numpy(),
+                err_msg=f"{variable.path} on tower {index}",
+            )
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What comes of using a model.
+
+    Attributes:
+        model: the model, off the towers.
+        returned: what was returned; of a ``History`` its dict.
+        values: all variables afterwards, as pairs of path and value.
+    """
+
+    model: keras.Model
+    returned: Any
+    values: list[tuple[str, np.ndarray]]
+
+
+def outcome(make: Make, act: Act, strategy: Any = None) -> Outcome:
+    """Use a new model, on one device or on towers.
+
+    On towers, all of them end with the same weights, and the model is an
+    ordinary one afterwards, with the variables that it had.
+
+    Args:
+        make: gives a compiled model, the same every time.
+        act: uses the model.
+        strategy: the towers; one device where it is None.
+    """
+    model = make()
+    originals = Originals(model) if model.built else None
+    # The same draws for shuffled data, whatever came before.
+    keras.utils.set_random_seed(11)
+    with strategy or contextlib.nullcontext():
+        returned = act(model)
+        if strategy is not None:
+            assert_towers_equal(model)
+    assert_ordinary(model)
+    if originals is not None:
+        originals.assert_back()
+    return Outcome(
+        model, getattr(returned, "history", returned), _values(model)
+    )
+
+
+def assert_same(
+    found: Outcome, wanted: Outcome, tolerance: float = TOLERANCE
+) -> None:
+    """Two uses of a model returned the same and left the same variables."""
+    tf.nest.assert_same_structure(found.returned, wanted.returned)
+    if wanted.returned is not None:
+        tf.nest.map_structure(
+            lambda a, b: close(a, b, tolerance), found.returned, wanted.returned
+        )
+    _same_values(found.values, wanted.values, tolerance)
+
+
+def assert_exact(
+    make: Make,
+    act: Act,
+    strategy: Any,
+    reference: Act | None = None,
+    tolerance: float = TOLERANCE,
+) -> Outcome:
+    """Assert that towers give what one device gives.
+
+    Args:
+        make: gives a compiled model, the same every time.
+        act: uses the model on the towers.
+        strategy: the towers.
+        reference: uses the model on one device; like ``act`` where it is None.
+        tolerance: largest difference allowed.
+
+    Returns:
+        what came of it on the towers.
+    """
+    wanted = outcome(make, reference or act)
+    found = outcome(make, act, strategy)
+    assert_same(found, wanted, tolerance)
+    return found
+
+
+def _values(model: keras.Model) -> list[tuple[str, np.ndarray]]:
+    return [(v.path, v.numpy()) for v in all_variables(model)]
+
+
+def _same_values(
+    found: list[tuple[str, np.ndarray]],
+    wanted: list[tuple[str, np.ndarray]],
+    tolerance: float,
+) -> None:
+    # A lazily built model may number its layers differently: by order.
+    for (path, value), (other, reference) in zip(found, wanted, strict=True):
+        close(value, reference, tolerance, f"{path} {other}")

@@ -1,0 +1,71 @@
+"""What makes a model an ordinary Keras model, before and after a block."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# What the trainer of an adopted model must not keep.
+_METHODS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+
+
+def optimizers(model: keras.Model) -> list[Any]:
+    """The optimizers of a model of these tests, wrapped ones too."""
+    found = [
+        value
+        for value in vars(model).values()
+        if isinstance(value, keras.optimizers.Optimizer)
+    ]
+    inner = [getattr(item, "inner_optimizer", None) for item in found]
+    return found + [item for item in inner if item is not None]
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Weights, optimizers, metrics, seeds: not by keras_towers's own search."""
+    variables = list(model.variables)
+    for optimizer in optimizers(model):
+        variables += optimizer.variables
+    for metric in model.metrics:
+        variables += metric.variables
+    for layer in model._flatten_layers():
+        variables += [g.state for g in getattr(layer, "_seed_generators", ())]
+    return list({id(variable): variable for variable in variables}.values())
+
+
+class Originals:
+    """The ``tf.Variable`` objects of a model, to be found again."""
+
+    def __init__(self, model: keras.Model):
+        self.held = [(v, v._value) for v in all_variables(model)]
+        assert self.held
+
+    def assert_back(self) -> None:
+        for variable, value in self.held:
+            assert variable._value is value, variable.path
+
+
+def assert_ordinary(model: keras.Model) -> None:
+    """Nothing of a strategy is left in the model."""
+    default = tf.distribute.get_strategy()
+    assert not tf.distribute.has_strategy()
+    for variable in all_variables(model):
+        value = variable._value
+        assert isinstance(value, tf.Variable), variable.path
+        assert not isinstance(value, tf.distribute.DistributedValues), (
+            variable.path
+        )
+        for holder in (value, value.handle):
+            assert not hasattr(holder, "_distributed_container"), variable.path
+    for optimizer in optimizers(model):
+        assert optimizer._distribution_strategy is default
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            assert layer._distribute_strategy is None
+            assert not set(_METHODS) & set(vars(layer))
