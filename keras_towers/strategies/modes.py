@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
@@ -42,15 +42,20 @@ class Entry(NamedTuple):
     Attributes:
         make: from the devices to the reduction.
         obstacle: from the devices to why it cannot run there, or None.
+        note: from the reduction to what is to be said of it.
     """
 
     make: Callable[[Sequence[str]], reduction.Reduction]
     obstacle: Callable[[Sequence[str]], str | None] = _always
+    note: Callable[[Any], str] = lambda reduce: ""
 
 
 MODES: dict[ModeName, Entry] = {
     "nccl": Entry(lambda devices: reduction.nccl_all_reduce, _nccl),
-    "collective": Entry(reduction.CollectiveAllReduce),
+    "collective": Entry(
+        lambda devices: reduction.CollectiveAllReduce(devices),
+        note=lambda reduce: f"; {reduce.hint} algorithm",
+    ),
     "hierarchical": Entry(
         lambda devices: reduction.hierarchical_all_reduce, _two_groups
     ),
@@ -101,7 +106,7 @@ def choose(
     Raises:
         TowerError: unknown mode.
     """
-    if wanted is not None and wanted not in MODES:
+    if wanted is not None and wanted not in tuple(MODES):
         raise TowerError(
             f"mode={wanted!r} is not known. Give one of "
             f"{', '.join(map(repr, MODES))}, or None to let the strategy pick."
@@ -117,8 +122,7 @@ def choose(
             reason = f"{wanted!r} was asked for, but {obstacle}"
             logger.warning("mode %r instead: %s", name, reason)
     reduce = MODES[name].make(devices)
-    if isinstance(reduce, reduction.CollectiveAllReduce):
-        reason = f"{reason}; {reduce.hint} algorithm"
+    reason += MODES[name].note(reduce)
     if packer is None:
         packer = not on_host
     if packer and len(devices) > 1:
