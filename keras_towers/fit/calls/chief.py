@@ -15,7 +15,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
-# These write files, or print, which ranks would do over each other.
+# Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.BackupAndRestore,

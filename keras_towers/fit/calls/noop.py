@@ -56,7 +56,7 @@ class NoOpCalls:
                 no step to train.
         """
         if "_maybe_symbolic_build" not in vars(model):
-            # Present while a fit runs, one of whose callbacks called this.
+            # It is shadowed only during a fit, whose callbacks may call this.
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)
         trains = kind in TRAINING
