@@ -141,7 +141,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         if index is None:
             self.assign_everywhere(value)
             return self
-        # Never reset by a read: a traced write runs in every later step.
+        # Never reset: a write may be traced once and run in every later step.
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
