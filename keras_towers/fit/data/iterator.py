@@ -54,7 +54,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._transport, self._kind = transport, kind
         self._towers = config.num_towers
         self._order = order
-        # Ranks that read their own training data read their own validation data.
+        # Ranks with their own training data have their own validation data.
         self.at_last_step = False
         self._each = config.batches == "each" and (trains or ranks)
         with order.of_arrays() if order else contextlib.nullcontext():
