@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_towers.errors import CompatibilityError
 
-KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15"
+KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
 
 
 def resolve(path: str) -> Any:

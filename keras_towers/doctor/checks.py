@@ -199,8 +199,8 @@ def known_versions(text: str) -> dict[str, tuple[str, str]]:
     """Read ``compat.KNOWN_TO_WORK``: the first and last version of each.
 
     Example:
-        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15")
-        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.12', '3.15')}
+        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15")
+        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.14', '3.15')}
     """
     pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
     return {

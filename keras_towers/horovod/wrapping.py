@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import optimizers
 from keras_towers.horovod.passes import Passes
 from keras_towers.horovod.reducer import GradientReducer, variable_key
 
@@ -100,7 +101,7 @@ class _Distributed(_Optimizer):
         if state is None or not grads:
             update(grads, trainable_variables)
             return
-        _refuse_strategies()
+        _refuse_strategies(self)
         if state.scaled_outside:
             raise TowerError(
                 "a LossScaleOptimizer holds this distributed optimizer, and "
@@ -129,7 +130,7 @@ class _Distributed(_Optimizer):
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         if distribution_of(self) is not None:
-            _refuse_strategies()
+            _refuse_strategies(self)
         return super().apply_gradients(grads_and_vars)
 
     def register_local_var(self, var: Any) -> None:
@@ -145,12 +146,16 @@ class _Distributed(_Optimizer):
         super().__setattr__(name, value)
 
 
-def _refuse_strategies() -> None:
+def _refuse_strategies(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
+    # A strategy of ours has taken the optimizer's calls, and updates as if on
+    # one device.
+    ours = isinstance(strategy, KerasStrategy) or optimizers.is_taken(optimizer)
+    if ours or strategy.num_replicas_in_sync > 1:
+        name = type(strategy).__name__ if tf.distribute.has_strategy() else ""
         raise TowerError(
             "hvd.DistributedOptimizer reduces gradients, and so does "
-            f"{type(strategy).__name__}, which is in force. Use one of them: "
+            f"{name or 'the strategy'} that is in force. Use one of them: "
             "train outside the strategy's scope, or give the strategy the "
             "plain optimizer."
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keras_towers.reduction import Exchange, exact
-from keras_towers.strategies.tower import TowerStrategy
+from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.transport import Transport
 
 
-class ProcessStrategy(TowerStrategy):
+class ProcessStrategy(AllReduceStrategy):
     """Base of the strategies in which every process drives its own towers.
 
     Everything that ``TowerStrategy`` does within a process goes on between the
@@ -20,7 +20,7 @@ class ProcessStrategy(TowerStrategy):
         transport: connects the processes.
         exchange: how gradients travel between them.
         towers: devices of this process.
-        **options: for ``TowerStrategy``.
+        **options: for ``AllReduceStrategy``.
 
     Attributes:
         rank: this process, 0 to size - 1.
@@ -38,7 +38,7 @@ class ProcessStrategy(TowerStrategy):
         **options: Any,
     ):
         one_each = transport.size > 1 and towers == 1
-        self._on_towers(
+        super().__init__(
             towers,
             transport=transport,
             exchange=exchange,

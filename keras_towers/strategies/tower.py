@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from keras_towers import devices as devices_lib
-from keras_towers import reduction as reduction_lib
-from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
-from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Rooms, one_of
-from keras_towers.transport import Transport
+from keras_towers.fit.contract import Batches
+from keras_towers.reduction import GradientPacker
+from keras_towers.strategies.all_reduce import AllReduceStrategy
+from keras_towers.strategies.modes import ModeName
 
 
-class TowerStrategy(BaseStrategy):
+class TowerStrategy(AllReduceStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
     Every tower has a replica of the model and computes gradients on its part
@@ -69,14 +66,14 @@ class TowerStrategy(BaseStrategy):
     def __init__(
         self,
         towers: int | Sequence[int | str] | None = None,
-        mode: modes.ModeName | None = None,
+        mode: ModeName | None = None,
         average: bool = True,
         batches: Batches = "split",
         sync_every_epoch: bool = True,
         updates: Literal["once", "each"] | None = None,
-        packer: reduction_lib.GradientPacker | bool | None = None,
+        packer: GradientPacker | bool | None = None,
     ):
-        self._on_towers(
+        super().__init__(
             towers,
             mode=mode,
             updates=updates,
@@ -85,61 +82,3 @@ class TowerStrategy(BaseStrategy):
             batches=batches,
             sync_every_epoch=sync_every_epoch,
         )
-
-    def _on_towers(
-        self,
-        towers: int | Sequence[int | str] | None,
-        mode: modes.ModeName | None = None,
-        updates: Literal["once", "each"] | None = None,
-        packer: reduction_lib.GradientPacker | bool | None = None,
-        transport: Transport | None = None,
-        exchange: reduction_lib.Exchange = reduction_lib.exact,
-        **options: Any,
-    ) -> None:
-        """Put the pieces together: towers here, and maybe other processes.
-
-        Args:
-            towers: as for the class.
-            mode: as for the class.
-            updates: as for the class.
-            packer: as for the class.
-            transport: connects the processes.
-            exchange: how gradients travel between them.
-            **options: for ``BaseStrategy``.
-        """
-        one_of("updates", updates, ("once", "each", None))
-        devices = devices_lib.resolve(towers)
-        self._mode = modes.choose(devices, mode, packer)
-        reduction = all_reduce = self._mode.reduce
-        if transport is not None and transport.size > 1:
-            # Only gradients may be compressed.
-            across = reduction_lib.across_ranks
-            reduction = across(self._mode.reduce, transport, exchange)
-            all_reduce = across(self._mode.reduce, transport)
-        if updates is None:
-            on_host = devices_lib.all_on_host(devices)
-            updates = "once" if on_host else "each"
-        kind = {"once": UpdateOnce, "each": UpdateEach}[updates]
-
-        def update(rooms: Rooms) -> Update:
-            return kind(rooms.config, rooms.spread, rooms.order, reduction)
-
-        BaseStrategy.__init__(
-            self,
-            devices,
-            update,
-            all_reduce,
-            transport=transport,
-            **options,
-        )
-
-    @property
-    def mode(self) -> str:
-        """The mode that runs."""
-        return self._mode.name
-
-    def _described(self) -> list[str]:
-        return [
-            f'mode "{self.mode}": {self._mode.reason}',
-            *super()._described(),
-        ]

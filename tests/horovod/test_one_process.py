@@ -70,10 +70,10 @@ def test_a_file_does_not_need_this_package(data, tmp_path, cls, suffix):
     ours.save(path)
     plain = keras.models.load_model(path)
     assert type(plain.optimizer) is cls
-    assert wrapping.state_of(plain.optimizer) is None
+    assert wrapping.distribution_of(plain.optimizer) is None
     loaded = hvd.load_model(path, compression=hvd.Compression.fp16)
-    state = wrapping.state_of(loaded.optimizer)
-    assert state.exchange.options.compression is hvd.Compression.fp16
+    state = wrapping.distribution_of(loaded.optimizer)
+    assert state.reducer.options.compression is hvd.Compression.fp16
     for a, b in zip(
         ours.optimizer.variables, loaded.optimizer.variables, strict=True
     ):
@@ -154,8 +154,8 @@ def test_a_loss_scale_around_it_is_turned_round_by_compile():
         outer.apply([tf.constant([1.0])], [variable])
     made = model()
     made.compile(outer)
-    assert wrapping.state_of(inner) is None
-    assert wrapping.state_of(outer) is not None
+    assert wrapping.distribution_of(inner) is None
+    assert wrapping.distribution_of(outer) is not None
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class UpdateAlone(UpdateOnce):
     """
 
     name = "alone"
-    description = "every tower updates the shared weights by itself"
+    description = "every tower updates the shared weights independently"
 
     def __init__(self, scale: float, *together: Any):
         super().__init__(*together)

@@ -166,6 +166,8 @@ class TowerCall:
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run one step on all towers."""
+        # Towers cannot merge gradients inside a user's own tf.function.
+        step = getattr(step, "python_function", step)
         if self.predicts:
             return self._step.predict(step, batch)
         return self._step.run(step, batch, self.logs)

@@ -30,7 +30,7 @@ class UpdateAtVariable(UpdateOnce):
     """
 
     name = "at_variable"
-    description = "trained weights exist once, updated where they are"
+    description = "trained weights exist once and are updated in place"
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class UpdateOnce:
     """
 
     name = "once"
-    description = "weights are updated on tower 0 and handed out"
+    description = "weights are updated on tower 0 and copied to the others"
 
     def __init__(
         self,
