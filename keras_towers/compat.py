@@ -1,9 +1,8 @@
-"""Every semi-private name of TensorFlow and Keras that this package uses.
+"""All private TensorFlow and Keras names that this package uses.
 
-Nothing outside this module and ``fit/`` may import from ``keras.src`` or
-``tensorflow.python``. All names are resolved when the package is imported, so
-that a release of TensorFlow or Keras in which one is gone gives one clear error
-instead of wrong weights.
+Only this module and ``fit/`` may import from ``keras.src`` or
+``tensorflow.python``. All names are resolved at import time, so an incompatible
+release fails with one clear error instead of training wrong weights.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
 
 
 def resolve(path: str) -> Any:
-    """Import ``"package.module:Name.attribute"``, or say that it is gone.
+    """Import an object by its path, ``"package.module:Name.attribute"``.
 
     Args:
         path: the module, a colon, and the dotted name inside it.
 
     Returns:
-        The object of that name.
+        The object.
 
     Raises:
-        CompatibilityError: the module or the name does not exist in the
-            installed TensorFlow or Keras.
+        CompatibilityError: the installed TensorFlow or Keras has no such
+            module or name.
     """
     module_name, _, names = path.partition(":")
     try:
@@ -44,17 +43,17 @@ def resolve(path: str) -> Any:
 
 
 def check_attribute(path: str, name: str) -> None:
-    """Make sure that the objects of a class have an attribute.
+    """Check that instances of a class have an attribute.
 
-    Attributes that a class sets on its objects are not there to be imported;
-    but then its code names them.
+    Instance attributes cannot be imported, so the code of the class and its
+    bases is searched for the name.
 
     Args:
         path: the class, as for ``resolve``.
         name: the attribute.
 
     Raises:
-        CompatibilityError: neither the class nor its bases name it.
+        CompatibilityError: neither the class nor its bases mention it.
     """
     owner = resolve(path)
     names: set[str] = set()
@@ -67,7 +66,7 @@ def check_attribute(path: str, name: str) -> None:
 
 
 def _names_in(value: Any) -> set[str]:
-    """The attributes that the code of a method or property names."""
+    """Return all attribute names that a method's or property's code uses."""
     value = getattr(value, "fget", value)
     value = inspect.unwrap(getattr(value, "__func__", value))
     codes = [getattr(value, "__code__", None)]
@@ -82,9 +81,9 @@ def _names_in(value: Any) -> set[str]:
 
 def _gone(what: str) -> CompatibilityError:
     return CompatibilityError(
-        f"keras_towers needs {what}, which the installed versions do not have "
-        f"({_installed_versions()}). It is known to work with {KNOWN_TO_WORK}: "
-        "install one of these, or a newer keras_towers."
+        f"keras_towers needs {what}, which is missing in the installed "
+        f"versions ({_installed_versions()}). It is known to work with "
+        f"{KNOWN_TO_WORK}: install one of these, or a newer keras_towers."
     )
 
 
@@ -101,7 +100,7 @@ def _installed_versions() -> str:
 _TF = "tensorflow.python"
 _KERAS = "keras.src"
 
-# TensorFlow: values that live on several devices.
+# TensorFlow: distributed values.
 Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
 MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
 SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
@@ -115,7 +114,7 @@ current_replica_id = resolve(
 )
 is_saving = resolve(f"{_TF}.distribute.values_util:is_saving_non_distributed")
 
-# TensorFlow: the strategy machinery that MirroredStrategy is made of.
+# TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended"
 )
@@ -169,8 +168,8 @@ get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
 )
 
-# Methods and functions that fit/ calls, shadows or replaces, so that none is
-# missed in mid-scope.
+# Methods and functions that fit/ calls, shadows or replaces: a missing one has
+# to fail at import, not in the middle of a scope.
 _USED = {
     f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
         "__init__ fit evaluate predict train_on_batch test_on_batch "
@@ -205,7 +204,7 @@ for _owner, _names in _USED.items():
     for _name in _names.split():
         resolve(f"{_owner}{'.' if ':' in _owner else ':'}{_name}")
 
-# Attributes that objects get when they are made, or later.
+# Instance attributes, set in __init__ or later.
 _ATTRIBUTES = {
     f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
@@ -242,12 +241,11 @@ for _owner, _names in _ATTRIBUTES.items():
 
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
-    """Hide the current strategy: code inside sees TensorFlow's default one.
+    """Enter TensorFlow's default strategy, hiding the current one.
 
-    Variables made inside are plain ``tf.Variable``s, ``get_strategy()`` is the
-    default strategy and ``get_replica_context()`` its only replica, in eager
-    code and while a function is traced (also in the branches of a ``tf.cond``,
-    whose graphs inherit the mode).
+    Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
+    the default strategy and ``get_replica_context()`` its only replica, both
+    eagerly and during tracing (``tf.cond`` branches inherit the mode).
     """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
@@ -261,21 +259,21 @@ def single_device_mode() -> Iterator[None]:
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer was built for; none before that."""
+    """Return the variables an optimizer was built for; none if unbuilt."""
     return list(optimizer._trainable_variables)
 
 
 def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
-    """The momenta of a built ``RMSprop``; none if it has no momentum."""
+    """Return the momenta of a built ``RMSprop``; none without momentum."""
     return list(optimizer._momentums)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A model and all layers in it, at any depth."""
+    """Return a model and all its layers, at any depth."""
     return list(model._flatten_layers())
 
 
-# What only instances have is looked for in a method that sets it.
+# Instance attributes are looked up in the method that sets them.
 for _owner, _method, _name in (
     (
         f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",

@@ -1,16 +1,16 @@
-"""The only folder that knows the inside of Keras.
+"""The only package that relies on Keras internals.
 
-Its rooms, each of which may import only what stands above it here:
+Each of its subpackages may import only from those listed above it:
 
 ================  ==========================================================
-``contract``      what is asked of a strategy, and the pieces one is made of
-``context/``      the tower that this thread runs; attributes that are ours
-``data/``         batches for towers, and what ranks agree on about data
-``weights/``      the models that live on towers, and where their variables are
-``update/``       from the towers' gradients to new weights
-``step/``         one global batch on all towers; its logs
-``calls/``        a call of ``fit`` or its like, as Keras's own loop meets it
-``asynchronous/`` calls and updates of towers that wait for nobody
-``hooks/``        every name of Keras that is replaced while a scope is entered
+``contract``      the protocols that a strategy is composed of
+``context/``      the current tower of a thread; patching of attributes
+``data/``         per-tower batches; agreement between ranks on their data
+``weights/``      models placed on towers, and where their variables live
+``update/``       from per-tower gradients to new weights
+``step/``         one global batch on all towers, and its logs
+``calls/``        one call of ``fit``, ``evaluate``, ... inside Keras's loop
+``asynchronous/`` calls and updates of asynchronous towers
+``hooks/``        every Keras name that is patched while a scope is active
 ================  ==========================================================
 """

@@ -1,15 +1,14 @@
-"""What ``fit/`` asks of a strategy, and the pieces that one is made of.
+"""The protocols that a strategy is composed of.
 
-A strategy is put together in its constructor:
+The constructor of a strategy combines:
 
-* a ``TowerConfig``: its devices, the transport that connects the processes, and
-  how a batch is dealt out;
-* an ``Update``: where trained weights and the optimizer's state live, and who
-  updates them with which reduction of the gradients;
-* ``Calls``: how a call of ``fit``, ``evaluate``, ... is run.
+* a ``TowerConfig``: its devices, the transport between processes, and how a
+  batch is distributed;
+* an ``Update``: where trained weights and slot variables live, and how reduced
+  gradients are applied;
+* ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
 
-The rooms of ``fit/`` ask these pieces to do their work; they never ask what
-kind of strategy it is.
+``fit/`` depends only on these, never on the type of the strategy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from keras_towers.transport import Transport
 Batches: TypeAlias = Literal["split", "each"]
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
-# Method names of keras.Model that a strategy runs on its towers.
+# Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
     "fit",
     "evaluate",
@@ -41,20 +40,21 @@ TRAINING = ("fit", "train_on_batch")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TowerConfig:
-    """The towers of a strategy, and how a batch is dealt out to them.
+    """The towers of a strategy, and how batches are distributed to them.
 
     Attributes:
-        strategy: TensorFlow's side of it, with its scope.
-        devices: the device of every tower of this process.
+        strategy: the ``tf.distribute.Strategy`` itself.
+        devices: one device for each tower of this process.
         transport: connects the processes.
         batches: ``"split"``: the global batch is split over the towers.
-            ``"each"``: every tower draws a batch of its own.
+            ``"each"``: every tower draws its own batch.
         average: whether a loss is a mean over the batch (gradients are
-            averaged over examples) or a sum (they are summed).
-        sync_every_epoch: whether all towers are set equal at an epoch's end.
-        prefetches_to_towers: whether TensorFlow copies batches to the towers
-            ahead, as accelerators want it.
-        replicas_are_called: the word for one of them in messages.
+            averaged over examples) or a sum (gradients are summed).
+        sync_every_epoch: whether all towers are synchronized at the end of
+            every epoch.
+        prefetches_to_towers: whether TensorFlow prefetches batches to the
+            tower devices, as accelerators need.
+        replicas_are_called: what a replica is called in messages.
     """
 
     strategy: tf.distribute.Strategy
@@ -68,30 +68,30 @@ class TowerConfig:
 
     @property
     def name(self) -> str:
-        """What the user calls the strategy."""
+        """The class name of the strategy, for messages."""
         return type(self.strategy).__name__
 
     @property
     def num_towers(self) -> int:
-        """The number of towers of this process."""
+        """Number of towers in this process."""
         return len(self.devices)
 
     @property
     def num_replicas(self) -> int:
-        """The number of towers of all processes."""
+        """Number of towers in all processes."""
         return self.num_towers * self.transport.size
 
     @property
     def first_tower(self) -> int:
-        """The number of this process's first tower among all."""
+        """Global index of this process's first tower."""
         return self.num_towers * self.transport.rank
 
 
 class TakesGradients(Protocol):
-    """What becomes of the gradients that a tower's step computes."""
+    """Receives the gradients that a tower's step computes."""
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Put an optimizer's state where it belongs, and take its calls."""
+        """Place an optimizer's slot variables and intercept its calls."""
         ...
 
     def apply(
@@ -101,54 +101,54 @@ class TakesGradients(Protocol):
         grads: Gradients,
         trainable_variables: Sequence[Any] | None,
     ) -> None:
-        """Take the gradients of one tower.
+        """Apply the gradients of one tower.
 
-        Called on a tower, in the place of ``optimizer.apply``.
+        Called on a tower, instead of ``optimizer.apply``.
 
         Args:
             optimizer: the optimizer that the step called.
-            original: its own ``apply``, for gradients and variables.
-            grads: N gradients of this tower, None where there is none.
-            trainable_variables: the N variables that they belong to, or None
-                for those that the optimizer was built with.
+            original: its own ``apply``, taking gradients and variables.
+            grads: this tower's N gradients; None for a missing one.
+            trainable_variables: the N variables; None for those that the
+                optimizer was built with.
         """
         ...
 
 
 class Update(TakesGradients, Protocol):
-    """Where trained weights and optimizers live, and who updates them.
+    """Where trained weights and slot variables live, and who updates them.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
-        description: the same in a few words, for ``describe()``.
+        description: a short phrase for ``describe()``.
     """
 
     name: str
     description: str
 
     def place(self, variable: keras.Variable) -> bool:
-        """Put a weight of a model where it belongs; tell whether it moved."""
+        """Place a weight of a model; return whether it moved."""
         ...
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Take the calls of an optimizer that may not be complete yet."""
+        """Intercept the calls of an optimizer, which may be half built."""
         ...
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make an optimizer an ordinary one again."""
+        """Undo ``place_optimizer`` and ``take_optimizer``."""
         ...
 
     def take_back(self, variable: keras.Variable) -> bool:
-        """Make a variable the model's own again; False if it was not moved."""
+        """Undo ``place``; return False if the variable was not moved."""
         ...
 
     def release(self) -> None:
-        """Take back all that is still elsewhere."""
+        """Undo every placement that is still in effect."""
         ...
 
 
 class Calls(Protocol):
-    """How the calls of Keras's methods are run."""
+    """Runs calls of the Keras methods in ``METHODS``."""
 
     def run(
         self,
@@ -162,46 +162,49 @@ class Calls(Protocol):
 
         Args:
             kind: one of ``METHODS``.
-            original: Keras's own method.
-            model: the model that it is called on.
-            args: what the user gave.
-            kwargs: what the user gave by name.
+            original: Keras's implementation of the method.
+            model: the model it is called on.
+            args: the user's positional arguments.
+            kwargs: the user's keyword arguments.
+
+        Returns:
+            What the method returns.
         """
         ...
 
 
 class Residents(Protocol):
-    """The models, variables and optimizers that live on a strategy."""
+    """The models, variables and optimizers that belong to a strategy."""
 
     def created(self, model: keras.Model) -> None:
-        """Note a model that is made in the strategy's scope."""
+        """Register a model that was created in the strategy's scope."""
         ...
 
     def made_variable(self, variable: keras.Variable) -> None:
-        """Note a variable that is made there."""
+        """Register a variable that was created in the scope."""
         ...
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let an optimizer that is made there reduce over the towers."""
+        """Make an optimizer created in the scope reduce over the towers."""
         ...
 
     def equalise(self) -> None:
-        """Give all towers the mean of what each has written to itself."""
+        """Average per-tower state over all towers."""
         ...
 
     def mark_trained(self) -> None:
-        """Note that towers may have written to themselves since."""
+        """Record that per-tower state may differ between towers."""
         ...
 
 
 class KerasStrategy:
-    """What ``fit/`` asks of a strategy; the base class of all of them.
+    """The base class of all strategies, as ``fit/`` sees them.
 
     Attributes:
-        config: its towers.
-        update: who updates the weights.
-        calls: how Keras's methods run.
-        adoption: the models that live on it.
+        config: the towers.
+        update: places and updates the weights.
+        calls: runs Keras's methods.
+        adoption: the models placed on its towers.
     """
 
     config: TowerConfig
@@ -210,24 +213,24 @@ class KerasStrategy:
     adoption: Residents
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Make it the current strategy of TensorFlow for a block."""
+        """Make it TensorFlow's current strategy inside a ``with`` block."""
         raise NotImplementedError
 
 
 def in_force() -> KerasStrategy | None:
-    """The strategy of ours whose scope or tower this code is in, or None."""
+    """Return the current strategy if it is a ``KerasStrategy``, else None."""
     strategy = tf.distribute.get_strategy()
     return strategy if isinstance(strategy, KerasStrategy) else None
 
 
 def home_of(model: Any) -> Any:
-    """The strategy that a model lives on, whoever made it, or None."""
+    """Return the strategy of any kind that a model is placed on, or None."""
     home = getattr(model, "_distribute_strategy", None)
-    # In the middle of a call Keras sees something that stands for it.
+    # During a call the attribute holds a SeenByKeras proxy.
     return getattr(home, "strategy", home)
 
 
 def owner_of(model: Any) -> KerasStrategy | None:
-    """The strategy of ours that a model lives on, or None."""
+    """Return the ``KerasStrategy`` that a model is placed on, or None."""
     home = home_of(model)
     return home if isinstance(home, KerasStrategy) else None

@@ -1,1 +1,1 @@
-"""Calls and updates of towers that wait for nobody."""
+"""Calls and updates of asynchronous towers."""

@@ -1,4 +1,4 @@
-"""Calls of Keras's methods, with steps of ``fit`` that wait for nobody."""
+"""Calls of Keras's methods, with asynchronous training steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from keras_towers.fit.weights.adoption import Adoption
 
 
 class AsyncCalls(TowerCalls):
-    """Runs training on towers that wait for nobody, the rest as ever.
+    """Runs training asynchronously and all other methods synchronously.
 
     Args:
-        step: runs a step that does not train, on all towers.
-        adoption: the models that live on them.
+        step: runs a step on all towers, for methods that do not train.
+        adoption: the models placed on the towers.
 
     Attributes:
-        staleness: how much the steps of the last epoch have missed.
+        update: applies the gradients of a tower.
+        staleness: the staleness of the steps of the last epoch.
     """
 
     def __init__(self, step: GlobalStep, adoption: Adoption):
@@ -46,7 +47,7 @@ class AsyncCalls(TowerCalls):
         prepared: bool,
         start: Start | None,
     ) -> TowerCall:
-        """Make the object that Keras's loop meets."""
+        """Create the call object that Keras's loop uses."""
         if kind not in TRAINING:
             return super().open(model, kind, prepared, start)
         given = (self._step, self._adoption, model, kind, prepared, start)
@@ -69,7 +70,7 @@ class AsyncCalls(TowerCalls):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Let the staleness be written where TensorBoard is a callback."""
+        """Log the staleness if there is a ``TensorBoard`` callback."""
         given = callbacks_lib.by_name(method, args, kwargs)
         callbacks = given.get("callbacks")
         listed = callbacks_lib.listed(callbacks)
@@ -86,7 +87,7 @@ class AsyncCalls(TowerCalls):
 
 
 class _TrainFunction:
-    """What Keras calls for its next steps: those of the call that runs."""
+    """The model's train function: runs the next steps of the current call."""
 
     def __init__(self, training: AsyncTraining):
         self.training = training
@@ -132,7 +133,7 @@ class _AsyncCall(TowerCall):
         )
 
     def train(self, training: AsyncTraining, iterator: Any) -> Any:
-        """Take part in Keras's loop: its next batches."""
+        """Train on the next batches of Keras's loop."""
         at_last_step = self._steps.fits and self.epoch_iterator.at_last_step
         return training.train(self._steps, iterator, at_last_step)
 

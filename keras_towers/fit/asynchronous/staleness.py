@@ -1,7 +1,7 @@
-"""How far the weights of asynchronous towers had moved when they were updated.
+"""Staleness of asynchronous updates.
 
-The measure is that of Hogwild! (Recht et al., 2011): the number of updates that
-others applied between a step's reading of the weights and its own update.
+As in Hogwild! (Recht et al., 2011), it is the number of updates that other
+towers apply between a step's read of the weights and its own update.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """What was observed in one epoch.
+    """The staleness of the steps of one epoch, in updates.
 
     Attributes:
-        histogram: how many steps had which staleness, by staleness.
+        histogram: number of steps, by staleness.
 
     Example:
         >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
@@ -34,18 +34,18 @@ class Staleness:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """Number of steps."""
         return sum(self.histogram.values())
 
     @property
     def mean(self) -> float:
-        """The mean over the steps; 0 before there was any."""
+        """Mean staleness; 0 without steps."""
         total = sum(value * count for value, count in self.histogram.items())
         return total / max(self.steps, 1)
 
     @property
     def max(self) -> int:
-        """The largest; 0 before there was any step."""
+        """Maximum staleness; 0 without steps."""
         return max(self.histogram, default=0)
 
     def __str__(self) -> str:
@@ -53,9 +53,9 @@ class Staleness:
 
 
 class Clock:
-    """Counts updates, and what each step has missed of them.
+    """Counts updates and records the staleness of each step.
 
-    Its user holds a lock around every call.
+    Not thread-safe: callers have to hold a lock.
     """
 
     def __init__(self) -> None:
@@ -63,26 +63,26 @@ class Clock:
         self._seen: collections.Counter[int] = collections.Counter()
 
     def read(self) -> int:
-        """The time at which a step reads the weights."""
+        """Return the number of updates so far, as a step reads the weights."""
         return self._updates
 
     def update(self, read: int) -> None:
-        """A step that read the weights at ``read`` has updated them."""
+        """Record the update of a step that got ``read`` from ``read()``."""
         self._seen[self._updates - read] += 1
         self._updates += 1
 
     def take(self) -> Staleness:
-        """What was observed since the last call."""
+        """Return the staleness recorded since the last call."""
         seen, self._seen = self._seen, collections.Counter()
         return Staleness(dict(sorted(seen.items())))
 
 
 class ToTensorBoard(keras.callbacks.Callback):
-    """Writes the staleness of each epoch where ``TensorBoard`` writes.
+    """Writes the staleness of each epoch to TensorBoard.
 
     Args:
-        boards: the ``TensorBoard`` callbacks of the call of ``fit``.
-        observed: gives the staleness of the epoch.
+        boards: the ``TensorBoard`` callbacks of ``fit``.
+        observed: returns the staleness of the epoch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Threads of asynchronous towers, each running the next batch that waits."""
+"""Threads of asynchronous towers, fed from one queue of batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ NAME = "keras_towers-async"
 
 
 class TowerThreads:
-    """One thread for each tower, for as long as a ``fit`` runs.
+    """One thread per tower, for the length of a ``fit``.
 
-    Batches wait in one line, and a tower that is free takes the first: a slow
-    tower takes fewer and holds nobody up. As many may wait as there are towers,
-    so that no fast one has to wait for the data.
+    Idle towers take batches from a shared queue, so a slow tower takes fewer
+    and never blocks a fast one. The queue holds as many batches as there are
+    towers, so that fast towers do not wait for data.
 
     Args:
-        towers: how many.
+        towers: number of towers.
 
     Attributes:
-        latest: what the step that ended last has returned; None before.
+        latest: the result of the step that ended last; None before the first.
     """
 
     def __init__(self, towers: int):
@@ -40,16 +40,14 @@ class TowerThreads:
         self.latest: Any = None
 
     def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
-        """Give a batch to the next tower that is free.
-
-        Returns at once, unless as many batches as there are towers wait.
+        """Queue a batch for the next idle tower; block while the queue is full.
 
         Args:
-            steps: the step of every tower.
-            batch: what the one that takes it is called with.
+            steps: the step functions of all towers.
+            batch: the argument of the step.
 
         Raises:
-            BaseException: what an earlier step has raised on its tower.
+            BaseException: any error of an earlier step.
         """
         with self._progress:
             self._progress.wait_for(
@@ -62,10 +60,10 @@ class TowerThreads:
             self._start()
 
     def drain(self) -> None:
-        """Wait until every batch that was submitted is done.
+        """Wait until all submitted batches are done.
 
         Raises:
-            BaseException: what a step has raised on its tower.
+            BaseException: any error of a step.
         """
         with self._progress:
             self._progress.wait_for(
@@ -74,10 +72,10 @@ class TowerThreads:
             self._raise()
 
     def wait_for_a_step(self) -> None:
-        """Wait until some step has ended.
+        """Wait until at least one step has ended.
 
         Raises:
-            BaseException: what a step has raised on its tower.
+            BaseException: any error of a step.
         """
         with self._progress:
             self._progress.wait_for(
@@ -86,36 +84,36 @@ class TowerThreads:
             self._raise()
 
     def take_staleness(self) -> staleness_lib.Staleness:
-        """What was observed since the last call."""
+        """Return the staleness recorded since the last call."""
         with self._work:
             return self._clock.take()
 
     def close(self) -> None:
-        """End the threads, once what was submitted is done.
+        """End the threads once all submitted batches are done.
 
-        After an error on a tower, what still waits is dropped.
+        After an error on a tower, queued batches are dropped.
         """
         with self._work:
             self._closed = True
             self._work.notify_all()
         for thread in self._threads:
-            # None: a Ctrl-C came before it was started.
+            # None if a Ctrl-C came before it was started.
             if thread.ident is not None:
                 thread.join()
         self._threads.clear()
-        # A traceback would keep the whole call of fit alive.
+        # Its traceback would keep all objects of the fit call alive.
         self._error = None
 
     def _start(self) -> None:
         for index in range(self._towers):
-            # Daemons: a second Ctrl-C leaves without waiting for their steps.
+            # Daemons, so that a second Ctrl-C exits without waiting for steps.
             thread = threading.Thread(
                 target=self._tower,
                 args=(index,),
                 name=f"{NAME}-{index}",
                 daemon=True,
             )
-            # Noted first, so that a Ctrl-C in between leaves none behind.
+            # Recorded first, so that a Ctrl-C in between leaks no thread.
             self._threads.append(thread)
             thread.start()
 
@@ -132,7 +130,7 @@ class TowerThreads:
                 self._failed(error)
             else:
                 self._ended(result, read)
-            # Until the next batch comes, nothing of this one is kept.
+            # Frees the batch while waiting for the next one.
             del job, steps, batch
 
     def _take(self) -> tuple | None:

@@ -1,10 +1,10 @@
-"""Training steps of towers that wait for nobody.
+"""Training steps of asynchronous towers.
 
-Keras's loop draws batches, calls callbacks and keeps the history as always;
-only its train function is ours. That hands every batch to the next free tower
-and returns before the step is done. Steps are traced here, in the thread of
-``fit`` and one after the other, because Keras cannot trace in several threads;
-the towers' threads call what was traced and never touch a Keras object.
+Keras's own loop draws batches, runs callbacks and records the history; only its
+train function is replaced, by one that queues every batch for the next idle
+tower and returns before the step is done. Steps are traced one by one in the
+thread of ``fit``, because Keras cannot trace in several threads; the towers'
+threads call the traced functions and never touch Keras objects.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption
 
-# Merging the metrics of all towers costs about as much as a small step.
+# Limits the overhead of merging the metrics of all towers.
 SECONDS_BETWEEN_LOGS = 0.1
 
 
 @dataclasses.dataclass
 class Steps:
-    """What one call of ``fit`` or ``train_on_batch`` has under way.
+    """The state of one call of ``fit`` or ``train_on_batch``.
 
     Attributes:
-        logs_of: makes the logs of all towers.
-        threads: the towers'; None where steps run in this one.
+        logs_of: computes the logs of all towers.
+        threads: the towers' threads; None if steps run in the calling thread.
         fits: whether it is a call of ``fit``.
-        logs: those shown last.
-        next_logs: when they are to be renewed, by ``time.monotonic()``.
-        here: how many steps of the epoch ran in this thread.
+        logs: the latest logs.
+        next_logs: when to refresh them, in seconds of ``time.monotonic()``.
+        here: number of steps of the epoch run in the calling thread.
     """
 
     logs_of: Logs
@@ -59,12 +59,12 @@ class Steps:
 
 
 class AsyncTraining:
-    """The steps of a model on asynchronous towers, as they were traced.
+    """Traces and runs the training steps of a model on asynchronous towers.
 
     Args:
         config: the towers.
-        adoption: the models that live on them.
-        update: what becomes of the towers' gradients.
+        adoption: the models placed on the towers.
+        update: applies the gradients of a tower.
         model: the model.
     """
 
@@ -83,7 +83,7 @@ class AsyncTraining:
         self.forget()
 
     def forget(self) -> None:
-        """Trace anew: the model has changed."""
+        """Drop all traces, because the model has changed."""
         self._traced.clear()
         self._here: dict[tuple[bool, int], Callable[[Any], Any]] = {}
         self._merge: Callable[[], dict[str, Any]] | None = None
@@ -92,17 +92,17 @@ class AsyncTraining:
         """Train on the next ``steps_per_execution`` batches.
 
         Args:
-            steps: those of the call that is running.
-            iterator: gives batches.
+            steps: the state of the running call.
+            iterator: yields batches.
             at_last_step: whether the epoch ends with these batches.
 
         Returns:
-            Logs that may be a tenth of a second old; those of an epoch's last
-            step are exact.
+            Logs up to ``SECONDS_BETWEEN_LOGS`` old; exact after the last step
+            of an epoch.
 
         Raises:
-            StopIteration: there is no batch left, as Keras expects it.
-            BaseException: what a step has raised on its tower.
+            StopIteration: there is no batch left, as Keras expects.
+            BaseException: any error of an earlier step.
         """
         taken = 0
         batches = itertools.islice(iterator, self._model.steps_per_execution)
@@ -124,11 +124,11 @@ class AsyncTraining:
         """End an epoch's steps.
 
         Args:
-            steps: those of the call of ``fit``.
-            logs: those of its last step.
+            steps: the state of the call of ``fit``.
+            logs: the logs of the last step.
 
         Returns:
-            The logs of the epoch, and how much the steps have missed.
+            The logs of the epoch, and the staleness of its steps.
         """
         threads = steps.threads
         if threads is None:
@@ -139,21 +139,21 @@ class AsyncTraining:
             seen = threads.take_staleness()
             if threads.latest is not None:
                 self._refresh(steps, threads.latest)
-            # In the next epoch metrics begin anew; until one of its steps has
-            # ended, these logs are all that there is to show.
+            # Metrics are reset for the next epoch; until one of its steps has
+            # ended, the logs of this epoch are shown.
             threads.latest = None
         return (logs if steps.logs is None else steps.logs), seen
 
     def _look(
         self, steps: Steps, threads: TowerThreads, at_last_step: bool
     ) -> None:
-        """Renew the logs, now and then."""
+        """Refresh the logs if they are due."""
         if at_last_step:
             threads.drain()
             self._refresh(steps, threads.latest)
             return
         if steps.logs is None:
-            # Once: callbacks expect the names of all logs in the first step.
+            # Callbacks expect all log names after the first step.
             threads.wait_for_a_step()
         if threads.latest is None:
             return
@@ -162,7 +162,7 @@ class AsyncTraining:
             self._refresh(steps, threads.latest)
 
     def _refresh(self, steps: Steps, latest: Any) -> None:
-        """Make logs of all towers from those that one step has returned."""
+        """Compute the logs of all towers, given those of one step."""
         steps.logs = latest
         if not isinstance(latest, Mapping):
             return
@@ -180,7 +180,7 @@ class AsyncTraining:
         steps.next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
 
     def _steps(self, steps: Steps, spec: Any) -> list[Callable[[Any], Any]]:
-        """The towers' steps for such batches."""
+        """Return the towers' traced steps for batches of a spec."""
         for known, traced in self._traced:
             if known is spec or known == spec:
                 return traced
@@ -195,7 +195,7 @@ class AsyncTraining:
             return lambda batch: _to_numpy(concrete(batch))
 
         first = trace(0)
-        # A step may make metrics of its own when it is first traced.
+        # The first trace of a step may create metrics.
         while self._adoption.bind(self._model):
             first = trace(0)
         others = range(1, self._config.num_towers)
@@ -215,7 +215,7 @@ class AsyncTraining:
 
     @contextlib.contextmanager
     def _alone(self, steps: Steps, index: int) -> Iterator[None]:
-        """Let the model be that of one tower, on one device."""
+        """View the model as tower ``index`` does, on one device."""
         variables = state_lib.collect(self._model).everything()
         tower = tower_lib.Tower(
             index,
@@ -234,9 +234,9 @@ class AsyncTraining:
             yield
 
     def _run_here(self, steps: Steps, batch: Any) -> None:
-        """Run a step in this thread: one of eager code, or a single one.
+        """Run a step in this thread, for eager code and ``train_on_batch``.
 
-        Eager code cannot run in several threads; its towers take turns.
+        Eager steps cannot run in several threads, so their towers take turns.
         """
         index = steps.here % self._config.num_towers if steps.fits else 0
         key = steps.fits, index
@@ -255,7 +255,7 @@ class AsyncTraining:
 
 
 def _to_numpy(logs: Any) -> Any:
-    """Wait for what a step has computed, and keep it on the host."""
+    """Wait for the results of a step and copy them to the host."""
     return tf.nest.map_structure(
         lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs
     )

@@ -1,13 +1,12 @@
-"""What a tower does with its gradients that waits for nobody.
+"""Asynchronous updates of shared weights.
 
-While its step is traced it is alone in the world, as on one device; what it
-writes must not undo what others write at the same time. Adding to a weight is
-one operation of TensorFlow, from which nothing is lost. Counting in Keras is
-not: it reads, adds and writes. So it is made one operation here. Slots of an
-optimizer may lose a write of another tower, as in Hogwild! (Recht et al.,
-2011); not those of SGD, whose update is one operation. Where an update depends
-on the number of updates before it, or reads a weight that it writes, one tower
-updates after the other.
+A step is traced as on one device, but its writes must not undo concurrent ones
+of other towers. Adding to a weight is one atomic TensorFlow operation.
+``assign_add`` of a Keras variable is not (it reads, adds and writes), so it is
+replaced by an atomic one here. Slot variables may lose writes of other towers,
+as in Hogwild! (Recht et al., 2011), except for SGD, whose update is atomic. An
+update that depends on the number of previous updates, or reads a weight that
+it writes, runs under a lock.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _numbers = itertools.count()
 
 
 class UpdateAlone(UpdateOnce):
-    """Every tower applies its own gradients to weights that exist once.
+    """Every tower applies its own gradients to shared weights.
 
-    In a loop of one's own the towers run together, as ``UpdateOnce`` has it.
+    In custom training loops the towers run synchronously, as ``UpdateOnce``.
 
     Args:
-        scale: what a tower's gradients are multiplied by.
-        *together: for ``UpdateOnce``.
+        scale: factor for a tower's gradients.
+        *together: the arguments of ``UpdateOnce``.
     """
 
     name = "alone"
-    description = "every tower updates the shared weights by itself"
+    description = "every tower updates the shared weights independently"
 
     def __init__(self, scale: float, *together: Any):
         super().__init__(*together)
@@ -51,13 +50,13 @@ class UpdateAlone(UpdateOnce):
         self._turns: dict[int, tf.CriticalSection] = {}
 
     def place(self, variable: keras.Variable) -> bool:
-        """Leave a weight where it is: there is one of each."""
+        """Keep a single copy of a weight, where it is."""
         if isinstance(variable._value, compat.DistributedVariable):
             variable._value = variables_lib.unbind(variable._value)
         return False
 
     def release(self) -> None:
-        """Give all optimizers' calls back."""
+        """Stop intercepting the calls of all optimizers; drop their locks."""
         super().release()
         self._turns.clear()
 
@@ -68,7 +67,7 @@ class UpdateAlone(UpdateOnce):
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None,
     ) -> None:
-        """Update at once, whatever other towers do."""
+        """Update without waiting for the other towers' gradients."""
         if tower_lib.current() is None:
             super().apply(optimizer, original, grads, trainable_variables)
             return
@@ -76,7 +75,7 @@ class UpdateAlone(UpdateOnce):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
-        # Weights and slots do not travel to the tower; gradients come here.
+        # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
             if _takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
@@ -87,17 +86,17 @@ class UpdateAlone(UpdateOnce):
                 original(grads, trainable_variables)
 
     def unscaled(self) -> UpdateAlone:
-        """The same, for one tower that does not share its batch's steps."""
+        """Return a copy with scale 1, for a step that runs on one tower."""
         other = copy.copy(self)
         other.scale = 1.0
         return other
 
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
-        """The lock of an optimizer, one for all towers."""
+        """Return the lock of an optimizer, shared by all towers."""
         if id(optimizer) not in self._turns:
             with tf.init_scope(), tf.device("/device:CPU:0"):
-                # By default TensorFlow names all of them alike, and then they
-                # are one: a step with two optimizers would wait for itself.
+                # TensorFlow's default name is shared by all sections: a step
+                # with two optimizers would deadlock.
                 name = f"keras_towers/turns_{next(_numbers)}"
                 section = tf.CriticalSection(shared_name=name)
                 self._turns[id(optimizer)] = section
@@ -105,13 +104,14 @@ class UpdateAlone(UpdateOnce):
 
 
 def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether an update must not run in the middle of another one.
+    """Whether updates must not overlap.
 
-    It depends on the number of updates before it, or it reads a weight and
-    writes it anew.
+    They must not if they depend on the number of previous updates, or read a
+    weight and overwrite it.
     """
     if tf.executing_eagerly() or not optimizer.built:
-        # There are no threads; or the first trace makes slots, and is no more.
+        # Eager towers take turns anyway. The trace that builds the optimizer is
+        # discarded.
         return False
     return bool(
         optimizer.gradient_accumulation_steps
@@ -122,7 +122,7 @@ def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 
 def _done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
-    """A tensor that is there when all that ``function`` writes is written."""
+    """Return a tensor that is ready once all writes of a call are done."""
     graph = compat.get_default_graph()
     begun = len(graph.get_operations())
     function(*args)
@@ -132,7 +132,7 @@ def _done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
 
 
 def _assign(variable: Any, original: Callable[..., Any], value: Any) -> Any:
-    """``keras.Variable.assign``, of which the step takes note."""
+    """``keras.Variable.assign``, recorded as a write of the step."""
     tower = tower_lib.current()
     if tower is not None and not compat.in_stateless_scope():
         tower.written.add(id(variable))
@@ -142,7 +142,7 @@ def _assign(variable: Any, original: Callable[..., Any], value: Any) -> Any:
 def _add(
     name: str, variable: Any, original: Callable[..., Any], value: Any
 ) -> Any:
-    """An addition from which no other tower's is lost."""
+    """Add to a variable atomically, so that no concurrent write is lost."""
     tower, native = tower_lib.current(), variable._value
     if (
         tower is None
@@ -164,4 +164,4 @@ WRITES: Shadows = {
     "assign_add": functools.partial(_add, "assign_add"),
     "assign_sub": functools.partial(_add, "assign_sub"),
 }
-"""How a Keras variable is written that towers share."""
+"""Replacements for the assign methods of Keras variables that towers share."""

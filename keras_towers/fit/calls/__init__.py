@@ -1,1 +1,1 @@
-"""A call of ``fit`` or its like, as Keras's own loop meets it."""
+"""One call of ``fit``, ``evaluate``, ... inside Keras's own loop."""

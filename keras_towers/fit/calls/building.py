@@ -1,4 +1,4 @@
-"""Creating what a model still lacks, before it goes onto towers."""
+"""Building a model completely before it is placed on towers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ logger = logging.getLogger("keras_towers")
 
 
 def batch_spec(iterator: Any) -> Any:
-    """What one tower gets of a batch, where sizes are not fixed.
+    """Return the element spec of one tower's batch.
 
     Args:
         iterator: a ``TowerEpochIterator``.
+
+    Returns:
+        A structure of ``tf.TypeSpec``.
     """
     return tf.nest.map_structure(
         lambda spec: (
@@ -34,19 +37,18 @@ def batch_spec(iterator: Any) -> Any:
 
 
 def build(model: keras.Model, batch: Any, kind: str) -> None:
-    """Create what the model, its metrics and its optimizer still lack.
+    """Build the model, its metrics and its optimizer as on one device.
 
-    Everything is made as on one device, from the shapes and dtypes of a batch,
-    so that nothing is drawn from the data.
+    Only shapes and dtypes of a batch are used, so no data is consumed.
 
     Args:
         model: the model.
         batch: structure of tensors or specs, as given to ``train_step``.
-        kind: the method that is running; what it has no use for is left.
+        kind: the running method; parts that it does not use stay unbuilt.
     """
     later = []
     if not _trains(kind) or not _surely_uses_it(model):
-        # Keras would build it too; its first use will, if there is one.
+        # _symbolic_build would build it; leave that to its first use.
         later.append(getattr(model, "optimizer", None))
     if _predicts(kind):
         later += _losses_and_metrics(model)
@@ -65,15 +67,15 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
         except Exception as error:
             logger.info("building %s by its step: %s", model.name, error)
             for part in unbuilt:
-                # It may have been built for shapes that do not fit.
+                # It may have been built with the wrong shapes.
                 part.built = False
             _trace_once(model, batch, kind)
 
 
 def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
-    """Build a model as one device would: by tracing a step, which runs nothing.
+    """Build a model by tracing a step on one device, without running it.
 
-    If that fails too, the step on the towers will say what is wrong.
+    If that fails too, the step on the towers reports the error.
     """
     step: Callable[[Any], Any] = model.predict_step
     if _trains(kind):
@@ -90,12 +92,12 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
 
 
 def _surely_uses_it(model: keras.Model) -> bool:
-    """Whether the model's training step is Keras's own, with its optimizer."""
+    """Whether ``train_step`` is Keras's own, so that it uses the optimizer."""
     return type(model).train_step is compat.TensorFlowTrainer.train_step
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:
-    """Whether a step of the model would still create variables."""
+    """Whether a step of the model would create variables."""
     parts = [*model._flatten_layers()]
     if _trains(kind):
         parts.append(getattr(model, "optimizer", None))

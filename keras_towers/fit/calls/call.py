@@ -1,4 +1,4 @@
-"""A call of a method of Keras, and what Keras's own loop meets in it."""
+"""One call of a Keras method, and its interface to Keras's own loop."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _calls: Slot[TowerCall] = Slot()
 
 
 def current() -> TowerCall | None:
-    """The call that this thread is in, or None."""
+    """Return the call that this thread is running, or None."""
     return _calls.get()
 
 
 class SeenCall(Protocol):
-    """A call, as far as Keras sees it."""
+    """The part of a call that Keras's loop uses."""
 
     def iterator(self, **kwargs: Any) -> Any:
-        """Make Keras's iterator over an epoch's batches."""
+        """Create the iterator over an epoch's batches."""
         ...
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run a step of Keras."""
+        """Run one step."""
         ...
 
 
 class SeenByKeras:
-    """What Keras takes for its strategy while a call runs.
+    """A strategy proxy that Keras uses while a call runs.
 
-    Keras asks it for two things: an iterator, and to run a step. So whatever
-    Keras runs is known to be a step of this call, and to need its data split.
-    To anybody else it is the strategy.
+    Keras requests an iterator from it and runs its steps through it, so each
+    step is known to belong to this call and to need its batch split. All other
+    access is forwarded to the strategy.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, call: SeenCall):
@@ -61,7 +61,7 @@ class SeenByKeras:
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Run a step of Keras on all towers."""
+        """Run one step on all towers."""
         if len(args) != 1 or kwargs:
             return self.strategy.run(fn, args, kwargs, options)
         return self.call.run_step(fn, args[0])
@@ -77,24 +77,23 @@ class SeenByKeras:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The strategy's, for whoever asks by ``isinstance``."""
+        """The strategy's class, for ``isinstance``."""
         return type(self.strategy)
 
 
 class TowerCall:
     """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
-    While it runs, the model's own names for the parts of Keras's loop (the
-    strategy, building, the end of an epoch's steps) stand for this object's
-    methods.
+    While it runs, the attributes of the model by which Keras's loop finds its
+    strategy, builds and ends an epoch's steps are shadowed by this object's.
 
     Args:
         step: runs a step on all towers.
-        adoption: the models that live on them.
+        adoption: the models placed on the towers.
         model: the model whose method was called.
         kind: the name of the method.
-        prepared: whether all variables are on the towers.
-        start: where in the data ``fit`` begins, if not where they do.
+        prepared: whether all variables are on the towers already.
+        start: the position in the data where ``fit`` resumes, or None.
     """
 
     def __init__(
@@ -120,17 +119,17 @@ class TowerCall:
 
     @property
     def trains(self) -> bool:
-        """Whether its steps change weights."""
+        """Whether its steps train."""
         return self.kind in TRAINING
 
     @property
     def predicts(self) -> bool:
-        """Whether outputs are examples, to be concatenated."""
+        """Whether its steps return outputs, to be concatenated."""
         return self.kind.startswith("predict")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Let Keras's loop over the model meet this call, for a block."""
+        """Install this call on the model inside a ``with`` block."""
         with (
             _calls.filled(self),
             patches.shadowed(self.model, self.shadows()),
@@ -142,7 +141,7 @@ class TowerCall:
                 self.close()
 
     def shadows(self) -> dict[str, Any]:
-        """What the model's names stand for meanwhile."""
+        """Return the model attributes to shadow, by name."""
         make_predict_function = self.model.make_predict_function
 
         def prepare_and_make(*args: Any, **kwargs: Any) -> Any:
@@ -160,26 +159,26 @@ class TowerCall:
         }
 
     def settle(self) -> None:
-        """Wait for steps that run in threads of their own."""
+        """Wait for steps running in other threads, if any."""
 
     def close(self) -> None:
-        """End such threads."""
+        """End those threads."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run a step of Keras on all towers."""
-        # Towers cannot meet inside a tf.function that a user has made of it.
+        """Run one step on all towers."""
+        # Towers cannot merge gradients inside a user's own tf.function.
         step = getattr(step, "python_function", step)
         if self.predicts:
             return self._step.predict(step, batch)
         return self._step.run(step, batch, self.logs)
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
-        """Make an iterator over batches for towers.
+        """Create an iterator over per-tower batches.
 
         Args:
-            **kwargs: for Keras's own.
+            **kwargs: as for Keras's own iterator.
         """
-        # The second one of a fit is for validation.
+        # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
         iterator = self._iterator(kind, **kwargs)
@@ -193,13 +192,13 @@ class TowerCall:
         return TowerEpochIterator(self.config, kind, self.order, **kwargs)
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Stands for ``_maybe_symbolic_build``."""
+        """Replacement for ``_maybe_symbolic_build``."""
         if iterator is not None:
             data_batch = building.batch_spec(iterator)
         self.prepare(data_batch)
 
     def prepare(self, batch: Any) -> None:
-        """Build what is missing, then put every variable on the towers.
+        """Build the model, then place all its variables on the towers.
 
         Args:
             batch: structure of tensors or specs, as given to ``train_step``.
@@ -232,12 +231,12 @@ class TowerCall:
         return end
 
     def end_of_steps(self, logs: Any) -> Any:
-        """Give the logs of an epoch, from those of its last step."""
+        """Return the logs of an epoch, given those of its last step."""
         return logs
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
-    """Say that a call has no batch; Keras would go on with a warning.
+    """Reject a call without any batch, for which Keras only warns.
 
     Args:
         kind: the name of the method.

@@ -1,4 +1,4 @@
-"""What callbacks ask of a call, and what they need of it."""
+"""Finding the callbacks of a call, and adapting those that need it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from keras_towers.fit.weights import variables as variables_lib
 
 
 def are_taken_by(method: Callable[..., Any]) -> bool:
-    """Whether a method of Keras has callbacks."""
+    """Whether a Keras method takes callbacks."""
     return "callbacks" in inspect.signature(method).parameters
 
 
 def by_name(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that a method was given, by name.
+    """Bind all arguments of a call to their names.
 
     Args:
         method: the method, as Keras defines it.
-        args: what the user gave, without the model.
-        kwargs: what the user gave by name.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+
+    Returns:
+        The arguments given, by name.
     """
     given = inspect.signature(method).bind(None, *args, **kwargs).arguments
     del given["self"]
@@ -38,7 +41,7 @@ def by_name(
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Callbacks in whatever form Keras takes them."""
+    """Return callbacks, in any form that Keras accepts, as a flat list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [c for c in tf.nest.flatten(callbacks) if c is not None]
@@ -47,7 +50,12 @@ def listed(callbacks: Any) -> list[Any]:
 def start(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Start | None, tuple[Any, ...], dict[str, Any]]:
-    """Where a call begins in its data, if one of its callbacks says so.
+    """Find where ``fit`` resumes, if one of its callbacks resumes it.
+
+    Args:
+        method: the method, as Keras defines it.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
 
     Returns:
         The start or None, and the arguments to call the method with.
@@ -66,7 +74,7 @@ def start(
 def on_one_device(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Let ``SwapEMAWeights`` swap weights that are on towers, for a block."""
+    """Make ``SwapEMAWeights`` work with weights on towers, for a block."""
     with contextlib.ExitStack() as stack:
         if are_taken_by(method):
             given = by_name(method, args, kwargs)

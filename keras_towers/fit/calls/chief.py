@@ -1,4 +1,4 @@
-"""Side effects of a call of ``fit`` that only one rank is to have."""
+"""Restricting callbacks and output to rank 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
-# They write files, which ranks would write over each other.
+# Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.BackupAndRestore,
@@ -33,18 +33,18 @@ def arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that a method of Keras gets on this rank.
+    """Adapt the arguments of a Keras method to this rank.
 
     Args:
         config: the towers.
-        adoption: the models that live on them.
+        adoption: the models placed on the towers.
         method: the method, as Keras defines it.
-        args: what the user gave, without the model.
-        kwargs: what the user gave by name.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
 
     Returns:
-        What to call it with, by position and by name: the callbacks of this
-        rank, and a progress bar on rank 0 alone.
+        Positional and keyword arguments, with only this rank's callbacks and
+        a progress bar on rank 0 only.
     """
     if config.transport.size == 1 or not callbacks_lib.are_taken_by(method):
         return args, kwargs
@@ -78,15 +78,15 @@ def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
 
 
 class _Together(keras.callbacks.Callback):
-    """Makes what callbacks do on some ranks happen on all of them.
+    """Propagates the effects of callbacks to all ranks.
 
-    It comes after the user's callbacks: one on rank 0 may have restored
-    weights, or any of them may have stopped training.
+    It runs after the user's callbacks: one on rank 0 may have restored
+    weights, and one on any rank may have stopped training.
 
     Args:
         transport: connects the processes.
-        adoption: the models on the towers.
-        others: whether there are other callbacks on this rank.
+        adoption: the models placed on the towers.
+        others: whether this rank has other callbacks.
     """
 
     def __init__(self, transport: Transport, adoption: Adoption, others: bool):

@@ -20,15 +20,15 @@ from keras_towers.fit.weights.adoption import Adoption
 
 
 class NoOpCalls:
-    """Calls methods of Keras; one that trains, and validation, does nothing.
+    """Runs Keras's methods, with empty steps for training and validation.
 
-    The method itself is Keras's own: it runs its epochs, counts its steps and
-    calls its callbacks, over an iterator and with a step function of ours.
+    Keras's own method runs epochs, counts steps and calls callbacks; only its
+    iterator and step function are replaced.
 
     Args:
         strategy: the strategy, of one tower.
-        adoption: the models that live there.
-        logs: what every step reports.
+        adoption: the models placed there.
+        logs: the logs that every step reports.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class NoOpCalls:
         """Run one call, as ``keras_towers.fit.contract.Calls``.
 
         Raises:
-            TowerError: the model lives on another strategy, or there is not
-                one step to train.
+            TowerError: the model is placed on another strategy, or there is
+                no step to train.
         """
         if "_maybe_symbolic_build" not in vars(model):
-            # Not in the middle of a fit already, called by a callback of it.
+            # It is shadowed only during a fit, whose callbacks may call this.
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)
         trains = kind in TRAINING
-        # Keras says so where fit itself calls evaluate.
+        # Keras passes this argument where fit itself calls evaluate.
         if not trains and not kwargs.get("_use_cached_eval_dataset"):
-            # What it is outside of a fit, in the middle of which this may be.
+            # A callback may call it during fit: undo the shadows of that.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
@@ -78,7 +78,7 @@ class NoOpCalls:
 
 
 class _NoOpCall:
-    """What Keras's loop meets in place of its steps."""
+    """Replaces Keras's steps during one call."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class _NoOpCall:
         }
 
     def iterator(self, **kwargs: Any) -> Steps:
-        """Make an iterator over steps that need no data."""
+        """Create an iterator over steps without data."""
         return Steps(**kwargs)
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Refuse: no step of Keras is reached."""
+        """Never reached, because no step function is made."""
         raise AssertionError("NoOpStrategy runs no step")
 
     def _begin(
@@ -115,7 +115,7 @@ class _NoOpCall:
     ) -> None:
         if iterator is not None:
             iterator.refuse_none(self._kind, self._model)
-        # Callbacks want the weights; nothing else of the model is used.
+        # Callbacks may read the weights; nothing else is used.
         if building.needs_build(self._model, "predict"):
             batch = data_batch if iterator is None else iterator.spec()
             if batch is not None:
@@ -136,14 +136,14 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Steps(compat.TFEpochIterator):
-    """Counts the steps of an epoch; reads data only to find an unknown end.
+    """Counts the steps of an epoch; reads data only if its size is unknown.
 
     Args:
         x: the data, as for ``fit``, or None.
-        **kwargs: for Keras's own iterator.
+        **kwargs: as for Keras's own iterator.
 
     Raises:
-        TowerError: neither data nor a number of steps.
+        TowerError: there is neither data nor ``steps_per_epoch``.
     """
 
     data_adapter: Any
@@ -161,25 +161,25 @@ class Steps(compat.TFEpochIterator):
                 )
             x = tf.data.Dataset.from_tensors(0).repeat()
             kwargs["shuffle"] = False
-        # TFEpochIterator would turn it into a dataset, for which Keras has to
-        # look at batches of some kinds of data.
+        # TFEpochIterator.__init__ would make a dataset, which for some kinds
+        # of data reads batches.
         super(compat.TFEpochIterator, self).__init__(x=x, **kwargs)
         self._source = self.data_adapter
         batches = self.data_adapter.num_batches
-        # Keras takes a negative number of steps for none.
+        # Keras treats a negative steps_per_epoch as None.
         self._reads = batches is None and (self.steps_per_epoch or 0) <= 0
         if not self._reads:
             self.data_adapter = _Unread(batches)
 
     def refuse_none(self, kind: str, model: keras.Model) -> None:
-        """Refuse to train where an epoch would have no step.
+        """Reject training with zero steps an epoch.
 
         Args:
             kind: the method that trains.
-            model: the model that it is called on.
+            model: the model it is called on.
 
         Raises:
-            TowerError: empty data, or a negative number.
+            TowerError: the data is empty, or a size is negative.
         """
         for name, value in self._given.items():
             if value is not None and value < 0:
@@ -191,7 +191,7 @@ class Steps(compat.TFEpochIterator):
             refuse_empty(kind, model)
 
     def spec(self) -> Any:
-        """Shapes and dtypes of a batch, or None where there is no data."""
+        """Return the element spec of a batch, or None without data."""
         if not self._has_data:
             return None
         return self._source.get_tf_dataset().element_spec
@@ -206,9 +206,9 @@ class Steps(compat.TFEpochIterator):
 
 
 class _Unread:
-    """A data adapter of Keras for data that nobody reads.
+    """A Keras data adapter for data that is never read.
 
-    The data itself would read ahead if it were told of an epoch.
+    The original adapter would start prefetching at the start of an epoch.
     """
 
     def __init__(self, num_batches: int | None):

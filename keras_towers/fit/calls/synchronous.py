@@ -1,4 +1,4 @@
-"""Calls of Keras's methods, each step on all towers at once."""
+"""Calls of Keras's methods with synchronous steps on all towers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from keras_towers.fit.weights.adoption import Adoption
 
 
 class TowerCalls:
-    """Runs the calls of Keras's methods on towers.
+    """Runs Keras's methods on towers.
 
     Args:
         step: runs a step on all towers.
-        adoption: the models that live on them.
+        adoption: the models placed on the towers.
     """
 
     def __init__(self, step: GlobalStep, adoption: Adoption):
@@ -51,7 +51,7 @@ class TowerCalls:
         outer = call_lib.current()
         if outer is not None:
             outer.settle()
-        # A loop over batches calls this for every one.
+        # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self._adoption.knows(
             model, kind
         )
@@ -80,7 +80,7 @@ class TowerCalls:
         prepared: bool,
         start: Start | None,
     ) -> TowerCall:
-        """Make the object that Keras's loop meets."""
+        """Create the call object that Keras's loop uses."""
         return TowerCall(
             self._step, self._adoption, model, kind, prepared, start
         )

@@ -1,1 +1,1 @@
-"""The tower that this thread runs, and attributes of objects that are ours."""
+"""The current tower of a thread, and temporary patching of attributes."""

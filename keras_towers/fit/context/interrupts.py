@@ -1,4 +1,4 @@
-"""Ctrl-C, where a model is half on the towers and half off them."""
+"""Deferring Ctrl-C while a model is only partly placed on towers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Let a Ctrl-C wait for the end of the block.
+    """Defer a Ctrl-C to the end of the block.
 
-    Python handles signals in its main thread only; in others there is nothing
-    to wait for.
+    Does nothing outside the main thread, where Python never handles signals.
     """
     handler = signal.getsignal(signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()

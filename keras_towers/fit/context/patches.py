@@ -1,4 +1,4 @@
-"""Names of Keras that are ours for a while, and are given back."""
+"""Temporary patches of classes, modules and single objects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _undo: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def held(install: Callable[[], None]) -> Iterator[None]:
-    """Hold the patches that ``install`` makes while the block runs.
+    """Keep the patches that ``install`` makes for the length of the block.
 
-    Blocks may overlap, in several threads: the first installs, the last one to
-    end undoes everything.
+    Blocks may overlap in several threads: the first one installs the patches,
+    the last one to exit undoes them.
     """
     global _users
     with _lock:
@@ -36,16 +36,16 @@ def held(install: Callable[[], None]) -> Iterator[None]:
 
 
 def replace(owner: Any, name: str, ours: Callable) -> None:
-    """Put ``ours(original, ...)`` in place of ``owner.name``, once.
+    """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
 
-    A method that Keras has wrapped in a decorator is replaced inside of it, so
-    that whoever took hold of the method before, under whatever name, calls ours
-    too. Of a property it is the getter that is replaced.
+    A decorated method is replaced inside its decorator's closure, so that
+    references taken earlier call the replacement too. For a property the getter
+    is replaced.
 
     Args:
         owner: a class or a module.
         name: the attribute.
-        ours: called with what was there before and the call's arguments.
+        ours: called with the original and the arguments of the call.
     """
     with _lock:
         there = getattr(owner, name)
@@ -83,7 +83,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _cell_of_wrapped(function: Any) -> Any:
-    """Where a decorated function keeps the one that it was made of."""
+    """The closure cell in which a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
         if wrapped is not None and _innermost(cell) is wrapped:
@@ -92,7 +92,7 @@ def _cell_of_wrapped(function: Any) -> Any:
 
 
 def _innermost(cell: Any) -> Any:
-    """What a cell holds, or held before it was replaced."""
+    """The contents of a cell, before any replacement of ours."""
     contents = cell.cell_contents
     return contents.__wrapped__ if _is_ours(contents) else contents
 
@@ -108,15 +108,15 @@ def _replace_in_cell(cell: Any, ours: Callable) -> None:
 
 
 Shadows: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Functions by the names of the methods that they stand for.
+"""Replacement functions by method name.
 
-Each is called with the object, with what its method was, and with the call's
-arguments.
+Each is called with the object, its original method, and the arguments of the
+call.
 """
 
 
 class _Shadow:
-    """Stands for a method of one object."""
+    """The replacement of a method of one object."""
 
     def __init__(self, instance: Any, name: str, ours: Callable):
         self.had_own = name in vars(instance)
@@ -129,14 +129,14 @@ class _Shadow:
 
 
 def shadow(instance: Any, methods: Shadows) -> None:
-    """Let methods of one object be ours until ``unshadow``.
+    """Replace methods of one object until ``unshadow``.
 
-    The object keeps its class, and what its class does by ``super()`` is the
-    original. A method that is shadowed already is left.
+    The object keeps its class, and ``super()`` calls reach the originals.
+    Methods that are shadowed already stay as they are.
 
     Args:
         instance: the object.
-        methods: what its methods are to do.
+        methods: the replacements.
     """
     own = vars(instance)
     for name, ours in methods.items():
@@ -145,7 +145,7 @@ def shadow(instance: Any, methods: Shadows) -> None:
 
 
 def unshadow(instance: Any, names: Iterable[str]) -> None:
-    """Give an object its own methods back, where ``shadow`` took them."""
+    """Restore the methods of an object that ``shadow`` replaced."""
     own = vars(instance)
     for name in names:
         ours = own.get(name)
@@ -156,13 +156,13 @@ def unshadow(instance: Any, names: Iterable[str]) -> None:
 
 
 def is_shadowed(instance: Any, name: str) -> bool:
-    """Whether a method of the object is ours."""
+    """Whether a method of the object is shadowed."""
     return isinstance(vars(instance).get(name), _Shadow)
 
 
 @contextlib.contextmanager
 def shadowing(instances: Iterable[Any], methods: Shadows) -> Iterator[None]:
-    """Let methods of objects be ours for a block, as ``shadow``."""
+    """Shadow methods of several objects inside a block."""
     instances = list(instances)
     try:
         for instance in instances:
@@ -175,15 +175,15 @@ def shadowing(instances: Iterable[Any], methods: Shadows) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Let an object have attributes of its own while the block runs.
+    """Override attributes of an object inside a block.
 
-    One that somebody else sets meanwhile stays.
+    An attribute that other code sets in the block keeps that value.
 
     Args:
         instance: the object.
-        attributes: what its names, also those of methods, stand for.
+        attributes: values, or methods, by name.
     """
-    # Not by setattr, by which Keras would track what a model is given.
+    # Bypasses Keras's __setattr__, which tracks attributes.
     own = vars(instance) if attributes else {}
     before = {name: own[name] for name in attributes if name in own}
     own.update(attributes)
@@ -199,7 +199,7 @@ def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
-    """Functions for ``shadowed`` that call the object's own methods."""
+    """Bind replacements to an object and its methods, for ``shadowed``."""
     return {
         name: functools.partial(ours, instance, getattr(instance, name))
         for name, ours in methods.items()
@@ -207,7 +207,7 @@ def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
 
 
 def with_subclasses(cls: type) -> list[type]:
-    """The class and all classes derived from it, each once."""
+    """Return a class and all its subclasses, without duplicates."""
     found: list[type] = [cls]
     child: type
     for child in cls.__subclasses__():

@@ -1,4 +1,4 @@
-"""A value that each thread has for itself, for the length of a block."""
+"""Thread-local values for the length of a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Slot(Generic[T]):
-    """Holds at most one value for each thread.
+    """Holds at most one value per thread.
 
     Example:
         >>> depth: Slot[int] = Slot()
@@ -26,12 +26,12 @@ class Slot(Generic[T]):
         self._local = threading.local()
 
     def get(self) -> T | None:
-        """This thread's value, or None outside of any block."""
+        """Return this thread's value, or None outside of any block."""
         return getattr(self._local, "value", None)
 
     @contextlib.contextmanager
     def filled(self, value: T | None) -> Iterator[None]:
-        """Give this thread a value for a block, then the one it had before."""
+        """Set this thread's value inside a block, then restore it."""
         before = self.get()
         self._local.value = value
         try:

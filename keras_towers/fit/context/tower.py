@@ -1,4 +1,4 @@
-"""What a tower knows about itself while its part of a step runs."""
+"""The state of a tower during a step."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from keras_towers.fit.contract import TakesGradients
 
 @dataclasses.dataclass
 class Tower:
-    """One tower in the middle of a step of ``fit`` or its like.
+    """One tower during a step of ``fit``, ``evaluate``, ...
 
     Attributes:
-        index: position of this tower, 0 to total - 1.
-        total: number of towers.
-        device: the name of the device, without job and task.
+        index: index of this tower, 0 to total - 1.
+        total: number of towers in all processes.
+        device: name of the device, without job and task.
         training: whether this is a step of ``fit`` or ``train_on_batch``.
-        update: what becomes of the gradients that the step computes; None
-            while an update is under way.
-        share: this tower's part of the global batch's examples, as a Python
-            float where it is known while tracing, else a scalar tensor. None
-            where the tower has a batch of its own, as one device has.
-        live: False (or a scalar False tensor) where this tower was given no
-            example of the batch and computes on a borrowed one, so that
-            nothing it computes may count. None where that cannot happen.
-        average: whether losses are means over the batch (the towers' gradients
-            are averaged) or sums (they are summed).
-        written: ids of the variables that some tower has assigned.
-        weighted_losses: how many losses each optimizer, by its id, has put
-            ``loss_weight`` into, and not applied yet.
+        update: applies the gradients of the step; None during an update.
+        share: this tower's fraction of the examples of the global batch: a
+            float if known during tracing, else a scalar tensor. None if the
+            tower has its own batch, as on one device.
+        live: False (or a scalar False tensor) if this tower has no examples and
+            computes on a borrowed one, whose results must not count. None if
+            that cannot happen.
+        average: whether losses are means over the batch (gradients are
+            averaged) or sums (gradients are summed).
+        written: ids of the variables that any tower has assigned.
+        weighted_losses: for each optimizer id, the number of losses scaled by
+            ``loss_weight`` whose gradients are not applied yet.
     """
 
     index: int
@@ -54,7 +53,7 @@ class Tower:
 
     @property
     def loss_weight(self) -> Any:
-        """What this tower's loss counts for in the loss of the global batch."""
+        """The weight of this tower's loss in that of the global batch."""
         if self.share is None:
             return 1.0
         if self.average:
@@ -62,7 +61,7 @@ class Tower:
         return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
 
     def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
-        """Zero in place of what was computed on a borrowed example."""
+        """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
         return tf.where(self.live, value, tf.zeros_like(value))
@@ -70,34 +69,34 @@ class Tower:
 
 _towers: Slot[Tower] = Slot()
 
-# Whether a call of Keras that runs without towers trains; None: no such call.
-# With a single tower Keras runs as if there were no strategy.
+# Whether the Keras call that this thread runs without a strategy, as with a
+# single tower, trains; None if there is no such call.
 training_alone: Slot[bool] = Slot()
 
 
 def current() -> Tower | None:
-    """The tower whose step this thread is running or tracing, or None."""
+    """Return the tower whose step this thread runs or traces, or None."""
     return _towers.get()
 
 
 def with_a_share() -> Tower | None:
-    """The current tower if it has a part of a global batch, else None."""
+    """Return the current tower if it has a share of a batch, else None."""
     tower = current()
     return None if tower is None or tower.share is None else tower
 
 
 def short_name(device: str) -> str:
-    """The name of a device without job and task."""
+    """Return the name of a device without job and task."""
     return device[device.index("/device") :] if "/device" in device else device
 
 
 class TowerReplicaContext(compat.MirroredReplicaContext):
-    """The replica context of a tower in the middle of a step.
+    """The replica context of a tower during a step.
 
-    It tells the true number of towers: ``num_replicas_in_sync`` of the strategy
-    is 1 inside a step, because losses are not to be divided by it, but a layer
-    that averages over ``all_reduce`` needs the real number. And it lets a
-    tower without examples add nothing to a sum.
+    It reports the real number of towers, which layers that average by
+    ``all_reduce`` need: the strategy's ``num_replicas_in_sync`` is 1 during a
+    step, so that losses are not divided by it. Towers without examples
+    contribute zeros to an ``all_reduce``.
     """
 
     def __init__(
@@ -108,11 +107,11 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of towers of all processes."""
+        """Number of towers in all processes."""
         return self._total
 
     def all_reduce(self, reduce_op, value, options=None):
-        """Reduce over the towers that were given examples."""
+        """Reduce over the towers that have examples."""
         tower = current()
         if tower is not None and tower.live is not None:
             value = tf.nest.map_structure(tower.count_only_if_live, value)
@@ -121,7 +120,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
 
 @contextlib.contextmanager
 def activate(tower: Tower) -> Iterator[Tower]:
-    """Make ``tower`` the current one of this thread."""
+    """Make ``tower`` the current one of this thread inside a block."""
     outer = tf.distribute.get_replica_context()
     inner: Any = contextlib.nullcontext()
     if isinstance(outer, compat.MirroredReplicaContext):

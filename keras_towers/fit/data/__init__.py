@@ -1,1 +1,1 @@
-"""Batches for towers, and what ranks agree on about their data."""
+"""Per-tower batches, and agreement between ranks on their data."""

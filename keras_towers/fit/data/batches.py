@@ -1,4 +1,4 @@
-"""Batches for towers: a global batch split, or a batch for each tower."""
+"""Per-tower batches: a global batch split, or one batch for each tower."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PREFETCHED_BATCHES = 2
 
 
 class TowerBatch(NamedTuple):
-    """One step's data, as far as the towers of this process use it.
+    """One step's data for the K towers of this process.
 
     Attributes:
-        pieces: K structures, one for each tower. A tower that has no example
-            left borrows the batch's first one.
-        counts: how many examples of each piece count, int64 of shape [K], or
-            an empty tuple where every one does and no piece is borrowed.
-        total: how many examples the step has on all towers of all processes,
-            or an empty tuple where only the processes together know.
+        pieces: K structures, one for each tower. A tower without examples
+            borrows the first one of the batch.
+        counts: number of examples of each piece, 0 for a borrowed one, int64 of
+            shape [K]; an empty tuple if no piece is borrowed.
+        total: number of examples of the step on all towers of all processes;
+            an empty tuple if it takes communication to find out.
     """
 
     pieces: tuple[Any, ...]
@@ -31,14 +31,14 @@ class TowerBatch(NamedTuple):
 
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
-    """Number of examples in a batch: rows of its first leaf that has rows."""
+    """Return the batch size: the rows of the first leaf that has rows."""
     size = static_size(structure)
     leaf = _leaf_with_rows(structure)
     return _rows(leaf) if size is None and leaf is not None else size
 
 
 def static_size(structure: Any) -> int | None:
-    """Number of examples in a batch, or in a spec, where it is known."""
+    """Return the static batch size of a batch or spec, or None."""
     leaf = _leaf_with_rows(structure)
     return None if leaf is None else tf.TensorShape(leaf.shape)[0]
 
@@ -63,17 +63,17 @@ def _rows(leaf: Any) -> tf.Tensor:
 def split(
     batch: Any, replicas: int, first: int = 0, towers: int | None = None
 ) -> TowerBatch:
-    """Split a global batch into nearly equal pieces, first ones the larger.
+    """Split a global batch into pieces whose sizes differ by at most one.
 
     Args:
-        batch: structure of tensors (ragged and sparse ones too) that have the
-            batch as first dimension; scalars go to every tower.
-        replicas: number of pieces.
-        first: the first piece that is wanted.
-        towers: how many are wanted from there; None for all.
+        batch: structure of dense, ragged or sparse tensors of shape
+            [examples, ...]; scalars go to every tower.
+        replicas: number of pieces; larger ones come first.
+        first: index of the first piece to return.
+        towers: number of pieces to return; None for all.
 
     Returns:
-        The wanted pieces and how many examples of each count.
+        The requested pieces and their sizes.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
@@ -130,12 +130,12 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
 
 
 def first_rows(leaf: Any, count: Any) -> Any:
-    """The first ``count`` rows of a tensor of any kind."""
+    """Return the first ``count`` rows of a tensor of any kind."""
     return _slice(leaf, tf.zeros_like(count), count)
 
 
 def concatenate(pieces: Any) -> Any:
-    """Concatenate the outputs of the towers in order."""
+    """Concatenate tensors of the towers in order, or stack scalars."""
     if isinstance(pieces[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(pieces))
     if not _has_rows(pieces[0]):
@@ -144,7 +144,7 @@ def concatenate(pieces: Any) -> Any:
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
-    """Make one step's data of every ``towers`` consecutive batches."""
+    """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
     spec = dataset.element_spec
     if towers == 1:
         return dataset.map(_one_piece)
@@ -186,21 +186,21 @@ def distribute(
     to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
     whole: bool = False,
 ) -> Any:
-    """Read a dataset of batches ahead, onto the towers.
+    """Prefetch a dataset of batches for the towers.
 
-    Towers in host memory need no copy of their own: the batch is split where
-    it is used. To accelerators TensorFlow's iterator over several devices
-    copies the next batches while the current one computes.
+    For towers in host memory batches are split when they are used. For
+    accelerators TensorFlow's multi-device iterator copies the next batches
+    while the current one computes.
 
     Args:
         config: the towers.
         dataset: yields what ``train_step`` takes.
-        each: every tower gets a batch of its own.
-        to_one_end: makes a rank's ``TowerBatch``es as many as the others'.
-        whole: towers take whole batches, as they come.
+        each: whether every tower gets its own batch.
+        to_one_end: gives all ranks the same number of ``TowerBatch``es.
+        whole: whether towers take whole batches as they come.
 
     Returns:
-        An iterable over one element a step, for ``as_tower_batch``.
+        An iterable with one element per step, for ``as_tower_batch``.
     """
     if whole:
         return dataset.prefetch(max(_PREFETCHED_BATCHES, config.num_towers))
@@ -218,9 +218,10 @@ def distribute(
 
 @tf.autograph.experimental.do_not_convert
 def _forget_sizes(*batch: Any) -> Any:
-    """Hide that all batches have one size.
+    """Erase the static batch size.
 
-    TensorFlow would drop the last ones where they do not go round.
+    With it, TensorFlow would drop the last batches if there are too few for
+    all towers.
     """
 
     def forget(leaf):
@@ -234,7 +235,7 @@ def _forget_sizes(*batch: Any) -> Any:
 
 
 def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
-    """Make a ``TowerBatch`` of whatever Keras hands to a step."""
+    """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     if isinstance(batch, TowerBatch):
         return batch
     towers = config.num_towers

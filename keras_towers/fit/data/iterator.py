@@ -1,4 +1,4 @@
-"""Keras's iterator over the batches of an epoch, for towers."""
+"""Keras's epoch iterator over per-tower batches."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from keras_towers.transport import Transport
 
 logger = logging.getLogger("keras_towers")
 
-# What Dataset.take() understands as all; the steps themselves find the end.
+# For Dataset.take(): all elements; the steps find the end by themselves.
 _UNTIL_ALL_END = -1
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
-    """Keras's epoch iterator over batches for towers.
+    """Keras's epoch iterator over per-tower batches.
 
     Args:
         config: the towers.
-        kind: the method of Keras that it is for.
-        order: how ranks shuffle alike, where there are several.
-        whole: towers take whole batches as they come, one at a time.
-        **kwargs: for Keras's own iterator.
+        kind: the Keras method that it is for.
+        order: makes several ranks shuffle identically; None for one rank.
+        whole: whether towers take whole batches as they come.
+        **kwargs: as for Keras's own iterator.
 
     Raises:
-        TowerError: data to train on that cannot occupy the towers once, or
-            ranks that were given different data.
+        TowerError: there is too little training data to occupy all towers
+            once, or the ranks were given different data.
     """
 
     _distributed_dataset: Any
@@ -54,7 +54,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._transport, self._kind = transport, kind
         self._towers = config.num_towers
         self._order = order
-        # Validation data of ranks that train on their own are their own too.
+        # Ranks with their own training data have their own validation data.
         self.at_last_step = False
         self._each = config.batches == "each" and (trains or ranks)
         with order.of_arrays() if order else contextlib.nullcontext():
@@ -69,13 +69,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = self._each and not by_user and not whole
         if whole and by_user:
             raise TowerError(
-                f"{config.name} hands out whole batches, and was given a "
-                "distributed dataset: give fit() the dataset from which that "
-                "was made."
+                f"{config.name} gives each tower whole batches, but fit() got "
+                "a distributed dataset: pass the original dataset instead."
             )
         self._agreed: int | None = None
-        # To make an iterator over arrays changes nothing; that of a dataset
-        # may draw a new shuffle, and one device would have drawn it too.
+        # Only iterators over arrays: creating one over a dataset may draw a new
+        # shuffle, which one device would have drawn too.
         self._reuses = arrays
         self._unused: Any = None
         self._skip = self._done = 0
@@ -98,7 +97,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         dataset: tf.data.Dataset,
         replicas: int,
     ) -> None:
-        """Make sure that all ranks run the same number of steps."""
+        """Make all ranks run the same number of steps."""
         numbers = ranks_lib.agree(
             transport, kind, self.data_adapter.num_batches
         )
@@ -120,14 +119,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if size and size < replicas and self._transport.rank == 0:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
-                "compute nothing that counts. Give a batch_size of %d or more.",
+                "towers are idle. Use a batch_size of %d or more.",
                 size,
                 replicas,
                 replicas,
             )
 
     def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Make a rank's own ``TowerBatch``es as many as agreed."""
+        """Give this rank the agreed number of ``TowerBatch``es."""
         if self._agreed is None:
             return dataset
         dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
@@ -137,7 +136,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         adapter = self.data_adapter
         if not isinstance(adapter, compat.GeneratorDataAdapter):
             return self.source
-        # Another iterator over a generator would take from the first one.
+        # A second iterator over a generator would consume its batches.
         batch = adapter._first_batches[0]
         return tf.data.Dataset.from_generator(
             lambda: iter([batch]), output_signature=self.source.element_spec
@@ -146,7 +145,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _check_enough(
         self, dataset: tf.data.Dataset, config: TowerConfig, whole: bool
     ) -> None:
-        """Refuse to train on data that cannot occupy the towers once."""
+        """Reject training data that cannot occupy all towers once."""
         adapter = self.data_adapter
         batches, size = (
             adapter.num_batches,
@@ -163,7 +162,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         elif batches is not None and size:
             have = batches * size
         if whole:
-            # Towers for which there is no batch have nothing to do.
+            # Towers without a batch may be idle.
             need = 0
             if have == 0:
                 raise TowerError("the dataset is empty: give it one batch.")
@@ -176,10 +175,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
 
     def skip_to(self, start: Start) -> None:
-        """Let the first epoch begin behind batches that are done."""
+        """Skip the batches before ``start`` in the first epoch."""
         self._skip = self._done = start.batch
         if self.steps_per_epoch:
-            # Such epochs read on in the data where the last one ended.
+            # With steps_per_epoch, epochs continue where the last one ended.
             self._skip += start.epoch * self.steps_per_epoch
         self._whole = self.steps_per_epoch, self._num_batches
 
@@ -212,7 +211,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._set_steps()
 
     def was_empty(self) -> bool:
-        """Whether an epoch whose steps gave no logs had no batch at all."""
+        """Whether an epoch that produced no logs had no batch at all."""
         return (
             self.steps_per_epoch is None
             and self._whole is None
@@ -234,10 +233,10 @@ def _number(count: int, noun: str) -> str:
 
 
 class _Reusing:
-    """Gives an iterator that Keras made and never used, before a new one.
+    """Reuses an iterator that Keras created but never read.
 
-    Keras makes one at the end of an epoch and another at the start of the
-    next; making one costs as much as many small steps.
+    Keras creates one at the end of an epoch and another at the start of the
+    next, and creating one is expensive.
     """
 
     def __init__(self, owner: TowerEpochIterator):
@@ -253,7 +252,7 @@ class _Reusing:
 
 
 class _Undistributed:
-    """Stands for a strategy that leaves a dataset as it is."""
+    """A strategy stand-in that does not distribute datasets."""
 
     @staticmethod
     def experimental_distribute_dataset(dataset):

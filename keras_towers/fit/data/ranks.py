@@ -1,4 +1,4 @@
-"""Data that the ranks of a job read together, in one order and to one end."""
+"""Agreement between ranks on the order and the length of their data."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ logger = logging.getLogger("keras_towers")
 
 
 class Order:
-    """The order in which Keras shuffles, the same on all ranks.
+    """Makes Keras shuffle identically on all ranks.
 
-    Ranks that were given the same seeds draw the same orders by themselves,
-    which are those of one process. Others are given orders of their own, with
-    a seed of rank 0.
+    Ranks with equal seeds draw the same orders anyway, which are those of one
+    process. Otherwise all ranks shuffle with a seed drawn by rank 0.
 
     Args:
         transport: connects the processes.
-        start: where ``fit`` begins, if not at the beginning; the orders then
-            follow from its seed and from the number of the epoch.
+        start: the position where ``fit`` resumes, or None; orders then depend
+            only on its seed and on the epoch.
     """
 
     def __init__(self, transport: Transport, start: Start | None = None):
@@ -45,13 +44,13 @@ class Order:
         seeds = {state[0] for state in states}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
         self._python_agrees = len({state[1] for state in states}) == 1
-        # The first iterator counts it up.
+        # The first iterator increments it.
         self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
 
     @contextlib.contextmanager
     def of_sequences(self) -> Iterator[None]:
-        """Shuffle the batches of a ``PyDataset`` alike in a call of ``fit``."""
+        """Shuffle ``PyDataset`` batches identically during ``fit``."""
         module: Any = compat.py_dataset_module
         if self._python_agrees:
             yield
@@ -64,7 +63,7 @@ class Order:
 
     @contextlib.contextmanager
     def of_arrays(self) -> Iterator[None]:
-        """Shuffle examples alike in the datasets that are made inside."""
+        """Shuffle examples identically in datasets created inside."""
         if self._tensorflow_agrees:
             yield
             return
@@ -84,19 +83,24 @@ class Order:
             tf.random.shuffle = original
 
     def next_epoch(self) -> None:
-        """Draw another order for the next iterator."""
+        """Use a new order for the next iterator."""
         if self._epoch is not None:
             self._epoch.assign_add(1)
 
 
 def agree(transport: Transport, kind: str, batches: int | None) -> list[Any]:
-    """Tell every rank how many batches each has for a method of Keras.
+    """Gather the number of batches that each rank has for a Keras method.
+
+    Args:
+        transport: connects the processes.
+        kind: the method that this rank runs.
+        batches: its number of batches; None if unknown.
 
     Returns:
-        A number for each rank, or None where it is not known.
+        The number of batches of each rank; None if unknown.
 
     Raises:
-        TowerError: the ranks are in different methods.
+        TowerError: the ranks run different methods.
     """
     plans = transport.gather_objects((kind, batches))
     kinds = [plan[0] for plan in plans]
@@ -104,16 +108,16 @@ def agree(transport: Transport, kind: str, batches: int | None) -> list[Any]:
         raise TowerError(
             "the ranks run different methods: "
             + ", ".join(f"rank {r} {kind}" for r, kind in enumerate(kinds))
-            + ". Every rank has to call the same ones in the same order."
+            + ". Every rank has to call the same methods in the same order."
         )
     return [plan[1] for plan in plans]
 
 
 def check_alike(numbers: list[int | None]) -> None:
-    """Refuse ranks whose whole data have different numbers of batches.
+    """Check that all ranks have the same number of batches.
 
     Raises:
-        TowerError: they have.
+        TowerError: they do not.
     """
     if len(set(numbers)) > 1:
         raise TowerError(
@@ -124,23 +128,23 @@ def check_alike(numbers: list[int | None]) -> None:
                 for rank, n in enumerate(numbers)
             )
             + ". Give every rank all of the data, and it takes its part of "
-            'each batch; or set batches="each" to let every rank read data of '
-            "its own."
+            'each batch; or set batches="each" to let every rank read its own '
+            "data."
         )
 
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
-    """Read from arrays only what the towers of this process need.
+    """Read only this process's examples from arrays.
 
-    Keras draws the order, of the numbers of the examples; the examples of this
-    process's part of each batch are then taken from the arrays.
+    Keras shuffles the indices of the examples; this process then gathers its
+    part of each batch from the arrays.
 
     Args:
         adapter: Keras's adapter for the arrays.
         config: the towers.
 
     Returns:
-        A dataset of ``TowerBatch``, or None where an array is sparse or ragged.
+        A dataset of ``TowerBatch``, or None if an array is sparse or ragged.
     """
     arrays = keras.tree.lists_to_tuples(
         compat.convert_to_sliceable(
@@ -175,16 +179,16 @@ def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
 
 
 def warn_of_shuffles(dataset: tf.data.Dataset) -> None:
-    """Warn of a dataset that every rank would read in another order."""
+    """Warn of a dataset that each rank would shuffle differently."""
     for part in _parts(dataset):
         if type(part).__name__ == "_ShuffleDataset" and not any(
             int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
         ):
             logger.warning(
-                "the dataset shuffles without a seed, so that every rank reads "
-                "it in another order, and an epoch uses some examples twice: "
-                "call keras.utils.set_random_seed() before making it, or give "
-                "shuffle() a seed."
+                "the dataset shuffles without a seed, so every rank reads it "
+                "in a different order, and an epoch uses some examples twice: "
+                "call keras.utils.set_random_seed() before creating it, or "
+                "pass a seed to shuffle()."
             )
             return
 
@@ -198,12 +202,17 @@ def _parts(dataset: Any) -> Iterator[Any]:
 def endless(
     dataset: tf.data.Dataset, towers: int, first: Callable[[], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """Let a rank whose data have ended take part without examples.
+    """Extend a dataset endlessly by steps without examples.
+
+    A rank whose data has ended thus still takes part in collectives.
 
     Args:
         dataset: yields ``TowerBatch``.
-        towers: number of towers of this process.
-        first: gives a dataset whose first element is a batch.
+        towers: number of towers in this process.
+        first: returns a dataset whose first element is a batch.
+
+    Returns:
+        An infinite dataset of ``TowerBatch``.
     """
 
     def borrowed(*batch: Any) -> data_lib.TowerBatch:

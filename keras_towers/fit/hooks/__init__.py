@@ -1,1 +1,1 @@
-"""Every name of Keras that is replaced while a scope is entered."""
+"""Every Keras name that is patched while a scope is active."""

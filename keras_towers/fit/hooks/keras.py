@@ -1,16 +1,15 @@
-"""Every name of Keras that is replaced, and for how long.
+"""Every Keras name that is patched, and for how long.
 
-While at least one scope of a strategy of ours is entered, the names in
-``_install`` are ours; each does exactly what Keras does unless such a strategy
-is in force. Besides them, for a job of several ranks that were not seeded
-alike, ``tf.random.shuffle`` and the ``random`` of Keras's module for
-``PyDataset`` are replaced while a call of ``fit`` makes its data
-(``fit/data/ranks.py``).
+The names in ``_install`` are patched while the scope of at least one of our
+strategies is active; each patch defers to Keras unless such a strategy is the
+current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
+Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
+several ranks with different seeds (``fit/data/ranks.py``).
 
-All else that is ours is an attribute of one object, not of a class: the names
-of a model that a call shadows (``TowerCall.shadows``), the methods of an
-optimizer that lives on towers (``optimizers.py`` and ``one_device.py`` of
-``fit/update/``), and the writes of a variable that asynchronous towers share
+All other patches are attributes of a single object, not of a class: model
+attributes during a call (``TowerCall.shadows``), methods of an optimizer on
+towers (``optimizers.py`` and ``one_device.py`` in ``fit/update/``), and the
+assign methods of variables shared by asynchronous towers
 (``fit/asynchronous/update.py``).
 """
 
@@ -36,32 +35,32 @@ from keras_towers.fit.update import optimizers as optimizers_lib
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
-    """Replace the names for as long as this, or any other one, is entered."""
+    """Patch Keras until the last of all such blocks exits."""
     return patches.held(_install)
 
 
 def _install() -> None:
     trainer = compat.TensorFlowTrainer
-    # Whoever calls these, the model is put on the towers first.
+    # Every one of these places the model on the towers first.
     for name in contract.METHODS:
         patches.replace(trainer, name, functools.partial(_method, name))
-    # A method of Keras that is reached past ours must not go on.
+    # Catches references to Keras's methods taken before the patch.
     patches.replace(trainer, "distribute_strategy", _seen_by_keras)
-    # Keras's loops make it by this name: batches for towers.
+    # Keras's loops create their iterator by this name.
     patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
-    # What is made in a scope lives on the towers.
+    # Objects created in a scope belong to its strategy.
     patches.replace(trainer, "__init__", _made_model)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
-    # Optimizers that were made elsewhere, and are called on a tower.
+    # Optimizers created outside any scope may be called on a tower.
     for owner in patches.with_subclasses(compat.BaseOptimizer):
         if "apply" in vars(owner):
             patches.replace(owner, "apply", optimizers_lib.apply_of_any)
-    # Functions that divide by numbers of examples.
+    # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
     patches.replace(losses, "apply_mask", losses_lib.apply_mask)
-    # One number a batch counts for the tower's part of it.
+    # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)
 
@@ -85,7 +84,7 @@ def _method(
 
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
-    """Refuse what goes on in a method of Keras that no call was opened for."""
+    """Return a proxy that fails if Keras's method was called directly."""
     seen = original(model)
     if isinstance(seen, SeenByKeras) or not isinstance(
         seen, contract.KerasStrategy
@@ -95,7 +94,7 @@ def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
 
 
 class _Unopened:
-    """Stands for the call that should have been opened."""
+    """Placeholder for a missing call; rejects every use."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -108,9 +107,9 @@ class _Unopened:
 
     def _refuse(self) -> NoReturn:
         raise TowerError(
-            f"a method of model {self._model.name!r} was called past "
-            "keras_towers: something took hold of it before the strategy's "
-            "block, and calls it inside. Call the model's own fit, evaluate, "
+            f"a method of model {self._model.name!r} was called bypassing "
+            "keras_towers: it was wrapped or stored before the strategy's "
+            "block and called inside it. Call the model's own fit, evaluate, "
             "predict, train_on_batch, test_on_batch or predict_on_batch, or "
             "wrap it inside the block."
         )

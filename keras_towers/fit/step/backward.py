@@ -1,9 +1,8 @@
-"""A step of Keras up to its gradients, and the updates that it asks for.
+"""Running a training step up to its gradients, without its updates.
 
-Every step, also a user's own, ends its computation on one tower where it calls
-an optimizer. Here it is stopped there: the gradients are a result like any
-other, to be computed in another way than the update (compiled, in pieces, for
-comparison), and no weight is changed.
+The optimizer calls of a step, also of a custom one, are intercepted and their
+gradients returned, so that they can be computed separately from the update (for
+instance compiled, in parts, or for comparison). No weight is changed.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from keras_towers.fit.weights import state as state_lib
 
 
 class AskedUpdate(NamedTuple):
-    """An update that a step has asked for.
+    """An optimizer call of a step.
 
     Attributes:
-        optimizer: the optimizer that it called.
+        optimizer: the optimizer that was called.
         original: the optimizer's own ``apply``.
         variables: the N variables to update.
     """
@@ -35,18 +34,18 @@ class AskedUpdate(NamedTuple):
 
 
 class Backward:
-    """Runs a step on one device, forward and backward, without its updates.
+    """Runs forward and backward pass of a step on one device, without updates.
 
-    What the step does by itself (metrics, moving statistics, assignments) is
-    done. A step that goes on with what its first update has made of the
-    weights, as of a GAN, computes its later gradients on the weights of before.
+    Metrics, moving statistics and other assignments of the step do happen. In a
+    step with several updates (a GAN), all gradients are computed with the
+    weights from before the first update.
 
     Args:
         model: the model whose optimizers the step calls.
         step: takes a batch, as ``model.train_step`` does.
 
     Attributes:
-        updates: what the last run has asked for.
+        updates: the optimizer calls of the last run.
 
     Example:
         >>> backward = Backward(model, model.train_step)
@@ -67,8 +66,8 @@ class Backward:
             batch: what the step takes.
 
         Returns:
-            What the step returned, and for each update that it asked for the N
-            gradients, None where there is none.
+            The result of the step, and for each update a list of N gradients;
+            None for a missing one.
         """
         self.updates, self._gradients = [], []
         tower = tower_lib.Tower(0, 1, training=True)
@@ -87,13 +86,17 @@ class Backward:
         self._gradients.append(list(gradients))
 
     def update(self, gradients: Sequence[Sequence[Any]]) -> None:
-        """Let the optimizers apply gradients, in the order of the step."""
+        """Apply gradients, in the order of the step's optimizer calls.
+
+        Args:
+            gradients: for each update, N gradients.
+        """
         for asked, grads in zip(self.updates, gradients, strict=True):
             asked.original(list(grads), asked.variables)
 
 
 class _Recorder:
-    """Takes gradients, and only notes what it is asked for."""
+    """Records gradients instead of applying them."""
 
     def __init__(self, note: Callable[[AskedUpdate, Sequence[Any]], None]):
         self._note = note

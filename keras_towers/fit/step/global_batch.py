@@ -16,13 +16,13 @@ from keras_towers.fit.update.order import StepOrder
 
 
 class GlobalStep:
-    """Runs steps of Keras on all towers, as if they were one device.
+    """Runs steps on all towers as if they were one device.
 
     Args:
         config: the towers.
-        order: keeps the processes' steps in order.
-        update: what becomes of the towers' gradients.
-        run_on_towers: ``Strategy.run``, as TensorFlow has it.
+        order: keeps the steps of all ranks in order.
+        update: applies the towers' gradients.
+        run_on_towers: TensorFlow's own ``Strategy.run``.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class GlobalStep:
         self._devices = [tower_lib.short_name(d) for d in config.devices]
 
     def predict(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run a step whose outputs have the examples as rows.
+        """Run a step that returns outputs of shape [examples, ...].
 
         Args:
-            step: the predict function of Keras.
+            step: ``predict_step``.
             batch: as for ``run``.
 
         Returns:
-            The outputs of all examples, in order.
+            The outputs for all examples, in order.
         """
         batch = self._begin(batch, counts_ranks=False)
         outputs = self._outputs(step, batch, training=False, written=set())
@@ -65,12 +65,11 @@ class GlobalStep:
 
         Args:
             step: ``train_step`` or ``test_step``.
-            batch: a ``TowerBatch``, distributed values, or a whole batch that
-                is still to be split.
-            logs: makes the logs of the global batch.
+            batch: a ``TowerBatch``, distributed values, or a batch to split.
+            logs: computes the logs of the global batch.
 
         Returns:
-            The logs that one device would have given, as plain tensors.
+            The logs that one device would return, as plain tensors.
         """
         batch = self._begin(batch, counts_ranks=True)
         outputs = self._outputs(step, batch, logs.training, logs.written)
@@ -87,7 +86,7 @@ class GlobalStep:
         training: bool,
         written: set[int],
     ) -> list[Any]:
-        """What the step returns on each tower of this process."""
+        """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
         live = None
         if not isinstance(batch.counts, tuple):
@@ -122,7 +121,7 @@ class GlobalStep:
     def _with_total(
         self, batch: data_lib.TowerBatch, counts_ranks: bool
     ) -> data_lib.TowerBatch:
-        """Count the examples of all towers, where the data does not tell."""
+        """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
         counts = _counts(batch)
@@ -131,20 +130,20 @@ class GlobalStep:
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if not counts_ranks or self.config.transport.size == 1:
-            # Outputs are of the examples that are here, whoever else has some.
+            # Outputs need only the number of examples in this process.
             return batch._replace(total=here)
         return self.order.count(batch, here)
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:
-    """Examples that every tower really has: ints, or scalar tensors."""
+    """Number of real examples per tower: ints or scalar tensors."""
     if isinstance(batch.counts, tuple):
         return [data_lib.batch_size_of(piece) for piece in batch.pieces]
     return tf.unstack(batch.counts, num=len(batch.pieces))
 
 
 def _shares(batch: data_lib.TowerBatch) -> list[Any]:
-    """Every tower's part of the global batch; they add up to one."""
+    """Each tower's fraction of the global batch; 1 in total."""
     counts = _counts(batch)
     if all(isinstance(count, int) for count in (*counts, batch.total)):
         return [count / batch.total for count in counts]
@@ -153,7 +152,7 @@ def _shares(batch: data_lib.TowerBatch) -> list[Any]:
 
 
 def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
-    """Concatenate the towers' outputs, without borrowed examples."""
+    """Concatenate the towers' outputs, dropping borrowed examples."""
     if not isinstance(batch.counts, tuple):
         counts = _counts(batch)
         outputs = [

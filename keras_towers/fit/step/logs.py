@@ -1,4 +1,4 @@
-"""The logs that one device would give, from those of the towers."""
+"""Merging per-tower logs into those that one device would return."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from keras_towers.transport import Transport
 
 
 class Logs:
-    """Makes the logs of a method of Keras.
+    """Computes the logs of a Keras method.
 
-    A log that is the result of a metric is computed from the metric's state
-    summed over the towers; anything else that a custom step returns is taken
-    for a mean over examples.
+    Metric results are computed from the metric state summed over the towers;
+    anything else that a custom step returns is taken as a mean over examples.
 
     Args:
         model: the model.
         training: whether the method trains.
         written: ids of the variables that steps of the method have assigned;
-            the steps add to it.
+            updated by the steps.
         transport: connects the processes.
     """
 
@@ -43,11 +42,14 @@ class Logs:
         self._transport = transport
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
-        """The logs of a global batch.
+        """Compute the logs of a global batch.
 
         Args:
-            outputs: what the step returned on the K towers of this process.
-            shares: the part of the global batch that each of them had.
+            outputs: the results of the step on the K towers of this process.
+            shares: their K fractions of the global batch.
+
+        Returns:
+            A structure like that of one output.
         """
         first = outputs[0]
         results = {}
@@ -77,16 +79,23 @@ class Logs:
         return tf.nest.map_structure(mean, *outputs)
 
     def of_epoch(self, logs: Any) -> Any:
-        """The logs of all steps since the metrics were reset, over all ranks.
+        """Compute the logs of an epoch over all ranks.
 
-        What the metrics hold here is the part of this process.
+        The metrics of the model hold only the state of this process.
         """
         if self._transport.size == 1 or not isinstance(logs, Mapping):
             return logs
         return {**logs, **self.metric_results(logs)}
 
     def metric_results(self, names: Iterable[str]) -> dict[str, Any]:
-        """Those of the logs that are results of metrics, over all towers."""
+        """Compute the metric results among ``names``, over all towers.
+
+        Args:
+            names: names of logs.
+
+        Returns:
+            The results by name, without logs that are not metric results.
+        """
         model = self._model
         metrics = state_lib.collect(model).metrics
         with compat.single_device_mode(), tf.device("/device:CPU:0"):
@@ -108,9 +117,9 @@ class Logs:
         return {name: value for name, value in results.items() if name in names}
 
     def _unused(self, metric: keras.metrics.Metric) -> list[str]:
-        """The logs of a metric that no step has written to.
+        """Return the log names of a metric that no step has updated.
 
-        A step may return something of its own under that name.
+        A custom step may return other values under these names.
         """
         for variable in metric.variables:
             if {id(variable), id(variable._value)} & self.written:

@@ -1,10 +1,10 @@
-"""Loss denominators over the whole global batch.
+"""Loss denominators over the global batch.
 
-A tower's loss counts for its share of the examples. That is exact as long as a
-loss divides by something that grows with the number of examples; a sum, a mean
-over sample weights and a mean over the unmasked entries do not. These two
-functions stand in for Keras's while a tower runs, so that the mean of the
-towers' losses, weighted by their shares, is the loss of the global batch.
+A tower's loss is weighted by its share of the examples. That is exact if the
+loss divides by a multiple of the number of examples, but not for a sum, a mean
+over sample weights or a mean over unmasked entries. These two functions replace
+Keras's on towers, so that the weighted mean of the towers' losses is the loss
+of the global batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def reduce_values(
     sample_weight: tf.Tensor | None = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> tf.Tensor:
-    """Reduce the per-example losses of one tower."""
+    """Replace Keras's ``reduce_values`` on a tower."""
     tower = tower_lib.with_a_share()
     if (
         tower is None
@@ -55,11 +55,11 @@ def apply_mask(
     dtype: Any,
     reduction: str | None,
 ) -> tf.Tensor | None:
-    """Turn a mask into sample weights, as Keras does, over all towers.
+    """Replace Keras's ``apply_mask``, which turns a mask into sample weights.
 
     Keras weights valid entries by total / valid, so that the mean over all
-    entries becomes the mean over the valid ones. Both numbers have to be those
-    of the global batch.
+    entries becomes the mean over the valid ones. On a tower both numbers have
+    to be those of the global batch.
     """
     weights = original(sample_weight, mask, dtype=dtype, reduction=reduction)
     tower = tower_lib.with_a_share()

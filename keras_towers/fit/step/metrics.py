@@ -1,7 +1,7 @@
-"""Means and sums of one number a batch, as ``update_state(loss)`` gives them.
+"""``Mean`` and ``Sum`` metrics of one scalar per batch, such as a loss.
 
-On one device such a number counts once a batch. A tower's number is about its
-own part of the batch, and counts for that part only.
+On one device such a scalar counts once per batch. A tower's scalar describes
+its part of the batch, so it is weighted by the tower's share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def update_state(
     values: Any,
     sample_weight: Any | None = None,
 ) -> Any:
-    """``Mean.update_state`` and ``Sum.update_state`` in a tower."""
+    """Replace ``update_state`` of ``Mean`` and ``Sum`` on a tower."""
     tower = tower_lib.with_a_share()
     if tower is not None and sample_weight is None:
         values = tf.convert_to_tensor(values)

@@ -1,1 +1,1 @@
-"""From the towers' gradients to new weights."""
+"""From per-tower gradients to new weights."""

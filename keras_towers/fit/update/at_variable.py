@@ -1,4 +1,4 @@
-"""Weights that exist once, updated where they are."""
+"""Weights that exist once, updated on the device that holds them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
 
 class UpdateAtVariable(UpdateOnce):
-    """Every trained weight exists once; its gradients are summed beside it.
+    """Every trained weight exists once; gradients are summed on its device.
 
-    Weights that are not trained are spread over the towers, because a step may
+    Non-trainable weights get a component on every tower, because a step may
     write them.
 
     Args:
         config: the towers.
         spread: the variables with a component on every tower.
-        order: keeps the processes' steps alike.
-        place: names the device that is to hold a weight.
+        order: keeps the steps of all ranks in order.
+        place: returns the device to hold a given weight.
     """
 
     name = "at_variable"
-    description = "trained weights exist once, updated where they are"
+    description = "trained weights exist once and are updated in place"
 
     def __init__(
         self,
@@ -43,24 +43,24 @@ class UpdateAtVariable(UpdateOnce):
         self._held = HeldOnce(place)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a trained weight once; spread any other."""
+        """Hold a trainable weight once; spread any other."""
         spread = isinstance(variable._value, variables_lib.TowerVariable)
         if variable.trainable and not spread:
             return self._held.hold(variable)
         return super().place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Take its calls; have its slots beside their weights."""
+        """Intercept its calls; put its slots on their weights' devices."""
         super().place_optimizer(optimizer)
         if optimizer.built:
             self._held.hold_slots(optimizer)
 
     def take_back(self, variable: keras.Variable) -> bool:
-        """Bring a weight or slot back to where it was."""
+        """Move a weight or slot variable back to where it was."""
         return self._held.give_back(variable)
 
     def release(self) -> None:
-        """Bring all weights and slots back."""
+        """Move all weights and slot variables back."""
         self._held.give_all_back()
         super().release()
 

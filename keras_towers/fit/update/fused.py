@@ -1,10 +1,9 @@
-"""Updates of SGD by one operation a weight.
+"""SGD updates with one fused operation per weight.
 
-Keras computes them by five, each of which goes through the whole weight: a
-tenth of a step with 8.4 million parameters on two towers. TensorFlow has the
-same formula in one operation. It has Adam's too, but computes ``1 - beta_2``
-in single precision, whose fifth digit is already another: not the weights of
-one device.
+Keras uses five operations, each of which makes a pass over the whole weight.
+TensorFlow's fused kernel computes the same formula in one pass. Its Adam
+kernel is not used: it computes ``1 - beta_2`` in single precision, so weights
+would differ from those of one device.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from keras_towers import compat
 
 
 def applies_to(optimizer: Any) -> bool:
-    """Whether an optimizer's update is the one of Keras's SGD."""
+    """Whether an optimizer uses the update rule of Keras's SGD."""
     return type(optimizer).update_step is keras.optimizers.SGD.update_step
 
 
@@ -30,19 +29,19 @@ def update_step(
     variable: Any,
     learning_rate: Any,
 ) -> None:
-    """``SGD.update_step`` by one operation, for dense gradients.
+    """``SGD.update_step`` as one operation, for dense gradients.
 
     Args:
-        optimizer: the optimizer it was called on.
-        original: its own.
-        gradient: of the weight.
+        optimizer: the optimizer it is called on.
+        original: its own ``update_step``.
+        gradient: the gradient of the weight.
         variable: the weight.
-        learning_rate: a number or tensor.
+        learning_rate: a number or scalar tensor.
     """
     if not _is_plain(variable, gradient):
         original(gradient, variable, learning_rate)
         return
-    # Locked, because asynchronous towers may write the same weight.
+    # Asynchronous towers may write the same weight concurrently.
     where = {"var": variable.handle, "use_locking": True}
     gradient = tf.cast(gradient, variable.dtype)
     learning_rate = tf.cast(learning_rate, variable.dtype)

@@ -1,4 +1,4 @@
-"""The gradients that towers bring together, and whether they match."""
+"""The towers' gradients, and the check that they match."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from keras_towers.errors import TowerError
 
 @dataclasses.dataclass(eq=False)
 class TowerGradients:
-    """What one tower brings to the reduction.
+    """The gradients of one tower.
 
     Attributes:
-        names: the variables.
-        grads: the gradient of each, None where there is none.
+        names: the names of the N variables.
+        grads: their N gradients; None for a missing one.
     """
 
     names: tuple[str, ...]
     grads: list[Any]
 
     def described(self) -> list[str]:
-        """What there is a gradient for, and of which kind."""
+        """Describe each gradient: variable, shape or ``sparse``, dtype."""
         return [
             f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
             for name, grad in zip(self.names, self.grads, strict=True)
@@ -34,28 +34,28 @@ class TowerGradients:
 
 
 def name_of(variable: Any) -> str:
-    """The name that says which variable it is: Keras's path, if it has one."""
+    """Return the Keras path of a variable if it has one, else its name."""
     return getattr(variable, "path", variable.name)
 
 
 def check_equal(towers: Sequence[TowerGradients]) -> None:
-    """Refuse towers that trained different variables, naming them.
+    """Check that all towers have gradients for the same variables.
 
     Args:
-        towers: what each brings.
+        towers: the gradients of each of the K towers.
 
     Raises:
-        TowerError: they did.
+        TowerError: they do not; the message names the variables.
     """
     first = towers[0]
     for index, other in enumerate(towers[1:], 1):
         if other.names != first.names:
             odd = sorted(set(first.names) ^ set(other.names)) or other.names
             raise TowerError(
-                f"tower {index} trains other variables than tower 0: they "
+                f"tower {index} and tower 0 train different variables: they "
                 f"differ in {', '.join(odd)}. Every tower has to run the same "
-                "model: create variables in build(), not depending on data or "
-                "on the replica."
+                "model: create variables in build(), independent of the data "
+                "and of the replica."
             )
         odd = [
             name

@@ -1,8 +1,7 @@
-"""How an optimizer writes a weight whose buffer the towers share.
+"""Writing weights whose buffers the towers share.
 
-Giving a weight to towers in host memory copies nothing: the copies hold the
-same buffer. Adding to a shared buffer in place would first copy it, so the sum
-goes to a new one.
+Copies of a weight on towers in host memory share one buffer. Adding to a shared
+buffer in place would copy it first, so the sum is written to a new buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from keras_towers.fit.context.patches import Shadows
 
 
 def shadows(shared: Collection[int]) -> Shadows:
-    """What stands for ``assign_add`` and ``assign_sub`` of an optimizer.
+    """Return replacements for an optimizer's assign_add and assign_sub.
 
     Args:
         shared: ids of the ``tf.Variable``s whose buffers are shared.

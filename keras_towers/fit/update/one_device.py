@@ -1,4 +1,4 @@
-"""An optimizer at work on one device, in the middle of towers."""
+"""Running an optimizer on a single tower, as on one device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from keras_towers.fit.weights.state import optimizers_in
 
 
 class _AtTheVariable:
-    """What an optimizer asks of a strategy, on one device or on several.
+    """The strategy interface that optimizers use; updates run in place.
 
-    TensorFlow's default strategy computes an update somewhere, and brings it to
-    the variable; here it is computed where the variable is.
+    TensorFlow's default strategy leaves the device of an update open; here it
+    runs on the device of the variable.
     """
 
     def __init__(self, default: tf.distribute.Strategy):
@@ -43,14 +43,14 @@ class _AtTheVariable:
 
 
 def component(variable: Any, index: int = 0) -> Any:
-    """What a ``tf.Variable`` is on one tower."""
+    """Return the component of a ``tf.Variable`` on one tower."""
     if isinstance(variable, compat.DistributedVariable):
         return variable.values[index]
     return variable
 
 
 def home(variables: Sequence[Any], index: int = 0) -> str | None:
-    """The device of the first variable, for what is not about one of them."""
+    """Return the device of the first variable; None without variables."""
     for variable in variables:
         return component(getattr(variable, "_value", variable), index).device
     return None
@@ -58,7 +58,7 @@ def home(variables: Sequence[Any], index: int = 0) -> str | None:
 
 @contextlib.contextmanager
 def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
-    """Let an optimizer, and those inside it, update in few operations.
+    """Make an optimizer, and those it wraps, use fewer operations.
 
     Args:
         optimizer: the optimizer.
@@ -82,11 +82,10 @@ def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
 def _as_they_are(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """The sums over one replica, without TensorFlow's all-reduce.
+    """Skip TensorFlow's all-reduce, which is the identity on one replica.
 
-    That is an identity with a gradient of its own, which TensorFlow never
-    forgets, nor the graph that it is in: every trace of a step would stay in
-    memory.
+    It registers a custom gradient that TensorFlow never frees, which would
+    keep the graph of every trace in memory.
     """
     return list(grads_and_vars)
 
@@ -98,15 +97,15 @@ def as_one_device(
     index: int = 0,
     shared: Collection[int] = (),
 ) -> Iterator[None]:
-    """Let ``optimizer`` work on one tower as if there were no other.
+    """Run ``optimizer`` on one tower as if it were the only one.
 
-    Inside, the Keras variables of the model and of the optimizer stand for
-    the component of tower ``index``, and no strategy is in force. What is not
-    an update of one variable runs beside the first of them.
+    Inside, the Keras variables of the model and of the optimizer resolve to
+    their components on tower ``index``, and no strategy is active. Operations
+    that do not update a variable run on the device of the first one.
 
     Args:
         optimizer: the optimizer.
-        trainable_variables: what it updates.
+        trainable_variables: the variables it updates.
         index: the tower.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
     """

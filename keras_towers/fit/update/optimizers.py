@@ -1,9 +1,9 @@
-"""How an optimizer that lives on towers is called.
+"""Intercepting the methods of an optimizer on towers.
 
-Its ``apply`` hands the gradients of a tower to the ``Update`` of the strategy
-in force; ``scale_loss`` weights the loss of the tower by its part of the batch.
-The optimizer keeps its class: only these methods of the one object are ours, as
-long as it lives there.
+Its ``apply`` passes the gradients of a tower to the ``Update`` of the current
+strategy; ``scale_loss`` weights the loss of the tower by its share of the
+batch. The optimizer keeps its class: only methods of the instance are shadowed,
+until it is released.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from keras_towers.fit.weights.state import optimizers_in
 
 
 def take(optimizer: Any) -> None:
-    """Let an optimizer reduce over towers where it is called on one."""
+    """Make an optimizer reduce over the towers when called on a tower."""
     for part in optimizers_in(optimizer):
         patches.shadow(part, _SHADOWS)
 
 
 def settle(optimizer: Any) -> None:
-    """Let an optimizer ask TensorFlow's default strategy, as on one device."""
+    """Set an optimizer's strategy to TensorFlow's default one."""
     with compat.single_device_mode():
         default = tf.distribute.get_strategy()
     for part in optimizers_in(optimizer):
@@ -38,22 +38,21 @@ def settle(optimizer: Any) -> None:
 
 
 def give_back(optimizer: Any) -> None:
-    """Make an optimizer an ordinary one."""
+    """Undo ``take``."""
     for part in optimizers_in(optimizer):
         patches.unshadow(part, _SHADOWS)
     settle(optimizer)
 
 
 def is_taken(optimizer: Any) -> bool:
-    """Whether ``take`` was called for it."""
+    """Whether ``take`` is in effect for an optimizer."""
     return patches.is_shadowed(optimizer, "apply")
 
 
 def update_in_force() -> TakesGradients | None:
-    """What is to become of the gradients that this code has; None: Keras's way.
+    """Return what applies gradients computed here; None to leave it to Keras.
 
-    None also in the middle of an update, where an optimizer calls the one
-    inside it.
+    Also None during an update, where an optimizer calls the one it wraps.
     """
     tower = tower_lib.current()
     if tower is not None:
@@ -87,7 +86,7 @@ def _apply(
 def _apply_gradients(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """``apply_gradients``, which a user may have overridden."""
+    """Replace ``apply_gradients``, which a subclass may override."""
     pairs = list(grads_and_vars)
     if update_in_force() is None or not pairs:
         return original(pairs)
@@ -106,8 +105,8 @@ def _scale_loss(
 ) -> tf.Tensor:
     update = update_in_force()
     if optimizer.built and update is not None:
-        # A tower that is traced before the first apply() would go on reading
-        # the copy of the scale that it had in the strategy's scope.
+        # A trace made before the first apply() would keep reading the copy of
+        # the scale that was created in the strategy's scope.
         with tf.init_scope():
             update.place_optimizer(optimizer)
     scaled = original(loss)
@@ -140,9 +139,9 @@ _SHADOWS: patches.Shadows = {
 def apply_of_any(
     original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """``Optimizer.apply`` of one that was made elsewhere, called on a tower.
+    """Replace ``Optimizer.apply`` for optimizers created outside a scope.
 
-    It is taken when it is first seen, and called once more.
+    On its first call on a tower the optimizer is taken and called again.
     """
     strategy = contract.in_force()
     if strategy is None or update_in_force() is None or is_taken(optimizer):

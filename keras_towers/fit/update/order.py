@@ -1,4 +1,4 @@
-"""The order of the steps that the processes of a job run together."""
+"""Ordering of steps, and of their collectives, over all ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from keras_towers.fit.weights import agreement
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
-_UNLIKE = "the ranks have unlike gradients"
+_UNLIKE = "the ranks have mismatched gradients"
 
 
 class StepOrder:
-    """Keeps the ranks' steps in order, and alike.
+    """Keeps the ranks' steps in order, and checks that they match.
 
-    TensorFlow may run steps of one function at the same time where no variable
-    orders them; two collectives would then be under way with one key. And
-    where ranks computed gradients for different variables, an all-reduce would
-    wait for ever.
+    TensorFlow may overlap steps of one function that no variable orders; two
+    collectives would then be in flight with the same key. And if ranks had
+    gradients for different variables, an all-reduce would hang.
 
     Args:
         transport: connects the processes.
@@ -41,7 +40,7 @@ class StepOrder:
         self._gate: list[Any] = []
 
     def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
-        """Give the step its batch once the step before has ended."""
+        """Return the batch of a step once the previous step has ended."""
         if self._transport.size == 1 or tf.executing_eagerly():
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
@@ -51,7 +50,7 @@ class StepOrder:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Everything that a step of Keras does, also what needs no batch."""
+        """Order all operations of a step, even those without a batch."""
         before, self._inside = self._inside, True
         gate = [] if tf.executing_eagerly() else self._gate
         try:
@@ -61,9 +60,10 @@ class StepOrder:
             self._inside = before
 
     def end(self, result: Any) -> Any:
-        """Let the next step begin; give the result of this one back.
+        """Let the next step begin, and return the result of this one.
 
-        It fails here, when nothing of it is under way any more.
+        A step with mismatched gradients fails here, once all of its operations
+        have ended.
         """
         if self._transport.size == 1 or tf.executing_eagerly():
             return result
@@ -79,12 +79,19 @@ class StepOrder:
             return _identity(result)
 
     def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
-        """Count a step's examples on all ranks; end where nobody has any.
+        """Count a step's examples on all ranks; stop when there are none.
 
-        A rank whose own data has ended takes part without examples until then.
+        A rank whose data has ended takes part without examples until then.
+
+        Args:
+            batch: the batch of this rank.
+            here: its number of examples on this rank.
+
+        Returns:
+            The batch, with its total over all ranks.
 
         Raises:
-            tf.errors.OutOfRangeError: when it runs, as an iterator at its end.
+            tf.errors.OutOfRangeError: at run time, when no rank has examples.
         """
         (total,) = sum_over_ranks(
             self._transport, [tf.convert_to_tensor(here, tf.int64)]
@@ -94,10 +101,10 @@ class StepOrder:
             return _identity(batch)._replace(total=tf.identity(total))
 
     def gather(self, outputs: Any) -> Any:
-        """Concatenate the ranks' outputs, in the order of the ranks.
+        """Concatenate the outputs of all ranks in order.
 
         Args:
-            outputs: a structure of tensors with examples as rows.
+            outputs: a structure of tensors of shape [examples, ...].
 
         Raises:
             TowerError: an output is sparse or ragged.
@@ -122,19 +129,19 @@ class StepOrder:
         rows: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
-        """Reduce gradients, if the ranks have them for the same variables.
+        """Reduce gradients, if all ranks have them for the same variables.
 
-        Ranks trace at different times, so unlike ones are found when the step
-        runs. It then goes on without the all-reduce to its end, where it fails
-        on every rank, so that no other collective is left waiting.
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then skips the all-reduce and fails at its end on every rank, so
+        that no other collective is left hanging.
 
         Args:
-            described: what each of the N gradients is, in words.
+            described: descriptions of the N gradients.
             rows: K lists of N gradients, one for each tower of this process.
-            reduction: from these to K lists of N sums over all processes.
+            reduction: maps these to K lists of N sums over all processes.
 
         Returns:
-            The sums.
+            K lists of N sums.
         """
         if self._transport.size == 1:
             return reduction(rows) if rows[0] else [list(row) for row in rows]
@@ -145,7 +152,7 @@ class StepOrder:
             if len(set(self._transport.gather_objects(digest))) > 1:
                 raise self.difference()
             return reduction(rows)
-        # A constant would be gathered while TensorFlow optimizes the graph.
+        # TensorFlow's constant folding would run the gather of a constant.
         mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         digests = self._transport.all_gather(
             mine[tf.newaxis], next_key("gradients")
@@ -160,11 +167,14 @@ class StepOrder:
         return [sums for _ in rows]
 
     def failed(self, error: Exception) -> bool:
-        """Whether an error of a step says that gradients were unlike."""
+        """Whether a step failed because of mismatched gradients."""
         return _UNLIKE in str(error)
 
     def difference(self) -> TowerError:
-        """The error to raise then, on every rank: what differs."""
+        """Return the error that names the mismatched gradients.
+
+        Collective: every rank has to call it.
+        """
         self._alike.assign(True)
         lists = self._transport.gather_objects(dict(self._traced))
         known = set.intersection(*(set(traced) for traced in lists))

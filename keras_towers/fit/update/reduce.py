@@ -1,10 +1,10 @@
-"""Reduce first, then apply once, as on a single device.
+"""Reduce gradients first, then apply once, as on a single device.
 
-``Optimizer.apply`` in a tower hands the tower's gradients to one place, where
-they are summed over the towers; then Keras's own ``apply`` runs on the sums
-exactly as it would on one device. Clipping, accumulation, loss scaling, weight
-decay, moving averages and constraints so see the gradient of the global batch,
-with no case of their own here. The new weights then go to the towers.
+``Optimizer.apply`` on a tower contributes the tower's gradients to an
+all-reduce; Keras's own ``apply`` then runs on the sums, exactly as on one
+device. Clipping, accumulation, loss scaling, weight decay, moving averages and
+constraints thus see the gradient of the global batch without special handling.
+The new weights are then copied to the towers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
 
 
 class UpdateOnce:
-    """Tower 0 updates the weights, and hands them to the others.
+    """Tower 0 updates the weights and copies them to the other towers.
 
-    The optimizer's state stays where it is, on tower 0. It costs one update in
-    place of K; where the towers share memory, handing out copies nothing.
+    Slot variables exist only on tower 0. This takes one update instead of K;
+    on towers that share memory, the copies share buffers.
 
     Args:
         config: the towers.
         spread: the variables with a component on every tower.
-        order: keeps the processes' steps alike.
-        reduction: sums K lists of N gradients over all towers; None where a
-            subclass does it its own way.
+        order: keeps the steps of all ranks in order.
+        reduction: maps K lists of N gradients to K lists of N sums; None if a
+            subclass overrides ``_reduce``.
     """
 
     name = "once"
-    description = "weights are updated on tower 0 and handed out"
+    description = "weights are updated on tower 0 and copied to the others"
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class UpdateOnce:
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def place(self, variable: keras.Variable) -> bool:
-        """Give every tower a copy."""
+        """Give every tower a copy of a weight."""
         return self._spread.spread_weight(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Take its calls; have its state once."""
+        """Intercept its calls; keep its slot variables once."""
         self.take_optimizer(optimizer)
         optimizers.settle(optimizer)
         for variable in optimizer.variables:
             self._place_slot(variable)
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let its gradients meet those of the other towers."""
+        """Make it reduce its gradients over the towers."""
         optimizers.take(optimizer)
         self._taken.add(optimizer)
 
@@ -82,15 +82,15 @@ class UpdateOnce:
             variable._value = variables_lib.unbind(value)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give its calls back."""
+        """Stop intercepting its calls."""
         optimizers.give_back(optimizer)
 
     def take_back(self, variable: keras.Variable) -> bool:
-        """Nothing is elsewhere."""
+        """Return False: nothing was moved."""
         return False
 
     def release(self) -> None:
-        """Give all optimizers' calls back."""
+        """Stop intercepting the calls of all optimizers."""
         for optimizer in self._taken:
             optimizers.give_back(optimizer)
         self._taken.clear()
@@ -102,7 +102,7 @@ class UpdateOnce:
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None,
     ) -> None:
-        """Meet the other towers, sum, and update."""
+        """Sum gradients over all towers, then update once."""
         if trainable_variables is None:
             trainable_variables = optimizer._trainable_variables
         variables = list(trainable_variables)
@@ -120,15 +120,13 @@ class UpdateOnce:
         tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
 
     def _make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer if it is not, and put its state in its place.
+        """Build the optimizer if needed, and place its slot variables.
 
-        Outside of the function that is being traced, because its variables
-        outlive that.
+        They are created outside the graph being traced, which they outlive.
         """
         if not optimizer.built and not tf.executing_eagerly():
-            # What was traced before took the optimizer for one without state (a
-            # loss scale is then a constant): a tf.function that has made a
-            # variable is traced once more.
+            # The trace so far treats the optimizer as unbuilt (a loss scale is
+            # then a constant); creating a variable makes tf.function retrace.
             tf.Variable(0, trainable=False)
         with tf.init_scope():
             if not optimizer.built:
@@ -160,7 +158,7 @@ class UpdateOnce:
             original(sums, mine)
 
     def _shared(self, variables: Sequence[Any]) -> set[int]:
-        """Ids of the native variables whose buffers other towers hold."""
+        """Ids of the ``tf.Variable``s whose buffers other towers share."""
         if self._config.num_towers == 1:
             return set()
         return {id(component(getattr(v, "_value", v))) for v in variables}
@@ -170,7 +168,7 @@ class UpdateOnce:
         variables: Sequence[Any],
         towers: Sequence[gradients.TowerGradients],
     ) -> list[list[Any]]:
-        """The sums for every tower, None where there is no gradient."""
+        """K lists of N sums; None for a missing gradient."""
         present = [grad is not None for grad in towers[0].grads]
         trained = list(itertools.compress(variables, present))
         reduced = self._order.reduce(
@@ -194,7 +192,7 @@ class UpdateOnce:
 class UpdateEach(UpdateOnce):
     """Every tower applies the same sums to its own copy of the weights.
 
-    Where the towers do not share memory that can be cheaper than handing out.
+    Without shared memory this can be cheaper than copying the weights.
     """
 
     name = "each"

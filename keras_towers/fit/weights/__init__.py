@@ -1,1 +1,1 @@
-"""The models that live on towers, and where their variables are."""
+"""Models placed on towers, and where their variables live."""

@@ -1,4 +1,4 @@
-"""Putting a model on towers, and making it an ordinary one again."""
+"""Placing models on towers and releasing them again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from keras_towers.fit.weights.spread import SpreadVariables
 
 
 class Adoption:
-    """The models that live on a strategy's towers.
+    """The models placed on a strategy's towers.
 
-    A model that was built outside gets copies of its variables on towers 1 to
-    K - 1; its own ``tf.Variable``s are tower 0's. Where its trained weights and
-    its optimizers are is the ``Update``'s affair.
+    A model built outside gets copies of its variables on towers 1 to K - 1; its
+    own ``tf.Variable``s become the components of tower 0. The ``Update`` places
+    trained weights and optimizers.
 
     Args:
         config: the towers.
         spread: the variables with a component on every tower.
-        update: who updates the weights.
+        update: places and updates the weights.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._written: dict[tuple[int, bool], set[int]] = {}
-        # Whether towers may have written what they do not share since they
-        # were last made equal.
+        # Whether towers may have written per-tower state since it was last
+        # averaged.
         self._trained = False
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._made_variables: list[weakref.ref] = []
         self._notes = False
 
     def note_what_is_made(self) -> None:
-        """Release, at the end, also what is made in the scope from now on."""
+        """Track objects created in the scope from here on, for release."""
         self._notes = True
 
     def created(self, model: keras.Model) -> None:
-        """Let a model that is made in the scope live there.
+        """Bind a model created in the scope to the strategy.
 
-        It may be trained outside the scope, so its methods find back by
+        It may be trained outside the scope, so its methods enter the scope
         themselves.
         """
         if self._notes:
@@ -59,19 +59,19 @@ class Adoption:
         trainers.run_in_scope(model, self._config)
 
     def made_variable(self, variable: keras.Variable) -> None:
-        """Note a variable that is made in the scope."""
+        """Register a variable created in the scope."""
         if self._notes:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let an optimizer that is made in the scope reduce there."""
+        """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
 
     def claim(self, model: keras.Model) -> None:
-        """Make the strategy the one that ``model`` trains with.
+        """Bind ``model``, its optimizers and nested models to the strategy.
 
         Raises:
-            TowerError: the model lives on another strategy.
+            TowerError: the model is placed on another strategy.
         """
         self.refuse_others(model)
         if not any(known is model for known in self._models):
@@ -82,10 +82,10 @@ class Adoption:
             trainers.settle(trainer, self._config)
 
     def refuse_others(self, model: keras.Model) -> None:
-        """Refuse a model that lives on another strategy.
+        """Reject a model that is placed on another strategy.
 
         Raises:
-            TowerError: it does.
+            TowerError: it is.
         """
         for trainer in state_lib.trainers(model):
             owner = home_of(trainer)
@@ -98,27 +98,27 @@ class Adoption:
                 )
 
     def knows(self, model: keras.Model, kind: str) -> bool:
-        """Whether a method of the model has been prepared, as it is now."""
+        """Whether a method is prepared for the model's current compilation."""
         return self._known.get((id(model), kind)) == _compilation(model)
 
     def remember(self, model: keras.Model, kind: str) -> None:
-        """Note that a method of the model needs no more preparation."""
+        """Record that a method of the model is prepared."""
         self._known[id(model), kind] = _compilation(model)
 
     def written(self, model: keras.Model, training: bool) -> set[int]:
-        """Ids of the variables that the model's steps assign.
+        """Return the ids of the variables that the model's steps assign.
 
         Args:
             model: the model.
-            training: its training steps, else those of ``evaluate``.
+            training: whether the steps train or evaluate.
         """
         return self._written.setdefault((id(model), training), set())
 
     def bind(self, model: keras.Model) -> bool:
-        """Put those variables of ``model`` on the towers that are not there.
+        """Place all variables of ``model`` that are not on the towers yet.
 
         Returns:
-            Whether there were any.
+            Whether any were placed.
         """
         state = state_lib.collect(model)
         moved = [
@@ -139,7 +139,7 @@ class Adoption:
         return any(moved)
 
     def synchronise(self, model: keras.Model) -> None:
-        """Give every rank the weights, optimizers and seeds of rank 0.
+        """Broadcast weights, optimizer state and seeds from rank 0.
 
         Raises:
             TowerError: the ranks do not have the same variables.
@@ -155,13 +155,13 @@ class Adoption:
         )
 
     def mark_trained(self) -> None:
-        """Note that towers may have written to themselves since."""
+        """Record that per-tower state may differ between towers."""
         self._trained = True
 
     def equalise(self) -> None:
-        """Give all towers the mean of what each has written to itself.
+        """Average per-tower state, such as moving statistics, over all towers.
 
-        Moving statistics, that is: the optimizer's weights are equal anyhow.
+        Weights that the optimizer updates are equal on all towers anyway.
         """
         transport = self._config.transport
         if transport.size == 1 or self._trained:
@@ -172,7 +172,7 @@ class Adoption:
         self._trained = False
 
     def copy_from_first(self, model: keras.Model) -> None:
-        """Give all towers of all ranks what the first one has."""
+        """Copy weights and state from the first tower of all to the others."""
         variables_lib.copy_to_towers(
             [v for v in self._spread.averaged() if not v.written_by_towers]
         )
@@ -180,7 +180,7 @@ class Adoption:
             self._broadcast(model)
 
     def release(self) -> None:
-        """Make every model on the towers an ordinary one, with its values."""
+        """Turn all models back into plain Keras ones, keeping their values."""
         self._spread.gather_all()
         self._update.release()
         models = {id(m): m for m in (*self._models, *self._created)}
@@ -197,7 +197,7 @@ class Adoption:
         self._notes = False
 
     def release_model(self, model: keras.Model) -> None:
-        """Make one model an ordinary one: variables, optimizers, trainers."""
+        """Turn one model back into a plain Keras model."""
         if model._distribute_strategy is None:
             return
         state = state_lib.collect(model)
@@ -214,13 +214,13 @@ class Adoption:
 
 
 def _held_in_common(model: keras.Model) -> list[keras.Variable]:
-    """What all ranks hold in common: everything but what metrics count."""
+    """All variables but those of metrics: equal on all ranks."""
     state = state_lib.collect(model)
     return [*state.seeds, *state.weights, *state.optimizer_variables]
 
 
 def _compilation(model: keras.Model) -> tuple[Any, ...]:
-    """What differs once the model is compiled again, or more of it built."""
+    """A key that changes when the model is recompiled or built further."""
     parts = [
         getattr(model, name, None)
         for name in ("optimizer", "_compile_metrics", "_compile_loss")

@@ -1,4 +1,4 @@
-"""State that all processes of a job hold in common."""
+"""Checking and synchronizing state that all ranks share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _SHOWN = 5
 def check_same(
     transport: Transport, variables: Sequence[keras.Variable]
 ) -> None:
-    """Refuse ranks whose models differ in names, shapes or dtypes.
+    """Check that all ranks have the same variable names, shapes and dtypes.
+
+    Args:
+        transport: connects the processes.
+        variables: the variables of this rank.
 
     Raises:
-        TowerError: they do, on every rank; the message names what differs.
+        TowerError: they differ; raised on every rank, naming the differences.
     """
     mine = [
         (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
@@ -42,8 +46,8 @@ def check_same(
         raise TowerError(
             f"rank {rank} does not have the variables of rank 0. Only on rank "
             f"0: {_listed(missing)}. Only on rank {rank}: {_listed(extra)}. "
-            "Every rank has to build the same model in the same order, and to "
-            "compile it alike."
+            "Every rank has to build the same model in the same order, and "
+            "compile it the same way."
         )
 
 
@@ -52,10 +56,10 @@ def _kind(entry: tuple | None) -> tuple | None:
 
 
 def unnumbered(path: str) -> str:
-    """A name without the numbers that tell things of one kind apart.
+    """Return a path without the numbers that make Keras names unique.
 
-    They count what a process has built before, and rank 0 may well have built
-    a model more than the others.
+    They count what a process has built, and rank 0 may have built more models
+    than the others.
 
     Example:
         >>> unnumbered("sequential_2/dense_11/kernel")
@@ -75,7 +79,7 @@ def _listed(entries: Sequence[tuple]) -> str:
 
 
 def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
-    """Give every rank the values that rank 0 has."""
+    """Broadcast the values of variables from rank 0 to all ranks."""
     values = [_merged(variable) for variable in variables]
     known = [i for i, v in enumerate(values) if v.dtype != tf.string]
     received = transport.broadcast(
@@ -88,7 +92,7 @@ def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
 
 
 def average(transport: Transport, variables: Sequence[Any]) -> None:
-    """Set variables that towers write to their mean, on all towers."""
+    """Set per-tower variables to their mean over all towers of all ranks."""
     for variable, value in zip(
         variables, total(transport, variables), strict=True
     ):
@@ -96,7 +100,7 @@ def average(transport: Transport, variables: Sequence[Any]) -> None:
 
 
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
-    """What variables that towers count in hold, summed over the ranks."""
+    """Return the merged values of variables, summed over the ranks."""
     return sum_over_ranks(transport, [_merged(v) for v in variables])
 
 

@@ -1,4 +1,4 @@
-"""Weights that exist once for all towers, each on one of several devices."""
+"""Weights that exist once for all towers, each on a chosen device."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from keras_towers.fit.weights import variables as variables_lib
 
 
 class HeldOnce:
-    """Weights and slots that were put where a strategy wants to hold them.
+    """Moves weights and slot variables to chosen devices, and back.
 
     Args:
-        place: names the device that is to hold a weight.
+        place: returns the device to hold a given weight.
     """
 
     def __init__(self, place: Callable[[keras.Variable], str]):
         self._place = place
-        # With what each was before, which the user may hold.
+        # The original tf.Variable of each, to which users may hold references.
         self._before: dict[int, tuple[keras.Variable, tf.Variable]] = {}
 
     def hold(self, variable: keras.Variable) -> bool:
-        """Put a weight on the device that is to hold it.
+        """Move a weight to the device that is to hold it.
 
         Returns:
-            Whether it was not there.
+            False if it is held already.
         """
         if id(variable) in self._before:
             return False
@@ -38,14 +38,14 @@ class HeldOnce:
         return True
 
     def hold_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Put an optimizer's slots beside the weights that they belong to."""
+        """Move slot variables to the devices of their weights."""
         weights = {
             weight.path.replace("/", "_"): weight
             for weight in optimizer._trainable_variables
             if id(weight) in self._before
         }
         for slot in optimizer.variables:
-            # Keras names them by the weight, an underscore and their role.
+            # Keras names a slot "<weight path>_<role>".
             name = slot.name
             while name not in weights and "_" in name:
                 name = name.rpartition("_")[0]
@@ -57,15 +57,15 @@ class HeldOnce:
         self, variable: keras.Variable, value: tf.Variable, device: str
     ) -> None:
         moved = variables_lib.moved(value, device)
-        # Noted first, so that a Ctrl-C in between is undone too.
+        # Recorded first, so that a Ctrl-C in between is undone too.
         self._before[id(variable)] = variable, value
         variable._value = moved
 
     def give_back(self, variable: keras.Variable) -> bool:
-        """Put a weight or slot back into the variable that it was before.
+        """Restore the original ``tf.Variable``, with the current value.
 
         Returns:
-            Whether it was held.
+            Whether the variable was held.
         """
         if id(variable) not in self._before:
             return False
@@ -77,6 +77,6 @@ class HeldOnce:
         return True
 
     def give_all_back(self) -> None:
-        """Give back all that is still held."""
+        """Restore every variable that is still held."""
         for variable, _ in list(self._before.values()):
             self.give_back(variable)

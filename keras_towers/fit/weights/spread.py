@@ -1,4 +1,4 @@
-"""The variables of which every tower has a component."""
+"""The Keras variables with a component on every tower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_towers.fit.weights import variables as variables_lib
 
 
 class SpreadVariables:
-    """Keras variables that stand for one component on every tower.
+    """Spreads Keras variables over the towers and gathers them again.
 
     Args:
         config: the towers.
@@ -26,13 +26,13 @@ class SpreadVariables:
 
         Args:
             variable: the variable.
-            merge: how reads outside the towers see it, as of ``TowerVariable``.
+            merge: how reads outside the towers merge it; see ``TowerVariable``.
 
         Returns:
-            Whether it had none yet.
+            False if it was spread already.
 
         Raises:
-            TowerError: it was made under another strategy.
+            TowerError: it was created under another strategy.
         """
         value = variable._value
         if isinstance(value, variables_lib.TowerVariable):
@@ -40,22 +40,22 @@ class SpreadVariables:
         if isinstance(value, compat.DistributedVariable):
             if value.distribute_strategy is not self._config.strategy:
                 raise TowerError(
-                    f"variable {variable.path!r} was made under another "
+                    f"variable {variable.path!r} was created under another "
                     "strategy. Build the model outside of any scope, or inside "
                     "this one's."
                 )
-            # The copies of one that was made in this scope are in place, but
-            # start equal where streams and sums have to differ.
+            # TensorFlow's copies of a variable created in this scope are equal,
+            # but streams and sums have to differ between towers.
             value = variables_lib.unbind(value)
         variable._value = variables_lib.spread(self._config, value, merge)
         self._spread[id(variable)] = variable
         return True
 
     def spread_weight(self, variable: keras.Variable) -> bool:
-        """Give every tower a component of a weight, as ``spread``.
+        """Give every tower a component of a weight; see ``spread``.
 
-        Towers average what they write to it by themselves; whole numbers are
-        those of tower 0.
+        Per-tower writes are merged by their mean, or for integers by taking
+        the value of tower 0.
         """
         floating = variable._value.dtype.is_floating
         return self.spread(
@@ -63,7 +63,7 @@ class SpreadVariables:
         )
 
     def gather(self, variable: keras.Variable) -> None:
-        """Let a variable stand for its first component alone again."""
+        """Reduce a variable to its first component, with the merged value."""
         value = variable._value
         if (
             isinstance(value, compat.DistributedVariable)
@@ -78,7 +78,7 @@ class SpreadVariables:
         self._spread.clear()
 
     def averaged(self) -> list[variables_lib.TowerVariable]:
-        """Those that the towers' own writes are averaged of."""
+        """Return the spread variables that merge by their mean."""
         values = [variable._value for variable in self._spread.values()]
         return [
             value

@@ -1,4 +1,4 @@
-"""Which variables, optimizers and trainers a compiled Keras model has."""
+"""Finding all variables, optimizers and trainers of a compiled model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NOT_USER_STATE = frozenset(
 
 @dataclasses.dataclass
 class ModelState:
-    """Every Keras variable that a step of the model may touch, by role.
+    """Every Keras variable that a step of the model may use, by role.
 
     Attributes:
-        seeds: states of random generators.
+        seeds: states of seed generators.
         weights: weights of the model, trainable or not.
-        synchronized: those of ``weights`` that belong to layers which compute
-            the same on every tower, from the whole global batch.
-        metrics: what metrics have accumulated.
+        synchronized: the variables of synchronized layers, which compute the
+            same values on every tower, from the whole global batch.
+        metrics: metric state.
         optimizers: every optimizer, wrapped ones after their wrapper.
     """
 
@@ -36,13 +36,13 @@ class ModelState:
 
     @property
     def optimizer_variables(self) -> list[keras.Variable]:
-        """The variables of all optimizers, each once."""
+        """The variables of all optimizers, without duplicates."""
         return _unique(
             v for optimizer in self.optimizers for v in optimizer.variables
         )
 
     def everything(self) -> list[keras.Variable]:
-        """All variables of all roles."""
+        """Return all variables of all roles."""
         return [
             *self.seeds,
             *self.weights,
@@ -52,7 +52,7 @@ class ModelState:
 
 
 def collect(model: keras.Model) -> ModelState:
-    """Find the state of ``model``, of its nested models and of its training."""
+    """Collect the state of ``model``, its nested models and its training."""
     layers = list(model._flatten_layers())
     seeds = [
         generator.state
@@ -87,7 +87,7 @@ def trainers(model: keras.Model) -> Iterator[keras.Model]:
 
 
 def optimizers_in(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer, and those that it holds to do its work."""
+    """Yield an optimizer and, recursively, those that it wraps."""
     yield optimizer
     held = getattr(optimizer, "inner_optimizer", None)
     for part in (held, *getattr(optimizer, "optimizers", ())):

@@ -1,4 +1,4 @@
-"""What is Keras's own in a model that lives on a strategy, and what is not."""
+"""Binding a model's trainer to a strategy, and unbinding it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _xla_logged: set[str] = set()
 
 
 def settle(trainer: keras.Model, config: TowerConfig) -> None:
-    """Let a model live on a strategy: its methods run in the scope."""
+    """Bind a model to a strategy, so that its methods run in the scope."""
     if home_of(trainer) is not config.strategy:
         trainer._distribute_strategy = config.strategy
         drop_functions(trainer)
@@ -27,9 +27,9 @@ def settle(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
-    """Run a model's methods in the strategy's scope, wherever called."""
+    """Make a model's methods enter the strategy's scope by themselves."""
     for name in METHODS:
-        # Past Keras's __setattr__, which tracks what a model is given.
+        # Bypasses Keras's __setattr__, which tracks attributes.
         vars(trainer)[name] = functools.partial(
             _in_scope, config.strategy, name, trainer
         )
@@ -47,7 +47,7 @@ def _in_scope(
 
 
 def leave(trainer: keras.Model) -> None:
-    """Make a model one that lives nowhere in particular."""
+    """Unbind a model from its strategy."""
     trainer._distribute_strategy = None
     drop_functions(trainer)
     vars(trainer).pop("_eval_epoch_iterator", None)
@@ -56,14 +56,14 @@ def leave(trainer: keras.Model) -> None:
 
 
 def drop_functions(trainer: keras.Model) -> None:
-    """Forget what was traced."""
+    """Drop the traced train, test and predict functions."""
     trainer.train_function = None
     trainer.test_function = None
     trainer.predict_function = None
 
 
 def renew_functions(trainer: keras.Model) -> None:
-    """Forget what was traced; a running ``fit`` goes on with the new ones."""
+    """Recreate existing traced functions, for a ``fit`` that is running."""
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
@@ -71,10 +71,10 @@ def renew_functions(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Trace a model's steps without XLA, which knows no step on many devices.
+    """Trace a model's steps without XLA, which cannot span devices.
 
-    What was asked for is given back at the end, unless the model was compiled
-    anew meanwhile.
+    ``jit_compile`` is restored at the end, unless the model was recompiled in
+    the block.
     """
     wanted = trainer._jit_compile
     compiled = getattr(trainer, "_compile_config", None)

@@ -1,4 +1,4 @@
-"""One variable on every tower, and views of the model as one tower sees it."""
+"""Variables with per-tower components, and per-tower views of a model."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ _AGGREGATION = {
     STREAM: tf.VariableAggregation.ONLY_FIRST_REPLICA,
 }
 
-# Far enough apart that the streams of two towers do not meet: a seed's second
-# word counts draws, its first is offset by this much for every tower.
+# Offset between the towers in the first word of a seed (the second one counts
+# draws), large enough that their random streams do not overlap.
 _SEED_STRIDE = 1_000_003
 
 
 class TowerVariable(compat.SyncOnReadVariable):
     """A variable with one component on every tower.
 
-    A tower reads and writes its own component, without any communication.
-    Outside the towers a write goes to all components, and a read gives one
-    value, by ``merge``:
+    A tower reads and writes its own component, without communication. Outside
+    the towers a write goes to all components, and a read returns one value,
+    depending on ``merge``:
 
-    * ``"sum"``: the sum (metric state: each tower has counted its own part);
-    * ``"mean"``: the mean, once a tower has written to its component (moving
-      statistics); before that all components are equal, and it is the first;
-    * ``"first"``: tower 0's value (whole numbers);
-    * ``"stream"``: tower 0's value, which stands for the state of a random
-      generator; every other tower draws from a stream of its own.
+    * ``"sum"``: the sum (metric state, counted per tower);
+    * ``"mean"``: the mean (moving statistics), or the first component as long
+      as no tower has written, because all are then equal;
+    * ``"first"``: tower 0's value (integers);
+    * ``"stream"``: tower 0's value (state of a seed generator); every other
+      tower draws from its own random stream.
 
-    A tower that has no example of a batch leaves its component as it is, unless
-    what is written is the same on all towers (synchronized statistics).
+    A tower without examples does not change its component, unless the value
+    written is the same on all towers (synchronized statistics).
 
-    Component 0 is the variable that the model had before, so that every
-    reference to it stays alive, and an optimizer that knows the variable by
-    its id goes on knowing it.
+    Component 0 is the original variable of the model, so that references to it
+    and optimizers that look it up by its id stay valid.
+
+    Args:
+        config: the towers.
+        values: one component for each tower of this process.
+        merge: ``"sum"``, ``"mean"``, ``"first"`` or ``"stream"``.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.same_on_all_towers = False
 
     def merged_value(self) -> tf.Tensor:
-        """The one value that the components stand for, as a tensor."""
+        """Return the merged value of this process's components."""
         components = self._values
         with tf.device(components[0].device):
             if self.merge == SUM:
@@ -71,7 +75,7 @@ class TowerVariable(compat.SyncOnReadVariable):
             return self._stream(first, back=True)
 
     def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
-        """The random state of a tower, from that of the first, or back."""
+        """Convert tower 0's random state to another tower's, or back."""
         index += self._first_tower
         if self.merge != STREAM or index == 0:
             return value
@@ -81,10 +85,10 @@ class TowerVariable(compat.SyncOnReadVariable):
         return tf.cast(tf.bitwise.bitwise_and(words, 2**32 - 1), value.dtype)
 
     def assign_everywhere(self, value) -> None:
-        """Write so that ``merged_value()`` is ``value`` on every tower.
+        """Write all components so that ``merged_value()`` is ``value``.
 
-        A sum is kept whole on the first tower of all and zero elsewhere:
-        dividing it over the towers would lose counts held in whole numbers.
+        A sum is stored on the first tower of all and zero on the others:
+        dividing it over the towers would round integer counts.
         """
         primary, *others = self._values
         with tf.device(primary.device):
@@ -137,7 +141,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         if index is None:
             self.assign_everywhere(value)
             return self
-        # Stays set: the write may be traced now and run in every later step.
+        # Never reset: a write may be traced once and run in every later step.
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
@@ -157,16 +161,15 @@ class TowerVariable(compat.SyncOnReadVariable):
 def spread(
     config: TowerConfig, primary: tf.Variable, merge: str
 ) -> TowerVariable:
-    """Put copies of ``primary`` on the other towers and bind them to it.
+    """Copy ``primary`` to the other towers and combine the copies.
 
     Args:
         config: the towers.
-        primary: becomes component 0; it must be a plain variable.
-        merge: how reads outside the towers see the components.
+        primary: a plain variable, which becomes component 0.
+        merge: how reads outside the towers merge the components.
 
     Returns:
-        The bound variable; every tower starts with the value of ``primary``,
-        or with what stands for it there.
+        The combined variable, whose merged value is that of ``primary``.
     """
     start = primary.read_value()
     components = [primary]
@@ -188,9 +191,9 @@ def spread(
 
 
 def moved(variable: tf.Variable, device: str) -> tf.Variable:
-    """A variable on another device, or the same one if it is there.
+    """Return a copy of a variable on a device, or itself if it is there.
 
-    Optimizers tell variables by an id, which stays.
+    The copy keeps the id by which optimizers identify variables.
     """
     if same_devices([variable.device], [device]):
         return variable
@@ -207,7 +210,7 @@ def moved(variable: tf.Variable, device: str) -> tf.Variable:
 
 
 def unbind(variable: compat.DistributedVariable) -> tf.Variable:
-    """Return component 0 as the plain variable that it was, up to date."""
+    """Return component 0 as a plain variable with the merged value."""
     primary = variable.values[0]
     if isinstance(variable, TowerVariable) and (
         variable.merge in (SUM, STREAM) or variable.written_by_towers
@@ -224,11 +227,11 @@ def viewed(
     variables: Iterable[keras.Variable],
     resolve: Callable[[compat.DistributedVariable], Any],
 ) -> Iterator[None]:
-    """Let Keras variables stand for something else than their components.
+    """Replace the values of distributed Keras variables inside a block.
 
     Args:
-        variables: Keras variables; those that live on one device are left.
-        resolve: from the distributed variable to what is seen instead.
+        variables: Keras variables; those on one device are left unchanged.
+        resolve: maps a distributed variable to its replacement.
     """
     swapped = []
     try:
@@ -236,7 +239,7 @@ def viewed(
             value = variable._value
             if isinstance(value, compat.DistributedVariable):
                 seen = resolve(value)
-                # Noted first, so that a Ctrl-C in between is undone too.
+                # Recorded first, so that a Ctrl-C in between is undone too.
                 swapped.append((variable, value))
                 variable._value = seen
         yield
@@ -248,7 +251,7 @@ def viewed(
 def copy_to_towers(variables: Sequence[Any]) -> None:
     """Copy component 0 of every variable to all other towers.
 
-    Between logical devices of one host the copy shares the buffer.
+    Logical devices of one host share the buffer instead of copying it.
     """
     for variable in variables:
         value = getattr(variable, "_value", variable)
