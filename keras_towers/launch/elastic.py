@@ -17,6 +17,7 @@ import logging
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,12 @@ from keras_towers.launch.job import (
 )
 from keras_towers.launch.ranks import Console
 from keras_towers.launch.rendezvous import (
+    elastic_handler,
     horovod,
     rendezvous_server,
-    waiting_handler,
 )
 from keras_towers.launch.workers import Workers
+from keras_towers.rendezvous import NEWS, new_secret
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     remote = [host for host in first if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    server = rendezvous_server(address)
-    driver = horovod("runner.elastic.driver").ElasticDriver(
+    secret = new_secret()
+    server = rendezvous_server(address, secret)
+    driver = _driver(
         server,
         _discovery(elastic.discover),
         elastic.least,
@@ -151,16 +154,18 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         reset_limit=elastic.reset_limit,
         cooldown_range=elastic.cooldown_s,
     )
-    module = horovod("runner.elastic.rendezvous")
-    handler = waiting_handler(
-        module.create_rendezvous_handler(driver),
-        lambda: workers.all_run(driver.host_assignments),
-    )
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
+    module = horovod("runner.elastic.rendezvous")
+    handler = elastic_handler(
+        module.create_rendezvous_handler(driver),
+        lambda: workers.all_run(driver.host_assignments),
+        console.say,
+    )
     environment = job_environment(
         rendezvous=address,
         port=server.start(handler),
+        secret=secret,
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,
@@ -196,6 +201,37 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         workers.stop()
         driver.stop()
         console.close()
+
+
+def _driver(server: Any, *args: Any, **options: Any) -> Any:
+    """Horovod's ``ElasticDriver``, whose news workers find on the server."""
+    module = horovod("runner.elastic.driver")
+
+    class _Driver(module.ElasticDriver):  # type: ignore[name-defined]
+        def get_worker_client(self, slot_info: Any) -> Any:
+            return _News(server, super().get_worker_client(slot_info))
+
+    return _Driver(server, *args, **options)
+
+
+class _News:
+    """Tells the workers that hosts have come or gone.
+
+    Args:
+        server: where those look that use ``keras_towers.elastic``.
+        client: of a worker that uses Horovod's own elastic state, or None.
+    """
+
+    def __init__(self, server: Any, client: Any):
+        self._server = server
+        self._client = client
+
+    def notify_hosts_updated(self, timestamp: int, update: Any) -> None:
+        """Take word of it from the driver."""
+        # Horovod's seconds cannot tell two changes within one second apart.
+        self._server.put(NEWS, [time.time(), int(update)])
+        if self._client:
+            self._client.notify_hosts_updated(timestamp, update)
 
 
 def _discovery(discover: Callable[[], dict[str, int]]) -> Any:
