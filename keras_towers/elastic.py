@@ -49,6 +49,14 @@ from horovod.common.exceptions import (  # noqa: E402
     HostsUpdatedInterrupt,
 )
 
+# What a collective whose peer has gone ends with, and much else does.
+_IN_DOUBT = (
+    tf.errors.AbortedError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+
 
 class State(_elastic.ObjectState):
     """What survives the loss of workers: a model, its optimizer, a place.
@@ -79,7 +87,7 @@ class State(_elastic.ObjectState):
             )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._transport = horovod_lib.HorovodTransport()
+        self.transport = horovod_lib.HorovodTransport()
         self._model = model
         self._saved: list[tuple[keras.Variable, np.ndarray]] = []
         self._server = rendezvous.from_environment()
@@ -116,14 +124,14 @@ class State(_elastic.ObjectState):
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
         variables = self._variables()
-        agreement.check_same(self._transport, variables)
-        agreement.broadcast(self._transport, [v._value for v in variables])
+        agreement.check_same(self.transport, variables)
+        agreement.broadcast(self.transport, [v._value for v in variables])
         super().sync()
         self.save()
 
     def check_host_updates(self) -> None:
         """Interrupt training on all ranks if hosts have come or gone."""
-        if self.asks_for_news and self._transport.rank == 0:
+        if self.asks_for_news and self.transport.rank == 0:
             with contextlib.suppress(OSError):
                 news = self._server.get(rendezvous.NEWS)
                 if news:
@@ -148,7 +156,7 @@ def run(function: Callable) -> Callable:
         with _told_of_hosts(state):
             while True:
                 try:
-                    with _losses():
+                    with _losses(state.transport):
                         if not synced:
                             state.sync()
                         return function(state, *args, **kwargs)
@@ -164,13 +172,14 @@ def run(function: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def _losses() -> Iterator[None]:
+def _losses(transport: horovod_lib.HorovodTransport) -> Iterator[None]:
     """Raise ``HorovodInternalError`` where a peer has gone."""
     try:
         yield
-    except tf.errors.OpError as error:
-        # So TensorFlow reports a collective whose peer has gone.
-        if "Horovod" not in str(error):
+    except _IN_DOUBT as error:
+        # What the error says depends on where in a collective the peer has
+        # gone, and may be said by others: the ranks know better.
+        if transport.is_intact():
             raise
         raise HorovodInternalError(str(error)) from error
 

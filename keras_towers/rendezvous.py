@@ -20,6 +20,8 @@ import secrets
 import urllib.error
 import urllib.request
 
+from keras_towers.errors import TowerError
+
 SECRET = "KERAS_TOWERS_SECRET"
 SIGNATURE = "X-Keras-Towers-Signature"
 # What this package keeps on the server.
@@ -27,6 +29,15 @@ SCOPE = "keras_towers"
 # Of an elastic job: when hosts came or went last, and which of it.
 NEWS = "hosts_updated"
 _HTTP_NOT_FOUND = 404
+_ELASTIC = "HOROVOD_ELASTIC"
+# In the order of the answer to where a worker's place is.
+_PLACE = tuple(
+    f"HOROVOD_{name}"
+    for name in (
+        *("RANK", "SIZE", "LOCAL_RANK"),
+        *("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    )
+)
 
 # A proxy would read the token, and does not know this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -143,3 +154,27 @@ def from_environment() -> Rendezvous | None:
     # A rank may be a launcher too, of another job with a server of its own.
     ours = secret is not None and address.endswith(token(secret))
     return Rendezvous(address, port, secret if ours else None)
+
+
+def take_place() -> None:
+    """Wait until all workers of an elastic job are there, and take a rank.
+
+    To be called before Horovod connects for the first time in a process. What
+    rank the launcher has started it with may be out of date: others that died
+    meanwhile are not waited for. Later Horovod asks by itself.
+
+    Raises:
+        TowerError: the job goes on without this worker.
+        OSError: the launcher is gone.
+    """
+    server = from_environment()
+    if server is None or not server.signed or not os.environ.get(_ELASTIC):
+        return
+    slot = ":".join(
+        os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
+    )
+    answer = server.get(slot, scope="rank_and_size", timeout_s=None) or b"-1"
+    place = answer.decode().split(",")
+    if place[0] == "-1":
+        raise TowerError("the job has gone on without this worker.")
+    os.environ.update(zip(_PLACE, place, strict=True))

@@ -39,6 +39,7 @@ from keras_towers.launch.rendezvous import (
     horovod,
     rendezvous_server,
 )
+from keras_towers.launch.rounds import Rounds
 from keras_towers.launch.workers import Workers
 from keras_towers.rendezvous import NEWS, new_secret
 
@@ -156,13 +157,19 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     )
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
+    workers = Workers(
+        job,
+        console,
+        address,
+        divided=elastic.most or elastic.ranks if elastic.divided else None,
+    )
+    rounds = Rounds(driver, workers)
+    server.begin_round = rounds.begin
     module = horovod("runner.elastic.rendezvous")
     handler = elastic_handler(
-        module.create_rendezvous_handler(driver),
-        lambda: workers.all_run(driver.host_assignments),
-        console.say,
+        module.create_rendezvous_handler(driver), rounds, console.say
     )
-    environment = job_environment(
+    workers.environment = job_environment(
         rendezvous=address,
         port=server.start(handler),
         secret=secret,
@@ -171,13 +178,6 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         stall_shutdown_s=job.stall_shutdown_s,
         seed=job.seed,
         elastic=True,
-    )
-    workers = Workers(
-        job,
-        console,
-        environment,
-        address,
-        divided=elastic.most or elastic.ranks if elastic.divided else None,
     )
 
     def drive() -> None:

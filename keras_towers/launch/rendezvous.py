@@ -8,19 +8,18 @@ import ipaddress
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from keras_towers.errors import TowerError
+from keras_towers.launch.rounds import Rounds
 from keras_towers.rendezvous import SCOPE, SIGNATURE, same, sign, token
 
 logger = logging.getLogger("keras_towers")
 
 # Where each rank first leaves its address for the others.
 _FIRST_SCOPE = "global"
-_POLL_S = 0.02
 # Where Horovod's own elastic state leaves a pickle.
 _PICKLED_SCOPE = "worker_addresses"
 _FORBIDDEN = 403
@@ -80,6 +79,13 @@ def rendezvous_server(address: str, secret: str) -> Any:
             self._listen_thread.start()
             return self._httpd.server_address[1]
 
+        def init(self, host_alloc_plan):
+            super().init(host_alloc_plan)
+            self.begin_round(host_alloc_plan)
+
+        def begin_round(self, plan: Any) -> None:
+            """Take note of a round of an elastic job."""
+
         def put(self, key: str, value: Any) -> None:
             """Leave word for the ranks, until the next round."""
             with self._httpd.cache_lock:
@@ -138,7 +144,7 @@ def guarded(base: Any, secret: str) -> Any:
 
 
 def elastic_handler(
-    base: Any, complete: Callable[[], bool], say: Callable[[str], None]
+    base: Any, rounds: Rounds, say: Callable[[str], None]
 ) -> Any:
     """Horovod's elastic handler, which answers nobody before all have come.
 
@@ -148,11 +154,16 @@ def elastic_handler(
 
     Args:
         base: the handler.
-        complete: whether all ranks that are expected still run.
+        rounds: knows who takes part.
         say: tells the user.
     """
+    removed = horovod("runner.common.util.hosts").INVALID_SLOT_INFO
 
     class _Handler(base):  # type: ignore[misc]
+        def _get_rank_and_size(self, host, local_rank):
+            slot = rounds.place(host, local_rank, self.connection)
+            return (slot or removed).to_response_string().encode()
+
         def _put_value(self, scope, key, value):
             address = ipaddress.ip_address(self.server.server_address[0])
             if scope == _PICKLED_SCOPE and not address.is_loopback:
@@ -164,14 +175,7 @@ def elastic_handler(
                 )
                 return
             super()._put_value(scope, key, value)
-            if scope != _FIRST_SCOPE:
-                return
-            server = self.server
-            come = server.cache.get(scope)
-            # Another dictionary is another round's.
-            while come and server.cache.get(scope) is come and complete():
-                if len(come) >= server.scope_size.get(scope, 0):
-                    return
-                time.sleep(_POLL_S)
+            if scope == _FIRST_SCOPE:  # The key is "rank_3", and later "3".
+                rounds.hold(int(key.removeprefix("rank_")), self.connection)
 
     return _Handler
