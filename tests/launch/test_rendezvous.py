@@ -36,7 +36,7 @@ def server():
     driver = SimpleNamespace(register_worker_server=lambda *args: None)
     module = horovod("runner.elastic.rendezvous")
     handler = elastic_handler(
-        module.create_rendezvous_handler(driver), lambda: True, print
+        module.create_rendezvous_handler(driver), SimpleNamespace(), print
     )
     started = rendezvous_server("127.0.0.1", SECRET)
     port = started.start(handler)
@@ -143,7 +143,7 @@ def test_no_pickle_is_taken_from_a_network():
             taken.append(scope)
 
     def put(address):
-        handler = elastic_handler(Base, lambda: True, said.append)()
+        handler = elastic_handler(Base, SimpleNamespace(), said.append)()
         handler.server = SimpleNamespace(server_address=(address, 1))
         handler._put_value("worker_addresses", "h:0", b"")
 
