@@ -87,12 +87,12 @@ class State(_elastic.ObjectState):
             )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self.transport = horovod_lib.HorovodTransport()
+        self._transport = horovod_lib.HorovodTransport()
         self._model = model
         self._saved: list[tuple[keras.Variable, np.ndarray]] = []
-        self._server = rendezvous.from_environment()
-        # Under Horovod's own launcher nobody leaves any.
-        self.asks_for_news = self._server is not None and self._server.signed
+        server = rendezvous.from_environment()
+        # None under Horovod's own launcher, which has no news for us.
+        self._launcher = server if server and server.signed else None
         super().__init__(
             bcast_object=_hvd.broadcast_object,
             get_rank=_hvd.rank,
@@ -124,16 +124,16 @@ class State(_elastic.ObjectState):
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
         variables = self._variables()
-        agreement.check_same(self.transport, variables)
-        agreement.broadcast(self.transport, [v._value for v in variables])
+        agreement.check_same(self._transport, variables)
+        agreement.broadcast(self._transport, [v._value for v in variables])
         super().sync()
         self.save()
 
     def check_host_updates(self) -> None:
         """Interrupt training on all ranks if hosts have come or gone."""
-        if self.asks_for_news and self.transport.rank == 0:
+        if self._launcher and self._transport.rank == 0:
             with contextlib.suppress(OSError):
-                news = self._server.get(rendezvous.NEWS)
+                news = self._launcher.get(rendezvous.NEWS)
                 if news:
                     self.on_hosts_updated(*json.loads(news))
         super().check_host_updates()
@@ -156,7 +156,7 @@ def run(function: Callable) -> Callable:
         with _told_of_hosts(state):
             while True:
                 try:
-                    with _losses(state.transport):
+                    with _losses(state._transport):
                         if not synced:
                             state.sync()
                         return function(state, *args, **kwargs)
@@ -191,7 +191,7 @@ def _told_of_hosts(state: State) -> Iterator[None]:
     Under our launcher it asks. Horovod's driver tells it, through a service of
     each worker that listens on all addresses.
     """
-    if state.asks_for_news:
+    if state._launcher:
         yield
         return
     manager = _elastic.notification_manager

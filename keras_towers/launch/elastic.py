@@ -146,17 +146,9 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     address, interface = meeting_point(job.interface, remote)
     secret = new_secret()
     server = rendezvous_server(address, secret)
-    driver = _driver(
-        server,
-        _discovery(elastic.discover),
-        elastic.least,
-        elastic.most,
-        timeout=elastic.timeout_s,
-        reset_limit=elastic.reset_limit,
-        cooldown_range=elastic.cooldown_s,
-    )
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
+    driver = _driver(server, elastic, console.say)
     workers = Workers(
         job,
         console,
@@ -190,6 +182,11 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
 
     try:
         with signals_to(events):
+            slots = sum(first.values())
+            if slots < elastic.ranks:
+                option = "-np" if elastic.ranks > elastic.least else "--min-np"
+                wait = (option, elastic.ranks, elastic.timeout_s)
+                console.say(_waits(slots, *wait))
             threading.Thread(target=drive, daemon=True).start()
             event = events.get()
             if isinstance(event, int):
@@ -203,15 +200,63 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         console.close()
 
 
-def _driver(server: Any, *args: Any, **options: Any) -> Any:
-    """Horovod's ``ElasticDriver``, whose news workers find on the server."""
+def _driver(server: Any, elastic: Elastic, say: Callable[[str], None]) -> Any:
+    """Horovod's ``ElasticDriver``; says what it waits for and why it ends.
+
+    Args:
+        server: where workers find its news.
+        elastic: how far the job may shrink and grow.
+        say: tells the user.
+    """
     module = horovod("runner.elastic.driver")
+    late = horovod("runner.common.util.timeout").TimeoutException
 
     class _Driver(module.ElasticDriver):  # type: ignore[name-defined]
+        _reason: str | None = None
+
         def get_worker_client(self, slot_info: Any) -> Any:
             return _News(server, super().get_worker_client(slot_info))
 
-    return _Driver(server, *args, **options)
+        def resume(self) -> None:
+            left = self._host_manager.current_hosts.count_available_slots()
+            if left < elastic.least:
+                say(_waits(left, "--min-np", elastic.least, elastic.timeout_s))
+            try:
+                super().resume()
+            except Exception as error:
+                # Horovod only logs it, and stops.
+                self._reason = str(error)
+                raise
+
+        def wait_for_available_slots(self, least: int, *args: Any) -> Any:
+            try:
+                return super().wait_for_available_slots(least, *args)
+            except late:
+                raise TowerError(
+                    f"there were not {least} slots within {elastic.timeout_s} "
+                    "s: add hosts, or give a smaller --min-np or a longer "
+                    "--elastic-timeout"
+                ) from None
+
+        def stop(self, error_message: str | None = None) -> None:
+            super().stop(error_message or self._reason)
+
+    return _Driver(
+        server,
+        _discovery(elastic.discover),
+        elastic.least,
+        elastic.most,
+        timeout=elastic.timeout_s,
+        reset_limit=elastic.reset_limit,
+        cooldown_range=elastic.cooldown_s,
+    )
+
+
+def _waits(slots: int, option: str, wanted: int, timeout_s: int) -> str:
+    return (
+        f"slots for workers: {slots}, {option} asks for {wanted}; waiting for "
+        f"more, for {timeout_s} s at most (--elastic-timeout)"
+    )
 
 
 class _News:

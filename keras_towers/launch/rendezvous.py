@@ -110,6 +110,9 @@ def guarded(base: Any, secret: str) -> Any:
     """
 
     class _Guarded(base):  # type: ignore[misc]
+        path: str
+        rfile: Any
+
         def parse_request(self) -> bool:
             if not super().parse_request():
                 return False
