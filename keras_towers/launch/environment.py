@@ -39,6 +39,8 @@ def job_environment(
 ) -> dict[str, str]:
     """What every rank of the job is told."""
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    if direct != "*":  # It means all only where it stands alone.
+        direct = f"{direct},{rendezvous}" if direct else rendezvous
     environment = {
         # Horovod's clients put "http://" before this and the port and the path
         # behind it: with the token in between, they all send it.
@@ -46,7 +48,7 @@ def job_environment(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         SECRET: secret,
         # Horovod's own Python code would ask a proxy for the server.
-        "no_proxy": ",".join(filter(None, [direct, rendezvous])),
+        "no_proxy": direct,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),

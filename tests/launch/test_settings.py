@@ -41,6 +41,8 @@ def test_no_proxy_is_asked_for_the_server(monkeypatch):
     assert told()["no_proxy"] == "127.0.0.1"
     monkeypatch.setenv("NO_PROXY", "a,b")
     assert told()["no_proxy"] == "a,b,127.0.0.1"
+    monkeypatch.setenv("no_proxy", "*")
+    assert told()["no_proxy"] == "*"
 
 
 def test_one_seed_for_all(monkeypatch):
