@@ -92,6 +92,7 @@ class HorovodTransport:
     # One for the process, whatever the number of strategies.
     _watch: stall.StallWatch | None = None
     _connected = False
+    _tries = 0
 
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
@@ -117,6 +118,7 @@ class HorovodTransport:
         if HorovodTransport._watch is not None:
             HorovodTransport._watch.stop()
             HorovodTransport._watch = None
+        HorovodTransport._tries = 0
         self._hvd.shutdown()
 
     def is_intact(self) -> bool:
@@ -128,10 +130,13 @@ class HorovodTransport:
         them in vain: longer than Horovod takes to notice a loss.
         """
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # An earlier one may still wait for the others.
+        HorovodTransport._tries += 1
+        key = f"kt.intact.{HorovodTransport._tries}"
 
         def attempt() -> None:
             try:
-                self.all_reduce([tf.zeros(())], "kt.intact")
+                self.all_reduce([tf.zeros(())], key)
             except tf.errors.OpError:
                 answers.put(False)
             else:
