@@ -26,6 +26,7 @@ from keras_towers.launch.hosts import (
 from keras_towers.launch.outcome import blame, describe
 from keras_towers.launch.ranks import GRACE_S, Console, Place, Rank
 from keras_towers.launch.rendezvous import horovod, rendezvous_server
+from keras_towers.rendezvous import new_secret
 
 # After the first failure: the others may have something to say too.
 _LAST_WORDS_S = 1.0
@@ -73,12 +74,14 @@ def run_job(job: Job) -> int:
     remote = [host for host in used if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    server = rendezvous_server(address)
+    secret = new_secret()
+    server = rendezvous_server(address, secret)
     events: queue.SimpleQueue[Rank | int] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
     environment = job_environment(
         rendezvous=address,
         port=server.start(),
+        secret=secret,
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,
