@@ -124,7 +124,7 @@ CORE = (
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the core of the suite; give tests of several processes their time."""
+    """Mark the core of the suite; give slow tests the time they need."""
     for item in items:
         if item.nodeid.startswith(CORE):
             item.add_marker(pytest.mark.core)

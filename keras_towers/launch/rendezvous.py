@@ -69,6 +69,8 @@ def rendezvous_server(address: str, secret: str) -> Any:
             logger.debug("request from %s", client_address, exc_info=True)
 
     class _Server(http_server.RendezvousServer):  # type: ignore[name-defined]
+        _httpd: _HTTPServer | None
+
         def start(self, handler_cls=http_server.RendezvousHandler):
             self._httpd = _HTTPServer(
                 (address, 0), guarded(handler_cls, secret), self._verbose
@@ -88,6 +90,7 @@ def rendezvous_server(address: str, secret: str) -> Any:
 
         def put(self, key: str, value: Any) -> None:
             """Leave word for the ranks, until the next round."""
+            assert self._httpd is not None  # It has been started.
             with self._httpd.cache_lock:
                 scope = self._httpd.cache.setdefault(SCOPE, {})
                 scope[key] = json.dumps(value).encode()
@@ -109,7 +112,7 @@ def guarded(base: Any, secret: str) -> Any:
         secret: the job's.
     """
 
-    class _Guarded(base):  # type: ignore[misc]
+    class _Guarded(base):
         path: str
         rfile: Any
 
@@ -162,7 +165,7 @@ def elastic_handler(
     """
     removed = horovod("runner.common.util.hosts").INVALID_SLOT_INFO
 
-    class _Handler(base):  # type: ignore[misc]
+    class _Handler(base):
         def _get_rank_and_size(self, host, local_rank):
             slot = rounds.place(host, local_rank, self.connection)
             return (slot or removed).to_response_string().encode()
