@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.trainers import Share, Trainer, bias, loop
+from keras_towers.bench.trainers import Trainer, Workload, bias, loop
 
 
 @contextlib.contextmanager
-def ring_loop(share: Share) -> Iterator[Trainer]:
+def ring_loop(work: Workload) -> Iterator[Trainer]:
     """Make a rank; call it before TensorFlow has run anything."""
-    _join_cluster(share.meeting)
+    _join_cluster(work.meeting)
     import keras
     import tensorflow as tf
 
@@ -36,7 +36,7 @@ def ring_loop(share: Share) -> Iterator[Trainer]:
         )
     )
     with strategy.scope():
-        model = share.model.build()
+        model = work.model.build()
     # Under a strategy Keras divides it by the number of ranks, over which its
     # optimizer then sums the gradients.
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -47,13 +47,13 @@ def ring_loop(share: Share) -> Iterator[Trainer]:
         weights = model.trainable_variables
         grads = tape.gradient(loss, [weight.value for weight in weights])
         model.optimizer.apply(grads, weights)
-        return loss * share.meeting.size
+        return loss * work.meeting.size
 
     @tf.function
     def run(x: Any, y: Any) -> Any:
         return strategy.run(step, args=(x, y))
 
-    data = tf.data.Dataset.from_tensor_slices(share.part()).batch(share.batch)
+    data = tf.data.Dataset.from_tensor_slices(work.part()).batch(work.batch)
     yield loop(
         lambda steps: data.take(steps).prefetch(2), run, lambda: bias(model)
     )

@@ -16,7 +16,7 @@ from keras_towers.bench import trainers
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.multi_worker import ring_loop
 from keras_towers.bench.torch_loop import torch_loop
-from keras_towers.bench.trainers import Share, Trainer
+from keras_towers.bench.trainers import Trainer, Workload
 
 # The names that TowerStrategy's ``mode`` and HorovodStrategy's ``compression``
 # take. Lists of their own, because the modules that know them take TensorFlow
@@ -47,7 +47,7 @@ class Row:
     """
 
     name: str
-    train: Callable[[Share], AbstractContextManager[Trainer]]
+    train: Callable[[Workload], AbstractContextManager[Trainer]]
     note: str = ""
     ours: bool = False
     stock: bool = False

@@ -9,29 +9,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_towers.bench.models import CLASSES, SGD, BenchModel
-from keras_towers.bench.trainers import Share, Trainer, loop
+from keras_towers.bench.trainers import Trainer, Workload, loop
 
 # Where the launcher wants the ranks to meet, by Horovod's word for it.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 @contextlib.contextmanager
-def torch_loop(share: Share, exchanges: bool) -> Iterator[Trainer]:
+def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
     """Make a rank on one thread, connected to the others if it exchanges."""
     import torch
     from torch import distributed
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    module = build(share.model)
-    x, y = map(torch.from_numpy, share.part())
+    module = build(work.model)
+    x, y = map(torch.from_numpy, work.part())
     if x.ndim == 4:
         # PyTorch has the channels first.
         x = x.permute(0, 3, 1, 2).contiguous()
     if not exchanges:
-        yield _loop(module, x, y, share.batch)
+        yield _loop(module, x, y, work.batch)
         return
-    meeting = share.meeting
+    meeting = work.meeting
     if _INTERFACE in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ[_INTERFACE]
     distributed.init_process_group(
@@ -42,7 +42,7 @@ def torch_loop(share: Share, exchanges: bool) -> Iterator[Trainer]:
     )
     try:
         module = torch.nn.parallel.DistributedDataParallel(module)
-        yield _loop(module, x, y, share.batch)
+        yield _loop(module, x, y, work.batch)
     finally:
         distributed.destroy_process_group()
 

@@ -17,7 +17,7 @@ from keras_towers.bench.models import SGD, BenchModel
 
 
 @dataclass(frozen=True)
-class Share:
+class Workload:
     """What one process trains, and on what.
 
     Attributes:
@@ -80,11 +80,11 @@ class Trainer:
 
 
 def _fit(
-    share: Share, model: Any, choice: str | None = None, whole: bool = False
+    work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
     """Train by ``fit``, on global batches or this process's part of each."""
-    data = share.data() if whole else share.part()
-    batch = share.batch * (share.meeting.size if whole else 1)
+    data = work.data() if whole else work.part()
+    batch = work.batch * (work.meeting.size if whole else 1)
     timer = _make_timer()
 
     def train(steps: int, epochs: int) -> Times:
@@ -135,10 +135,10 @@ def bias(model: Any) -> list[float]:
 
 @contextlib.contextmanager
 def keras_alone(
-    share: Share, optimizer: Callable[[], Any] = lambda: None
+    work: Workload, optimizer: Callable[[], Any] = lambda: None
 ) -> Iterator[Trainer]:
     """Use no strategy; the optimizer may exchange gradients."""
-    yield _fit(share, share.model.build(optimizer()))
+    yield _fit(work, work.model.build(optimizer()))
 
 
 def averaging_sgd() -> Any:
@@ -168,32 +168,32 @@ def drop_in_sgd() -> Any:
 
 
 @contextlib.contextmanager
-def mirrored(share: Share, reduction: str | None = None) -> Iterator[Trainer]:
+def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
     """Use ``MirroredStrategy``, with one of its cross-device operations."""
     import tensorflow as tf
 
     operations = getattr(tf.distribute, reduction)() if reduction else None
-    strategy = tf.distribute.MirroredStrategy(share.devices, operations)
+    strategy = tf.distribute.MirroredStrategy(work.devices, operations)
     with strategy.scope():
-        model = share.model.build()
-    yield _fit(share, model)
+        model = work.model.build()
+    yield _fit(work, model)
 
 
 @contextlib.contextmanager
 def towers(
-    share: Share, make: Callable[[Sequence[str]], Any]
+    work: Workload, make: Callable[[Sequence[str]], Any]
 ) -> Iterator[Trainer]:
     """Use a strategy of ours in one process, made for its devices."""
-    strategy = make(share.devices)
+    strategy = make(work.devices)
     # The model is built outside, as the README shows it.
-    model = share.model.build()
+    model = work.model.build()
     with strategy:
-        yield _fit(share, model, strategy.mode)
+        yield _fit(work, model, strategy.mode)
 
 
 @contextlib.contextmanager
 def horovod_strategy(
-    share: Share, compression: str | None = None
+    work: Workload, compression: str | None = None
 ) -> Iterator[Trainer]:
     """Use ``HorovodStrategy``, to which every rank gives the same data."""
     import keras_towers as kt
@@ -203,7 +203,7 @@ def horovod_strategy(
         # What the strategy looks at, too: GPUs are hidden from the ranks.
         memory = shared_memory.available(strategy.transport)
         choice = "shared memory" if memory and not compression else None
-        yield _fit(share, share.model.build(), choice, whole=True)
+        yield _fit(work, work.model.build(), choice, whole=True)
 
 
 def _make_timer() -> Any:

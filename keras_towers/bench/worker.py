@@ -18,7 +18,7 @@ from keras_towers.bench import machine, measure
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.plan import ADOPTION, Cell, Setting
-from keras_towers.bench.trainers import Share
+from keras_towers.bench.trainers import Workload
 
 RESULT = "result"
 
@@ -30,8 +30,8 @@ def train(
     row = cell.suite.rows[cell.row]
     over = measure.ROUNDS * len(devices) if row.bursts else 1
     steps = measure.steps_needed(meeting.size, setting.batches, over)
-    share = Share(MODELS[cell.model], meeting, devices, setting.batch, steps)
-    with row.train(share) as trainer:
+    work = Workload(MODELS[cell.model], meeting, devices, setting.batch, steps)
+    with row.train(work) as trainer:
         return measure.measure_training(
             trainer, meeting, setting.batches, over, alone=row.alone is None
         )

@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor.findings import Finding, State
+from keras_towers.doctor.findings import Finding, Status
 
 _MARKS = {
-    State.OK: "[green]✓[/]",
-    State.NOTE: "[dim]–[/]",
-    State.WARNING: "[yellow]![/]",
-    State.BAD: "[red]✗[/]",
+    Status.OK: "[green]✓[/]",
+    Status.NOTE: "[dim]–[/]",
+    Status.WARNING: "[yellow]![/]",
+    Status.BAD: "[red]✗[/]",
 }
 
 
@@ -52,7 +52,7 @@ def doctor(
         _show(console, [tested])
         if output:
             console.print(output, style="dim", markup=False)
-    bad = any(finding.state is State.BAD for finding in findings)
+    bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
         _print_json(findings, not bad, output)
@@ -67,17 +67,17 @@ def _self_test(findings: list[Finding]) -> tuple[Finding, str]:
 
     group, name = "Self-test", "two processes"
     horovod = next((f for f in findings if f.name == "Horovod"), None)
-    if horovod is None or horovod.state not in (State.OK, State.WARNING):
+    if horovod is None or horovod.state not in (Status.OK, Status.WARNING):
         advice = f"Horovod is needed for the self-test: {INSTALL_HOROVOD}."
-        return Finding(group, name, "not run", State.BAD, advice), ""
-    if any(f.state is State.BAD for f in findings):
-        return Finding(group, name, "not run", State.BAD), ""
+        return Finding(group, name, "not run", Status.BAD, advice), ""
+    if any(f.state is Status.BAD for f in findings):
+        return Finding(group, name, "not run", Status.BAD), ""
     outcome = self_test.run()
     text = f"{outcome.text} ({outcome.seconds:.0f} s, on the CPU)"
     if outcome.passed:
         return Finding(group, name, text), ""
     advice = "The self-test failed; what the processes said is above."
-    return Finding(group, name, text, State.BAD, advice), outcome.output
+    return Finding(group, name, text, Status.BAD, advice), outcome.output
 
 
 def _show(console: Console, findings: list[Finding]) -> None:
@@ -102,7 +102,7 @@ def _show(console: Console, findings: list[Finding]) -> None:
 
 def _advise(console: Console, findings: list[Finding]) -> None:
     """What to do next, the worst first."""
-    order = [State.BAD, State.WARNING, State.NOTE, State.OK]
+    order = [Status.BAD, Status.WARNING, Status.NOTE, Status.OK]
     ranked = sorted(findings, key=lambda f: order.index(f.state))
     advice = list(dict.fromkeys(f.advice for f in ranked if f.advice))
     if not advice:

@@ -15,7 +15,7 @@ from keras_towers.building.horovod import VARIABLES, Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cores import usable_cores
 from keras_towers.doctor import probe
-from keras_towers.doctor.findings import Finding, State
+from keras_towers.doctor.findings import Finding, Status
 
 INSTALL_HOROVOD = "keras-towers install horovod"
 _INSTALL_TENSORFLOW = (
@@ -49,7 +49,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
                 group,
                 "TensorFlow",
                 f"does not import: {facts['error']}",
-                State.BAD,
+                Status.BAD,
                 f"Install a TensorFlow that imports: {_INSTALL_TENSORFLOW}.",
             ),
         ]
@@ -58,7 +58,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
     if "keras_error" in facts:
         value = f"does not import: {facts['keras_error']}"
         advice = "Install Keras 3: pip install --upgrade keras."
-        return [*found, Finding(group, "Keras", value, State.BAD, advice)]
+        return [*found, Finding(group, "Keras", value, Status.BAD, advice)]
     found.append(_library("Keras", facts["keras"], known))
     if facts["backend"] != "tensorflow":
         found.append(
@@ -66,7 +66,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
                 group,
                 "Keras's backend",
                 facts["backend"],
-                State.BAD,
+                Status.BAD,
                 "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json).",
             )
         )
@@ -76,7 +76,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
                 group,
                 "keras_towers",
                 "does not work with these versions",
-                State.BAD,
+                Status.BAD,
                 facts["compat_error"],
             )
         )
@@ -100,20 +100,20 @@ def devices(facts: dict[str, Any]) -> list[Finding]:
                 group,
                 "GPUs",
                 "there is one, and TensorFlow does not see it",
-                State.WARNING,
+                Status.WARNING,
                 "To train on the GPU: pip uninstall tensorflow-cpu; pip "
                 "install 'keras-towers[gpu]'; then see nvidia-smi, and "
                 "CUDA_VISIBLE_DEVICES.",
             )
         )
     else:
-        found.append(Finding(group, "GPUs", "none", State.NOTE))
+        found.append(Finding(group, "GPUs", "none", Status.NOTE))
     if not facts["built_with_cuda"]:
-        value, state = "not in this TensorFlow (built for CPUs)", State.NOTE
+        value, state = "not in this TensorFlow (built for CPUs)", Status.NOTE
     elif len(gpus) < 2:
-        value, state = "in TensorFlow; needs two GPUs", State.NOTE
+        value, state = "in TensorFlow; needs two GPUs", Status.NOTE
     else:
-        value, state = f"in TensorFlow, for {len(gpus)} GPUs", State.OK
+        value, state = f"in TensorFlow, for {len(gpus)} GPUs", Status.OK
     return [*found, Finding(group, "NCCL", value, state)]
 
 
@@ -127,14 +127,14 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
             group,
             "TowerStrategy",
             "in this package" if works else "needs what is missing above",
-            State.OK if works else State.NOTE,
+            Status.OK if works else Status.NOTE,
         )
     ]
     if horovod is None:
         advice = f"For several processes or machines: {INSTALL_HOROVOD}."
         return [
             *found,
-            Finding(group, "Horovod", "not installed", State.NOTE, advice),
+            Finding(group, "Horovod", "not installed", Status.NOTE, advice),
         ]
     running = facts.get("tensorflow")
     value = f"{horovod.version} for TensorFlow {horovod.tensorflow or '?'}"
@@ -145,20 +145,20 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
                 group,
                 "Horovod",
                 f"{value}; does not load: {horovod.error}",
-                State.BAD,
+                Status.BAD,
                 f"Build Horovod for this TensorFlow: {INSTALL_HOROVOD}.",
             ),
         ]
     value += f"; built in: {horovod.built_in}"
     if running and horovod.tensorflow not in (None, running):
         advice = f"Build Horovod for TensorFlow {running}: {INSTALL_HOROVOD}."
-        found.append(Finding(group, "Horovod", value, State.WARNING, advice))
+        found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
     elif facts.get("gpus") and not horovod.parts.get("NCCL"):
         advice = (
             "Horovod sums on the host here; for sums between GPUs: "
             f"{INSTALL_HOROVOD} --with-nccl."
         )
-        found.append(Finding(group, "Horovod", value, State.WARNING, advice))
+        found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
     else:
         found.append(Finding(group, "Horovod", value))
     return found
@@ -176,7 +176,7 @@ def build_tools(needed: bool) -> list[Finding]:
         if tool.path:
             found.append(Finding(group, tool.name, tool.version))
             continue
-        state = State.WARNING if needed else State.NOTE
+        state = Status.WARNING if needed else Status.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         found.append(Finding(group, tool.name, "missing", state, advice))
     cmake = toolchain.find_cmake(VARIABLES)
@@ -190,7 +190,7 @@ def build_tools(needed: bool) -> list[Finding]:
         toolchain.find_nccl(VARIABLES),
     ):
         value = tool.version or tool.path or "none (optional)"
-        state = State.OK if tool.path else State.NOTE
+        state = Status.OK if tool.path else Status.NOTE
         found.append(Finding(group, tool.name, value, state))
     return found
 
@@ -217,7 +217,7 @@ def _library(
     if _minor(first) <= _minor(version) <= _minor(last):
         return Finding("Versions", name, version)
     advice = f"{name} {version} is not tested; {first} to {last} are."
-    return Finding("Versions", name, version, State.WARNING, advice)
+    return Finding("Versions", name, version, Status.WARNING, advice)
 
 
 def _minor(version: str) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ def _python() -> Finding:
         below and _minor(version) >= _minor(below.group(1))
     ):
         advice = f"Make an environment with a Python {allowed}."
-        return Finding("Versions", "Python", version, State.BAD, advice)
+        return Finding("Versions", "Python", version, Status.BAD, advice)
     return Finding("Versions", "Python", version)
 
 

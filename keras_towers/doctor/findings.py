@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class Status(StrEnum):
     """How a finding is to be taken."""
 
     OK = "ok"
@@ -32,5 +32,5 @@ class Finding:
     group: str
     name: str
     value: str
-    state: State = State.OK
+    state: Status = Status.OK
     advice: str = ""

@@ -10,7 +10,7 @@ from keras_towers import reduction as reduction_lib
 from keras_towers.fit.contract import Update
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Rooms, one_of
+from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.transport import SingleProcess, Transport
 
 
@@ -55,8 +55,8 @@ class AllReduceStrategy(BaseStrategy):
             updates = "once" if on_host else "each"
         kind = {"once": UpdateOnce, "each": UpdateEach}[updates]
 
-        def update(rooms: Rooms) -> Update:
-            return kind(rooms.config, rooms.spread, rooms.order, reduction)
+        def update(parts: Parts) -> Update:
+            return kind(parts.config, parts.spread, parts.order, reduction)
 
         super().__init__(
             devices, update, all_reduce, transport=transport, **options

@@ -9,7 +9,7 @@ from keras_towers.fit.asynchronous.calls import AsyncCalls
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Rooms
+from keras_towers.strategies.base import BaseStrategy, Parts
 
 
 class AsyncTowerStrategy(BaseStrategy):
@@ -78,9 +78,9 @@ class AsyncTowerStrategy(BaseStrategy):
         scale = 1 / len(devices) if scale_gradient else 1.0
         reduce = modes.choose(devices, None).reduce
 
-        def update(rooms: Rooms) -> UpdateAlone:
+        def update(parts: Parts) -> UpdateAlone:
             return UpdateAlone(
-                scale, rooms.config, rooms.spread, rooms.order, reduce
+                scale, parts.config, parts.spread, parts.order, reduce
             )
 
         super().__init__(devices, update, reduce, AsyncCalls, batches="each")

@@ -41,7 +41,7 @@ Self = TypeVar("Self", bound="BaseStrategy")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rooms:
+class Parts:
     """What the pieces of a strategy are made with.
 
     Attributes:
@@ -78,7 +78,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
     def __init__(
         self,
         devices: Sequence[str],
-        update: Callable[[Rooms], Update],
+        update: Callable[[Parts], Update],
         all_reduce: reduction_lib.Reduction,
         calls: Callable[[GlobalStep, Adoption], Calls] = TowerCalls,
         transport: Transport | None = None,
@@ -117,7 +117,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         )
         spread = SpreadVariables(self.config)
         order = StepOrder(transport)
-        self.update = update(Rooms(self.config, spread, order))
+        self.update = update(Parts(self.config, spread, order))
         self._adoption = Adoption(self.config, spread, self.update)
         self.adoption = self._adoption
         step = GlobalStep(self.config, order, self.update, self.run)

@@ -36,7 +36,7 @@ def _two_groups(devices: Sequence[str]) -> str | None:
     )
 
 
-class Entry(NamedTuple):
+class ModeEntry(NamedTuple):
     """A mode that a user can ask for.
 
     Attributes:
@@ -50,17 +50,17 @@ class Entry(NamedTuple):
     note: Callable[[Any], str] = lambda reduce: ""
 
 
-MODES: dict[ModeName, Entry] = {
-    "nccl": Entry(lambda devices: reduction.nccl_all_reduce, _nccl),
-    "collective": Entry(
+MODES: dict[ModeName, ModeEntry] = {
+    "nccl": ModeEntry(lambda devices: reduction.nccl_all_reduce, _nccl),
+    "collective": ModeEntry(
         lambda devices: reduction.CollectiveAllReduce(devices),
         note=lambda reduce: f"; {reduce.hint} algorithm",
     ),
-    "hierarchical": Entry(
+    "hierarchical": ModeEntry(
         lambda devices: reduction.hierarchical_all_reduce, _two_groups
     ),
-    "gpu": Entry(lambda devices: reduction.sum_on_towers),
-    "cpu": Entry(lambda devices: reduction.sum_on_host),
+    "gpu": ModeEntry(lambda devices: reduction.sum_on_towers),
+    "cpu": ModeEntry(lambda devices: reduction.sum_on_host),
 }
 """Every mode by its name; the type above names them for type checkers."""
 

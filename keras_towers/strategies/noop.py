@@ -10,7 +10,7 @@ from keras_towers.fit.calls.noop import NoOpCalls
 from keras_towers.fit.contract import Update
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Rooms
+from keras_towers.strategies.base import BaseStrategy, Parts
 
 
 class NoOpStrategy(BaseStrategy):
@@ -57,8 +57,8 @@ class NoOpStrategy(BaseStrategy):
         devices = devices_lib.resolve(None)[:1]
         reduce = modes.choose(devices, None).reduce
 
-        def update(rooms: Rooms) -> Update:
-            return UpdateOnce(rooms.config, rooms.spread, rooms.order, reduce)
+        def update(parts: Parts) -> Update:
+            return UpdateOnce(parts.config, parts.spread, parts.order, reduce)
 
         super().__init__(
             devices,

@@ -15,7 +15,7 @@ from keras_towers.fit.contract import Batches, Update
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Rooms
+from keras_towers.strategies.base import BaseStrategy, Parts
 
 _PS_DEVICES = ("cpu", "gpu")
 
@@ -86,9 +86,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
             [tower_lib.short_name(device) for device in homes]
         )
 
-        def update(rooms: Rooms) -> Update:
+        def update(parts: Parts) -> Update:
             return UpdateAtVariable(
-                rooms.config, rooms.spread, rooms.order, self._place
+                parts.config, parts.spread, parts.order, self._place
             )
 
         super().__init__(

@@ -16,7 +16,7 @@ from keras_towers.errors import TowerError
 GROUP = "keras_towers.strategies"
 
 
-class Entry(NamedTuple):
+class Registered(NamedTuple):
     """A strategy of this package.
 
     Attributes:
@@ -31,13 +31,15 @@ class Entry(NamedTuple):
 
 _HERE = "keras_towers.strategies"
 STRATEGIES = {
-    "async": Entry(f"{_HERE}.asynchronous:AsyncTowerStrategy"),
-    "horovod": Entry(f"{_HERE}.horovod:HorovodStrategy", one_process=False),
-    "noop": Entry(f"{_HERE}.noop:NoOpStrategy"),
-    "parameter-server": Entry(
+    "async": Registered(f"{_HERE}.asynchronous:AsyncTowerStrategy"),
+    "horovod": Registered(
+        f"{_HERE}.horovod:HorovodStrategy", one_process=False
+    ),
+    "noop": Registered(f"{_HERE}.noop:NoOpStrategy"),
+    "parameter-server": Registered(
         f"{_HERE}.parameter_server:ParameterServerTowerStrategy"
     ),
-    "tower": Entry(f"{_HERE}.tower:TowerStrategy"),
+    "tower": Registered(f"{_HERE}.tower:TowerStrategy"),
 }
 """Every strategy of this package by its name."""
 

@@ -30,7 +30,7 @@ _EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again.
 
 
 @dataclasses.dataclass
-class Place:
+class Progress:
     """How far a rank has come.
 
     Attributes:
@@ -50,25 +50,25 @@ class Store:
     def __init__(self, server: Rendezvous):
         self._server = server
 
-    def put(self, rank: int, place: Place) -> None:
+    def put(self, rank: int, place: Progress) -> None:
         """Leave word."""
         data = json.dumps(dataclasses.asdict(place)).encode()
         with contextlib.suppress(OSError):
             self._server.put(f"stall-{rank}", data)
 
-    def get(self, rank: int) -> Place | None:
+    def get(self, rank: int) -> Progress | None:
         """Read what a rank has left, None if nothing."""
         try:
             data = self._server.get(f"stall-{rank}")
         except OSError:
             return None
-        return Place(**json.loads(data)) if data else None
+        return Progress(**json.loads(data)) if data else None
 
 
 def waited_for(
-    mine: Place,
-    before: dict[int, Place | None],
-    now: dict[int, Place | None],
+    mine: Progress,
+    before: dict[int, Progress | None],
+    now: dict[int, Progress | None],
 ) -> dict[int, str]:
     """Find the ranks that this one waits for.
 
@@ -119,7 +119,7 @@ class StallWatch(threading.Thread):
         self._store = store
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._come = Place()
+        self._come = Progress()
         self._since = time.monotonic()
         self._ended = threading.Event()
 
@@ -137,7 +137,7 @@ class StallWatch(threading.Thread):
         """Leave word at every beat; look at the others when standing still."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
         warned = 0.0
-        before: dict[int, Place | None] = {}
+        before: dict[int, Progress | None] = {}
         self._store.put(self._rank, self._come)
         while not self._ended.wait(beat_s):
             self._come.beat += 1

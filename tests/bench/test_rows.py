@@ -8,7 +8,7 @@ from keras_towers.bench import rows, worker
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.plan import Cell, Setting
-from keras_towers.bench.trainers import Share
+from keras_towers.bench.trainers import Workload
 from keras_towers.errors import TowerError
 from keras_towers.reduction import compression
 from keras_towers.strategies import modes
@@ -58,7 +58,7 @@ def test_strategy_is_measured(name, devices, tmp_path):
 
 def test_parts_of_the_ranks_make_up_each_global_batch(tmp_path):
     shares = [
-        Share(MODELS["small"], Meeting(tmp_path, rank, 2), [], 3, steps=4)
+        Workload(MODELS["small"], Meeting(tmp_path, rank, 2), [], 3, steps=4)
         for rank in (0, 1)
     ]
     x, y = shares[0].data()

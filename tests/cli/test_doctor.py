@@ -12,7 +12,7 @@ from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
-from keras_towers.doctor.findings import State
+from keras_towers.doctor.findings import Status
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -96,7 +96,7 @@ def test_this_environment():
     facts = probe.look()
     assert facts["known_to_work"] == compat.KNOWN_TO_WORK
     states = {finding.state for finding in checks.versions(facts)}
-    assert states <= {State.OK, State.WARNING}
+    assert states <= {Status.OK, Status.WARNING}
 
 
 def test_a_tensorflow_that_dies(monkeypatch):

@@ -16,7 +16,7 @@ from keras_towers.launch.rendezvous import (
     rendezvous_server,
 )
 from keras_towers.rendezvous import SIGNATURE, Rendezvous, sign, token
-from keras_towers.transport.stall import Place, Store
+from keras_towers.transport.stall import Progress, Store
 
 SECRET = rendezvous.new_secret()
 
@@ -93,7 +93,7 @@ def test_only_values_are_served_never_files(server, tmp_path, monkeypatch):
 
 def test_a_forged_stall_key_is_not_believed(server):
     store = Store(Rendezvous(server.address, server.port, SECRET))
-    store.put(1, Place(7, "step 3"))
+    store.put(1, Progress(7, "step 3"))
     path, body = "/keras_towers/stall-1", b'{"position": 1}'
     right = sign(SECRET, "PUT", path, body)
     forged = [
@@ -107,10 +107,10 @@ def test_a_forged_stall_key_is_not_believed(server):
     for headers in forged:
         assert ask(server, "PUT", server.path + path, body, headers) == 403
     assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
-    assert store.get(1) == Place(7, "step 3")
+    assert store.get(1) == Progress(7, "step 3")
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
-    assert store.get(1) == Place(1)
+    assert store.get(1) == Progress(1)
 
 
 def test_the_secret_cannot_be_read_off_the_token():
@@ -123,8 +123,8 @@ def test_no_proxy_is_asked(server, monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     store = Store(Rendezvous(server.address, server.port, SECRET))
-    store.put(0, Place(3))
-    assert store.get(0) == Place(3)
+    store.put(0, Progress(3))
+    assert store.get(0) == Progress(3)
 
 
 def test_horovods_own_client_sends_the_token(server):

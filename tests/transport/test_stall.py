@@ -8,24 +8,27 @@ import pytest
 
 from keras_towers.rendezvous import Rendezvous
 from keras_towers.transport import stall
-from keras_towers.transport.stall import Place, waited_for
+from keras_towers.transport.stall import Progress, waited_for
 
 
 def test_a_rank_whose_beat_stands_still_has_stopped():
-    before = {1: Place(7, "step 3", beat=5), 2: Place(7, "step 3", beat=5)}
-    now = {1: Place(7, "step 3", beat=5), 2: Place(7, "step 3", beat=6)}
-    found = waited_for(Place(7, "step 3"), before, now)
+    before = {
+        1: Progress(7, "step 3", beat=5),
+        2: Progress(7, "step 3", beat=5),
+    }
+    now = {1: Progress(7, "step 3", beat=5), 2: Progress(7, "step 3", beat=6)}
+    found = waited_for(Progress(7, "step 3"), before, now)
     assert found == {1: "has stopped giving signs of life"}
 
 
 def test_a_rank_that_stopped_before_it_left_word():
-    found = waited_for(Place(7, "step 3"), {1: None}, {1: None})
+    found = waited_for(Progress(7, "step 3"), {1: None}, {1: None})
     assert found == {1: "has given no sign of life"}
 
 
 def test_a_rank_that_is_behind_is_told_with_its_place():
-    now = {1: Place(6, "step 2 of fit", 9), 2: Place(5, "", 9)}
-    found = waited_for(Place(7, "step 3 of fit"), {}, now)
+    now = {1: Progress(6, "step 2 of fit", 9), 2: Progress(5, "", 9)}
+    found = waited_for(Progress(7, "step 3 of fit"), {}, now)
     assert found == {
         1: "is still in step 2 of fit",
         2: "is still outside of training",
@@ -33,8 +36,8 @@ def test_a_rank_that_is_behind_is_told_with_its_place():
 
 
 def test_ranks_that_are_as_far_are_not_waited_for():
-    now = {1: Place(7, "step 3", 1), 2: Place(8, "step 4", 1)}
-    assert waited_for(Place(7, "step 3"), {}, now) == {}
+    now = {1: Progress(7, "step 3", 1), 2: Progress(8, "step 4", 1)}
+    assert waited_for(Progress(7, "step 3"), {}, now) == {}
 
 
 class Store:
@@ -44,7 +47,7 @@ class Store:
         self.places = {}
 
     def put(self, rank, place):
-        self.places[rank] = Place(place.position, place.what, place.beat)
+        self.places[rank] = Progress(place.position, place.what, place.beat)
 
     def get(self, rank):
         return self.places.get(rank)
@@ -101,7 +104,7 @@ def test_the_job_is_ended_at_last(watches, monkeypatch, capfd):
 
     monkeypatch.setattr(stall.os, "_exit", leave)
     watch = watches(0, 2, store := Store(), 0.3, shutdown_s=0.5)
-    store.put(1, Place(1, "step 0", beat=1))
+    store.put(1, Progress(1, "step 0", beat=1))
     watch.mark("step 0")
     assert ended.wait(10)
     assert codes[0] == 75
@@ -123,5 +126,5 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
 
 def test_a_server_that_is_gone_is_no_error():
     store = stall.Store(Rendezvous("127.0.0.1", "9"))
-    store.put(0, Place())
+    store.put(0, Progress())
     assert store.get(1) is None
