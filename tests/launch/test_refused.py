@@ -25,7 +25,10 @@ def files(tmp_path, monkeypatch):
         ("-np 2 -H a:b s.py", "-H takes host:slots,"),
         ("-np 2 -H a:2 --hostfile b s.py", "give -H or --hostfile, not both"),
         ("-np 2 --hostfile none s.py", "cannot read the hostfile none"),
-        ("-np 3 -H localhost:2 s.py", "3 processes do not fit into the hosts' 2 slots"),
+        (
+            "-np 3 -H localhost:2 s.py",
+            "3 processes do not fit into the hosts' 2 slots",
+        ),
         ("-np 1 -H no.such.invalid:1 s.py", "unknown host no.such.invalid"),
         ("-np 2 --strategy nope s.py", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower s.py", "works in one process"),
