@@ -152,7 +152,7 @@ class SharedBucket:
         descriptor = os.open(_path(name), flags, 0o600)
         try:
             if create:
-                # Fails if there is no room; later writes would kill the process.
+                # Fails if there is no room; a later write would kill us.
                 os.posix_fallocate(descriptor, 0, size)
             return np.frombuffer(mmap.mmap(descriptor, size), self._dtype)
         finally:
