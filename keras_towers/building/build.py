@@ -1,7 +1,7 @@
 """Builds an engine for the TensorFlow of this environment, and installs it.
 
-Engines are published as source only. Compiling takes minutes, so the wheel is
-kept for every environment of this machine that it fits.
+Engines are published only as source. Compiling takes minutes, so wheels are
+cached for all compatible environments on this machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from keras_towers.building import build_log, toolchain, wheel_cache
 from keras_towers.building.recipe import Found, InstallError, Recipe
 
 Progress = Callable[[str, float | None], None]
-"""Called with what is being done, and how much of it from 0 to 1 or None."""
-# A build takes minutes; this is for one that stands still.
+"""Called with the current task and its progress, from 0 to 1 or None."""
+# A build takes minutes; this limit is for builds that hang.
 _LIMIT_S = 2 * 3600
 
 
@@ -31,8 +31,8 @@ class Built:
 
     Attributes:
         wheel: the file, in the cache.
-        cached: whether it was there already.
-        seconds: how long it took.
+        cached: whether it was in the cache already.
+        seconds: the duration of the build.
     """
 
     wheel: Path
@@ -41,15 +41,15 @@ class Built:
 
 
 def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
-    """Get a wheel of an engine for this environment: from the cache, or built.
+    """Build a wheel of an engine for this environment, or find a cached one.
 
     Args:
         recipe: the engine, with its options.
-        progress: is told what is being done.
+        progress: called with the progress.
         rebuild: do not use the cache.
 
     Raises:
-        InstallError: something is missing here, or it does not compile.
+        InstallError: a tool is missing, or compilation fails.
     """
     start = time.monotonic()
     shelf = wheel_cache.Shelf(recipe)
@@ -63,8 +63,8 @@ def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
     problems = toolchain.problems(recipe.tools())
     if problems:
         raise InstallError(
-            f"{recipe.title} is compiled on this machine, and for that is "
-            "missing:\n" + "\n".join(f"  - {problem}" for problem in problems)
+            f"{recipe.title} has to be compiled on this machine, which "
+            "lacks:\n" + "\n".join(f"  - {problem}" for problem in problems)
         )
 
     def waiting() -> None:
@@ -84,15 +84,15 @@ def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
 def install(
     recipe: Recipe, built: Built, progress: Progress
 ) -> tuple[Built, Found]:
-    """Install a wheel that ``build`` gave, and see that it loads.
+    """Install a wheel from ``build``, and check that it loads.
 
-    A wheel of the cache that does not load here is built anew, once.
+    If a cached wheel does not load, it is rebuilt once.
 
     Returns:
-        What was installed, and what is found of it.
+        What was installed, and what was found after the installation.
 
     Raises:
-        InstallError: pip failed, or what was built does not load.
+        InstallError: pip failed, or the built engine does not load.
     """
     while True:
         progress("installing", None)
@@ -101,39 +101,40 @@ def install(
         found = recipe.look()
         if found is not None and found.loads:
             return built, found
-        reason = found.error if found else "it is not there"
+        reason = found.error if found else "it is not installed"
         if not built.cached:
             built.wheel.unlink(missing_ok=True)
             raise InstallError(
                 f"{recipe.title} was built and installed but does not load: "
-                f"{reason}\nDoes TensorFlow itself? keras-towers doctor says."
+                f"{reason}\nRun keras-towers doctor to check whether "
+                "TensorFlow itself loads."
             )
         built = build(recipe, progress, rebuild=True)
 
 
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
-    """The environment of a build: the user's, with what is decided here.
+    """The environment variables of a build, based on the user's.
 
     Args:
         recipe: the engine, with its options.
-        folder: an empty one, for what the build needs beside the source.
+        folder: an empty folder for files that the build needs.
     """
     temporary = folder / "tmp"
     temporary.mkdir()
     variables = {
         **os.environ,
         "PATH": toolchain.search_path(),
-        # What pip leaves when it is stopped goes away with the folder.
+        # If pip is stopped, its files are removed with the folder.
         "TMPDIR": str(temporary),
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CXX": toolchain.find_compiler().path or "",
     }
     if "MAKELEVEL" in variables:
-        # Run by a make: its flags are about its own jobs, not the user's wish.
+        # Run by make: these flags are for its own jobs, not set by the user.
         for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
             variables.pop(name, None)
-    # What an engine's own setup.py sets can take more memory than there is.
+    # The default of an engine's setup.py can exceed the memory.
     variables.setdefault("MAKEFLAGS", f"-j{toolchain.jobs()}")
     return recipe.environment(variables, folder, _tools(folder))
 
@@ -143,7 +144,7 @@ def _tools(folder: Path) -> Path:
 
 
 def _install(recipe: Recipe, wheel: Path) -> None:
-    """Install the wheel and what the engine imports, and nothing else."""
+    """Install the wheel and the packages it imports, and nothing else."""
     needed = []
     for package in recipe.runtime:
         try:
@@ -152,7 +153,7 @@ def _install(recipe: Recipe, wheel: Path) -> None:
             needed.append(package)
     if needed:
         _pip(recipe, ["install", *needed], "install")
-    # In place of the same version too: that may be for another TensorFlow.
+    # Reinstall even the same version: it may be for another TensorFlow.
     replace = ["--no-deps", "--force-reinstall"]
     _pip(recipe, ["install", *replace, str(wheel)], "install")
 
@@ -162,7 +163,7 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     progress("getting build tools", None)
     variables = environment(recipe, folder)
     tools = str(_tools(folder))
-    # Into a folder of their own: the user's environment stays as it is.
+    # In a separate folder, to leave the user's environment alone.
     arguments = ["install", "--target", tools, *recipe.build_tools()]
     _pip(recipe, arguments, "tools", variables)
     variables["PYTHONPATH"] = tools
@@ -182,7 +183,7 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     arguments = [
         "wheel",
         "--verbose",
-        # pip's own cache does not know what a wheel was built for.
+        # pip's own cache does not know for which TensorFlow a wheel is.
         "--no-cache-dir",
         "--no-deps",
         "--no-build-isolation",
@@ -203,7 +204,7 @@ def _pip(
     variables: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run pip with its output in a log, which stays if it fails."""
+    """Run pip with its output in a log, which is kept if it fails."""
     logs = wheel_cache.folder() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -233,7 +234,7 @@ def _why(
     errors = build_log.errors_in(ended.stdout.splitlines())
     hint = build_log.hint_for(errors, recipe.hints)
     if temporary:
-        # Long, gone already, and of no help.
+        # These long paths are deleted already, and of no help.
         errors = [line.replace(f"{temporary}/", "") for line in errors]
     failed = {
         "tools": "The build tools could not be installed",
@@ -245,4 +246,4 @@ def _why(
     told = [f"{failed}. The first errors:", *(f"  {line}" for line in errors)]
     if hint:
         told.append(hint)
-    return "\n".join([*told, f"The whole log: {log}"])
+    return "\n".join([*told, f"Full log: {log}"])

@@ -1,4 +1,4 @@
-"""What a build's long log says: how far it is, and why it failed."""
+"""Reads a build log: its progress, and why it failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 Hints = tuple[tuple[str, str], ...]
-"""Patterns of errors, and what to do about each."""
+"""Patterns of errors, with advice for each."""
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
 _STEPS = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ERROR = re.compile(
@@ -15,7 +15,7 @@ _ERROR = re.compile(
     r"|THESE PACKAGES DO NOT MATCH THE HASHES|No matching distribution"
     r"|cannot find -l|Killed signal",
 )
-# What only says that something inside has failed.
+# Lines that only report that a subprocess failed.
 _NOISE = re.compile(
     r"error: (?:subprocess-exited-with-error|metadata-generation-failed"
     r"|legacy-install-failure|command .* failed|ld returned)"
@@ -40,27 +40,27 @@ _HINTS: Hints = (
     (
         r"No space left on device",
         "The disk is full: a build needs about 1 GB in the temporary folder "
-        "(TMPDIR names another).",
+        "(set TMPDIR to use another).",
     ),
     (
         r"MATCH THE HASHES",
-        "The package index gave a file other than the one that PyPI has.",
+        "The package index served a different file from the one on PyPI.",
     ),
     (
         r"externally-managed-environment",
-        "This Python belongs to the system: make an environment of your own "
+        "This Python is managed by the system: create a virtual environment "
         "(python3 -m venv) and install keras-towers there.",
     ),
     (
         r"No matching distribution|Could not find a version"
         r"|Failed to establish a new connection|NewConnectionError",
-        "pip could not get a package: is the network there, and pip's index?",
+        "pip could not get a package: check the network and pip's index.",
     ),
 )
 
 
 def progress_in(line: str) -> float | None:
-    """How much is compiled after this line of make or Ninja, from 0 to 1."""
+    """The progress that a line of make or Ninja reports, from 0 to 1."""
     found = _PERCENT.match(line)
     if found:
         return min(int(found.group(1)), 100) / 100
@@ -71,15 +71,15 @@ def progress_in(line: str) -> float | None:
 
 
 def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
-    """The first lines that say what went wrong, each once.
+    """The first distinct lines that report errors.
 
     Args:
         lines: the whole log.
-        limit: how many at most.
+        limit: the maximum number of lines.
 
     Returns:
-        Lines of the compiler, the linker, CMake or pip; the log's end if none
-        of them looks like an error.
+        Lines of the compiler, the linker, CMake or pip; the end of the log if
+        no line looks like an error.
     """
     lines = [line.rstrip() for line in lines]
     found: dict[str, None] = {}
@@ -88,7 +88,7 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
             continue
         text = line.strip()
         if "CMake Error" in text and text.endswith(":"):
-            # CMake says where on one line, and what on those below.
+            # CMake reports the place on one line and the error below it.
             text += " " + _paragraph(lines[index + 1 :])
         found[text] = None
         if len(found) == limit:
@@ -97,11 +97,12 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
 
 
 def hint_for(lines: Iterable[str], hints: Hints = ()) -> str | None:
-    """What to do about the errors, where they are recognised.
+    """Advice for known errors, or None.
 
     Args:
         lines: the errors.
-        hints: patterns and advice of one engine, beside those of any build.
+        hints: patterns and advice for one engine, in addition to the common
+            ones.
     """
     text = "\n".join(lines)
     for pattern, advice in (*hints, *_HINTS):
@@ -111,7 +112,7 @@ def hint_for(lines: Iterable[str], hints: Hints = ()) -> str | None:
 
 
 def _paragraph(lines: list[str]) -> str:
-    """The first words of a message of CMake, which spreads it over lines."""
+    """The start of a CMake message, which spans several lines."""
     words: list[str] = []
     for line in lines[:8]:
         text = line.strip()

@@ -1,7 +1,7 @@
-"""How an unpatched Horovod is compiled against a TensorFlow of today.
+"""How an unpatched Horovod is compiled against a recent TensorFlow.
 
-TensorFlow 2.16 and newer moved a header that Horovod includes, and hides two
-more in folders of their own. The compiler is told where they are.
+TensorFlow 2.16 and later moved a header that Horovod includes, and put two more
+into separate folders. The compiler is told where they are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from keras_towers.building.build_log import Hints
 from keras_towers.building.recipe import Recipe
 
 VARIABLES = "HOROVOD"
-"""How the names of its environment variables begin."""
-# Counts up when the way of building changes, so that old wheels are left.
+"""The prefix of its environment variables."""
+# Increment when the build changes, so that old wheels are not used.
 _RECIPE = 1
-# Known to work together with Horovod's setup.py, which is of 2023.
+# Known to work with Horovod's setup.py, which dates from 2023.
 _BUILD_TOOLS = ("setuptools>=70,<85", "wheel>=0.43,<1", "packaging>=23,<27")
 _CMAKE = "cmake>=3.13,<5"
 _PROBE = """
@@ -35,7 +35,7 @@ parts = dict(
 )
 print(json.dumps(parts))
 """
-# What of the user's environment changes what is built.
+# Environment variables of the user that affect the build.
 _BUILD_VARIABLES = (
     "CXX",
     "CXXFLAGS",
@@ -54,15 +54,15 @@ _BUILD_VARIABLES = (
     "HOROVOD_NCCL_LIB",
     "HOROVOD_NCCL_LINK",
 )
-# Settings of Horovod that would contradict what is asked for here.
+# Settings of Horovod that would contradict the options given here.
 _OVERRULED = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_SKIP_COMPILE")
-# The instruction sets that Horovod compiles for where the CPU has them.
+# Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
 _MOVED_HEADER = (
     "tensorflow/compiler/xla/client/xla_builder.h",
     "xla/hlo/builder/xla_builder.h",
 )
-# What Horovod's code for GPUs calls by a name that is gone from there.
+# Horovod's GPU code uses a name that is no longer in that header.
 _FORWARDING = """\
 #include "absl/status/statusor.h"
 #include "{new}"
@@ -72,7 +72,7 @@ using absl::StatusOr;
 }}
 #endif
 """
-# Where TensorFlow's wheel has headers that its own headers include.
+# Folders in TensorFlow's wheel for headers that its own headers include.
 _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
 
@@ -81,8 +81,8 @@ class Horovod(Recipe):
     """Horovod for TensorFlow only, with Gloo.
 
     Attributes:
-        with_mpi: build MPI in, beside Gloo.
-        with_nccl: build NCCL in, for GPUs.
+        with_mpi: build with MPI in addition to Gloo.
+        with_nccl: build with NCCL, for GPUs.
     """
 
     with_mpi: bool = False
@@ -106,18 +106,18 @@ class Horovod(Recipe):
         (
             r"nccl\.h|Could NOT find NCCL",
             "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
-            "NVIDIA's repository) or name its folder in HOROVOD_NCCL_HOME, or "
+            "NVIDIA's repository), set HOROVOD_NCCL_HOME to its folder, or "
             "build without --with-nccl.",
         ),
         (
             r"unsupported GNU version|unsupported Microsoft|unsupported clang",
-            "This CUDA does not know so new a compiler: name an older one in "
-            "CXX.",
+            "This CUDA does not support such a new compiler: set CXX to an "
+            "older one.",
         ),
         (
             r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER",
-            "CUDA's toolkit is missing or unfit: name its folder in "
-            "HOROVOD_CUDA_HOME, or build without --with-nccl.",
+            "The CUDA toolkit is missing or unusable: set HOROVOD_CUDA_HOME to "
+            "its folder, or build without --with-nccl.",
         ),
         (
             r"tensorflow/\S+: No such file|xla/\S+: No such file",
@@ -143,7 +143,7 @@ class Horovod(Recipe):
         mpi = nccl = ""
         if self.with_mpi:
             tool = toolchain.find_mpi()
-            # Implementations are not compatible with one another.
+            # MPI implementations are not compatible with each other.
             flags = toolchain.first_line([tool.path or "mpicxx", "-show"])
             mpi = f"{tool.version} {flags}"
         if self.with_nccl:
@@ -177,7 +177,7 @@ class Horovod(Recipe):
         result.update(
             {
                 "CMAKE_GENERATOR": "Unix Makefiles",
-                # CMake 4 refuses the minimum version that its Gloo states.
+                # CMake 4 rejects the minimum version that its Gloo declares.
                 "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
                 "HOROVOD_CMAKE": cmake or str(tools / "bin" / "cmake"),
                 "HOROVOD_WITH_TENSORFLOW": "1",
@@ -189,7 +189,7 @@ class Horovod(Recipe):
         )
         flags = " ".join(f"-m{flag}" for flag in target.cpu_flags(_CPU_FLAGS))
         if flags:
-            # The flags that the cache knows of, whichever gcc is asked.
+            # The flags in the cache key, independent of the compiler.
             result.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
         includes = _includes(folder / "include")
         if result.get("CPLUS_INCLUDE_PATH"):
@@ -209,7 +209,7 @@ class Horovod(Recipe):
 
 
 def _includes(folder: Path) -> list[str]:
-    """Folders where the compiler finds what this TensorFlow has elsewhere."""
+    """Include folders for headers that this TensorFlow has elsewhere."""
     headers = target.tensorflow_folder() / "include"
     includes = [
         str(headers / name)
@@ -233,8 +233,8 @@ def _add_nccl(variables: dict[str, str], folder: Path) -> None:
     if not toolchain.is_pip_nccl(home):
         variables.setdefault("HOROVOD_NCCL_HOME", home)
         return
-    # pip's NCCL lacks the name that linkers look for, and the folder is not
-    # one that the loader searches: say where it is from where Horovod is.
+    # pip's NCCL lacks the file name that linkers look for, and its folder is
+    # not in the loader's search path: use a path relative to Horovod's.
     library = folder / "nccl"
     library.mkdir()
     (library / "libnccl.so").symlink_to(Path(home) / "lib" / "libnccl.so.2")

@@ -1,4 +1,4 @@
-"""What has to be known of an engine to build it; each has a file of its own."""
+"""What is needed to build an engine; each engine has its own file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_towers.subprocesses import NoAnswer, ask_python
 
 
 class InstallError(Exception):
-    """An engine cannot be installed: says why, and what to do."""
+    """An engine cannot be installed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Found:
     """An installed engine.
 
     Attributes:
-        version: of the package.
-        tensorflow: the version it was built for, if it says so.
+        version: the version of the package.
+        tensorflow: the TensorFlow version it was built for, if recorded.
         loads: whether it can be imported with TensorFlow.
-        error: why not.
-        parts: what may be built in, and whether it is, for NCCL its version
-            as a number: ``{"Gloo": True, "NCCL": 0}``.
+        error: why it cannot be imported.
+        parts: optional parts, and whether each is built in; for NCCL its
+            version as a number: ``{"Gloo": True, "NCCL": 0}``.
     """
 
     version: str
@@ -40,7 +40,7 @@ class Found:
 
     @property
     def built_in(self) -> str:
-        """What is built in, for people: ``"Gloo, MPI"``."""
+        """The parts that are built in, such as ``"Gloo, MPI"``."""
         return ", ".join(filter(self.parts.get, self.parts)) or "nothing"
 
 
@@ -48,13 +48,13 @@ class Recipe(ABC):
     """How one engine is built, with the options that were chosen.
 
     Attributes:
-        name: of its package on PyPI.
-        title: what people call it.
-        version: the one that is built.
-        sha256: of its source distribution.
-        runtime: the packages that it imports, beside TensorFlow.
+        name: the name of its package on PyPI.
+        title: its display name.
+        version: the version to build.
+        sha256: the hash of its source distribution.
+        runtime: the packages it imports, besides TensorFlow.
         probe: Python code that imports it, and prints ``Found.parts`` as JSON.
-        hints: patterns of errors in its build log, and what to do about them.
+        hints: patterns of errors in its build log, with advice.
     """
 
     name: ClassVar[str]
@@ -67,15 +67,15 @@ class Recipe(ABC):
 
     @abstractmethod
     def tools(self) -> list[Tool]:
-        """What the machine has to have."""
+        """The tools that the machine must provide."""
 
     @abstractmethod
     def build_tools(self) -> list[str]:
-        """What pip has to bring, as requirements."""
+        """The requirements that pip installs for the build."""
 
     @abstractmethod
     def key(self) -> dict[str, str]:
-        """What its wheel depends on beside ``target.facts()``."""
+        """What its wheel depends on besides ``target.facts()``."""
 
     @abstractmethod
     def environment(
@@ -84,20 +84,20 @@ class Recipe(ABC):
         """The environment of the build.
 
         Args:
-            variables: what it is for any engine.
-            folder: where the recipe may put files that the build needs.
-            tools: where ``build_tools`` are.
+            variables: the environment common to all engines.
+            folder: a folder for files that the build needs.
+            tools: the folder of ``build_tools``.
         """
 
     def built_for(self, package: metadata.Distribution) -> str | None:
-        """The version of TensorFlow that an installed one was built for."""
+        """The TensorFlow version that an installed engine was built for."""
         return None
 
     def look(self, timeout_s: float = 120) -> Found | None:
-        """Look at the installed one, and load it in a fresh process.
+        """Inspect the installed engine, and load it in a fresh process.
 
         Returns:
-            What is there, or None if it is not installed.
+            What was found, or None if it is not installed.
         """
         try:
             package = metadata.distribution(self.name)
@@ -106,7 +106,7 @@ class Recipe(ABC):
         tensorflow = self.built_for(package)
         try:
             parts = ask_python(
-                # -P: a folder of its name where the user stands is not it.
+                # -P: ignore a folder of that name in the current directory.
                 ["-P", "-c", self.probe],
                 timeout_s,
                 {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},

@@ -23,7 +23,7 @@ _TENSORFLOW_NAMES = (
 
 
 def facts() -> dict[str, str]:
-    """What every wheel depends on, whichever engine it is of.
+    """What the wheels of all engines depend on.
 
     Raises:
         InstallError: TensorFlow is not installed.
@@ -34,7 +34,7 @@ def facts() -> dict[str, str]:
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
         "tensorflow": tensorflow,
-        # Says which build of this version it is, so its C++ ABI as well.
+        # Identifies the build of this version, and so its C++ ABI.
         "tensorflow_library": library,
     }
 
@@ -48,14 +48,14 @@ def tensorflow_folder() -> Path:
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise InstallError(
-            "TensorFlow is not installed in this environment, and engines are "
+            "TensorFlow is not installed in this environment, but engines are "
             "built for it: pip install 'keras-towers[cpu]' (or [gpu]) first."
         )
     return Path(list(spec.submodule_search_locations)[0])
 
 
 def cpu_flags(wanted: Iterable[str]) -> list[str]:
-    """Those of the wanted instruction sets that this CPU has."""
+    """The wanted instruction sets that this CPU supports."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -68,7 +68,7 @@ def cpu_flags(wanted: Iterable[str]) -> list[str]:
 
 
 def _tensorflow() -> tuple[str, str]:
-    """TensorFlow's package with version, and what tells its builds apart."""
+    """TensorFlow's package and version, and an identifier of the build."""
     home = tensorflow_folder()
     library = "libtensorflow_framework.so.2"
     for name in _TENSORFLOW_NAMES:

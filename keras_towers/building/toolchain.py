@@ -1,4 +1,4 @@
-"""What a machine has to compile an engine with, and what to install if not."""
+"""The tools for compiling an engine, and what to install if missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 from keras_towers.cores import usable_cores
 
 CMAKE_AT_LEAST = (3, 13)
-# A compiler process on TensorFlow's headers takes up to this much memory.
+# The memory that compiling with TensorFlow's headers needs per process.
 _BYTES_PER_JOB = 2 * 1024**3
 _CPP17 = """\
 #include <optional>
@@ -32,10 +32,10 @@ class Tool:
     """A program that a build needs.
 
     Attributes:
-        name: what it is, for people.
-        path: the command to run it, or None if it is missing or unusable.
-        version: what it says about itself.
-        problem: why it cannot be used, with what to install.
+        name: its display name.
+        path: the command to run it, or None if missing or unusable.
+        version: the version that it reports.
+        problem: why it cannot be used, and what to install.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Tool:
 
 
 def search_path() -> str:
-    """The search path for programs, this environment's own folder first.
+    """The search path for programs, this environment's folder first.
 
-    A command of an environment that is not activated finds its neighbours so.
+    So the environment's programs are found even if it is not activated.
     """
     own = str(Path(sys.executable).parent)
     return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
@@ -59,7 +59,7 @@ def which(name: str) -> str | None:
 
 
 def first_line(command: list[str]) -> str | None:
-    """The first line that a program prints, or None if it does not run."""
+    """The first line that a program prints, or None if it fails."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=True
@@ -70,11 +70,11 @@ def first_line(command: list[str]) -> str | None:
 
 
 def find_compiler() -> Tool:
-    """The C++ compiler: ``CXX``, else the usual names; it must know C++17."""
+    """The C++17 compiler: ``CXX``, or else one of the usual names."""
     name = "C++17 compiler"
     advice = (
         "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf "
-        "install gcc-c++), or name it in the environment variable CXX"
+        "install gcc-c++), or set the environment variable CXX"
     )
     chosen = os.environ.get("CXX")
     path = chosen or which("c++") or which("g++") or which("clang++")
@@ -96,7 +96,7 @@ def find_compiler() -> Tool:
         if ended.returncode == 0:
             return Tool(name, path, first_line([*command, "--version"]) or "")
         said = ended.stderr.strip().splitlines()
-        why = said[0] if said else f"it ended with {ended.returncode}"
+        why = said[0] if said else f"exit code {ended.returncode}"
     return Tool(
         name,
         None,
@@ -119,11 +119,11 @@ def find_make() -> Tool:
 
 
 def find_cmake(variables: str) -> Tool:
-    """CMake; where it is missing or too old, pip can bring it.
+    """CMake; if it is missing or too old, pip can install it.
 
     Args:
-        variables: how the names of the engine's environment variables begin,
-            by one of which the user may say where CMake is.
+        variables: the prefix of the engine's environment variables, one of
+            which may specify CMake's path.
     """
     at_least = ".".join(map(str, CMAKE_AT_LEAST))
     problem = f"CMake {at_least} or newer not found: pip install cmake"
@@ -138,10 +138,10 @@ def find_cmake(variables: str) -> Tool:
 
 
 def find_mpi() -> Tool:
-    """MPI's compiler wrappers, which CMake asks for headers and libraries."""
+    """MPI's compiler wrappers, by which CMake finds headers and libraries."""
     names = ("mpicxx", "mpic++", "mpiCC")
     path = next(filter(None, map(which, names)), None)
-    # What is written in C++ may bring a library that is written in C.
+    # The build needs both the C++ and the C wrapper.
     if path and which("mpicc"):
         launcher = which("mpirun") or "mpirun"
         return Tool("MPI", path, first_line([launcher, "--version"]) or "")
@@ -155,14 +155,14 @@ def find_mpi() -> Tool:
 
 
 def find_nvcc(variables: str) -> Tool:
-    """CUDA's compiler; ``variables`` as of ``find_cmake``."""
+    """CUDA's compiler; for ``variables`` see ``find_cmake``."""
     homes = (
         os.environ.get(f"{variables}_CUDA_HOME"),
         os.environ.get("CUDA_HOME"),
         "/usr/local/cuda",
     )
     candidates = [f"{home}/bin/nvcc" for home in homes if home]
-    # Only the engine's own variable goes before what the user would run.
+    # Only the engine's own variable takes precedence over the search path.
     candidates.insert(1 if homes[0] else 0, which("nvcc") or "")
     for path in candidates:
         if path and os.access(path, os.X_OK):
@@ -173,19 +173,19 @@ def find_nvcc(variables: str) -> Tool:
         "nvcc",
         None,
         problem="no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit "
-        "of the version that TensorFlow was built for, and name its folder in "
-        f"{variables}_CUDA_HOME, or leave out --with-nccl",
+        "of the version that TensorFlow was built for, and set "
+        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl",
     )
 
 
 def find_nccl(variables: str) -> Tool:
     """The folder with NCCL's ``include`` and ``lib``.
 
-    What the user names comes first, then the package that TensorFlow's GPU
-    build installs, then the system's.
+    The order is: the user's setting, the package that TensorFlow's GPU build
+    installs, the system.
 
     Args:
-        variables: as of ``find_cmake``.
+        variables: as for ``find_cmake``.
     """
     homes = [os.environ.get(f"{variables}_NCCL_HOME"), _pip_nccl()]
     homes += [os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr"]
@@ -200,9 +200,9 @@ def find_nccl(variables: str) -> Tool:
         "NCCL",
         None,
         problem="NCCL's header nccl.h not found: pip install "
-        "'keras-towers[gpu]' brings it with TensorFlow (Debian and Ubuntu: "
-        "apt-get install libnccl-dev from NVIDIA's repository), or name its "
-        f"folder in {variables}_NCCL_HOME",
+        "'keras-towers[gpu]' installs it with TensorFlow (Debian and Ubuntu: "
+        "apt-get install libnccl-dev from NVIDIA's repository), or set "
+        f"{variables}_NCCL_HOME to its folder",
     )
 
 
@@ -212,10 +212,10 @@ def is_pip_nccl(home: str) -> bool:
 
 
 def problems(tools: list[Tool]) -> list[str]:
-    """What has to be installed by hand before a build can start.
+    """What must be installed manually before a build can start.
 
     Args:
-        tools: what the build needs, beside pip.
+        tools: the tools that the build needs, besides pip.
     """
     found = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
@@ -227,7 +227,7 @@ def problems(tools: list[Tool]) -> list[str]:
 
 
 def jobs() -> int:
-    """How many compiler processes fit the cores and the memory."""
+    """How many compiler processes the cores and the memory allow."""
     memory = psutil.virtual_memory().total
     return max(1, min(usable_cores(), memory // _BYTES_PER_JOB))
 

@@ -1,4 +1,4 @@
-"""Wheels that were built on this machine, by what they were built for."""
+"""The cache of wheels built on this machine, by target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_towers.building.recipe import Recipe
 
 
 def folder() -> Path:
-    """Where wheels and logs are kept; ``KERAS_TOWERS_CACHE`` overrides it."""
+    """The folder of wheels and logs; ``KERAS_TOWERS_CACHE`` overrides it."""
     chosen = os.environ.get("KERAS_TOWERS_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -27,10 +27,10 @@ def folder() -> Path:
 
 
 class Shelf:
-    """The place of one wheel: another target or option, another place.
+    """The cache entry of one wheel, specific to its target and options.
 
     Args:
-        recipe: what it is built by.
+        recipe: the engine, with its options.
 
     Raises:
         InstallError: TensorFlow is not installed.
@@ -43,11 +43,11 @@ class Shelf:
         self.path = folder() / recipe.name / digest
 
     def find(self) -> Path | None:
-        """The wheel, if it was built before."""
+        """The wheel, if it has been built."""
         return next(iter(sorted(self.path.glob("*.whl"))), None)
 
     def store(self, wheel: Path) -> Path:
-        """Put a wheel here in one step, so that nobody sees half of it."""
+        """Store a wheel atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
             copy = Path(new) / wheel.name
@@ -60,17 +60,18 @@ class Shelf:
 
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Let one process at a time build the wheel.
+        """Let only one process at a time build the wheel.
 
-        The second waits and then finds the first one's wheel. Where files
-        cannot be locked (some network disks) both build, which is only slower.
+        A second one waits and then finds the wheel of the first. If files
+        cannot be locked (on some network disks), both build, which is slower
+        but works.
 
         Args:
             on_wait: called once before waiting for another process.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(self.path / ".lock")
-        # A lock that is not held is released in vain.
+        # Releasing a lock that is not held does nothing.
         with contextlib.ExitStack() as stack:
             stack.callback(lock.release)
             try:

@@ -1,4 +1,4 @@
-"""``keras-towers bench``: this package beside plain Keras and TensorFlow."""
+"""``keras-towers bench``: compare with plain Keras and TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keras_towers.bench.rows import MODES, PROCESSES, TOWERS
 from keras_towers.bench.runner import Sample, failed_before, run_cell
 from keras_towers.errors import TowerError
 
-# Examples of a step of one process, whatever the number of its towers.
+# Examples per step of a process, however many towers it has.
 _BATCH_SIZE = 64
 
 
@@ -40,8 +40,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Models to train, of {', '.join(MODELS)}. All of them if not "
-            "given; large with --processes.",
+            help=f"Models to train, from {', '.join(MODELS)}. Default: all; "
+            "with --processes, large.",
         ),
     ] = None,
     towers: Annotated[
@@ -51,61 +51,63 @@ def bench(
         str | None,
         typer.Option(
             metavar="NUMBERS",
-            help="Compare ways to train in so many processes on the CPU "
-            "instead, with one core each: Horovod, HorovodStrategy and others.",
+            help="Instead compare ways to train in this many processes on "
+            "the CPU, one core each: Horovod, HorovodStrategy and others.",
         ),
     ] = None,
     strategies: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Strategies to compare, of {', '.join(TOWERS.rows)}; "
-            f"{', '.join(TOWERS.default_rows())} if not given. With "
-            f"--processes of {', '.join(PROCESSES.rows)}; all that are "
-            "installed if not given.",
+            help=f"Strategies to compare, from {', '.join(TOWERS.rows)}. "
+            f"Default: {', '.join(TOWERS.default_rows())}. With --processes "
+            f"from {', '.join(PROCESSES.rows)}. Default: all that are "
+            "installed.",
         ),
     ] = None,
     modes: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
-            help="Modes of TowerStrategy to compare as well: --modes cpu is "
-            "short for a strategy towers-cpu.",
+            help="Modes of TowerStrategy to compare as well; --modes cpu adds "
+            "the strategy towers-cpu.",
         ),
     ] = "",
     batches: Annotated[
-        int, typer.Option(min=1, help="Steps timed in a run, after 10 more.")
+        int,
+        typer.Option(
+            min=1, help="Steps to time in a run, after 10 warm-up steps."
+        ),
     ] = 60,
     rank_batch: Annotated[
         int,
         typer.Option(
-            min=1, help="Examples a step of each process, with --processes."
+            min=1, help="Examples per step and process, with --processes."
         ),
     ] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
     device: Annotated[
-        Device, typer.Option(help="auto takes GPUs where there are enough.")
+        Device, typer.Option(help="auto uses GPUs if there are enough of them.")
     ] = Device.AUTO,
     adoption: Annotated[
-        bool, typer.Option(help="Time taking over a 100 MB model too.")
+        bool, typer.Option(help="Also time the adoption of a 100 MB model.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that one run may take.")
+        float, typer.Option(min=1, help="Time limit of one run in seconds.")
     ] = 300,
     json_path: Annotated[
         Path | None,
         typer.Option(
             "--json",
             metavar="PATH",
-            help="Also write everything measured to this file.",
+            help="Also write all measurements to this file.",
         ),
     ] = None,
 ) -> None:
-    """Time towers beside plain Keras and TensorFlow's MirroredStrategy.
+    """Compare towers with plain Keras and TensorFlow's MirroredStrategy.
 
-    Every run is a process of its own and takes 5 to 15 seconds on a CPU; the
-    whole default plan takes about an hour. Ctrl-C shows what was measured
-    so far.
+    Each run is a separate process and takes 5 to 15 seconds on a CPU; the
+    default plan takes about an hour. Ctrl-C shows the results so far.
     """
     suite, wanted, batch = TOWERS, towers, _BATCH_SIZE
     if processes is not None:
@@ -117,14 +119,14 @@ def bench(
             )
         if suite is PROCESSES and (modes or device is Device.GPU):
             raise TowerError(
-                "--processes goes without --modes and --device gpu"
+                "--processes cannot be combined with --modes or --device gpu"
             )
         names = choices("model", models, MODELS, list(suite.models))
         rows = choices("strategy", strategies, suite.rows, suite.default_rows())
         rows += [f"towers-{mode}" for mode in choices("mode", modes, MODES, [])]
         counts = numbers(f"--{suite.replicas}", wanted, suite.least)
         if suite is PROCESSES and importlib.util.find_spec("horovod") is None:
-            # Its rendezvous is what the launcher starts all rows with.
+            # The launcher needs its rendezvous for every row.
             raise TowerError(
                 "Horovod is not installed: run `keras-towers install horovod`"
             )
@@ -174,8 +176,8 @@ def bench(
 def _measure(
     console: Console, cells: list[Cell], setting: Setting, samples: list[Sample]
 ) -> bool:
-    """Run all cells, adding to ``samples`` as they come, unless interrupted."""
-    # Ended by a time limit, it has as much to end and to show as by Ctrl-C.
+    """Run all cells, appending to ``samples``; False if interrupted."""
+    # On SIGTERM, clean up and show results exactly as on Ctrl-C.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Progress(console=console, transient=True) as bar:
@@ -194,7 +196,7 @@ def _measure(
 
 @contextlib.contextmanager
 def _refusing(code: int) -> Iterator[None]:
-    """End the command with one line and this exit code."""
+    """Turn errors into one line on stderr and this exit code."""
     try:
         yield
     except TowerError as error:

@@ -1,4 +1,4 @@
-"""``keras-towers doctor``: what is installed here, and what to do next."""
+"""``keras-towers doctor``: what is installed, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="Also train with Horovod in two processes, and compare the "
-            "weights with one process; takes half a minute.",
+            help="Also train with Horovod in two processes and compare the "
+            "weights with those of one process (about half a minute).",
         ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables.")
     ] = False,
 ) -> None:
-    """Show what is installed, whether it fits together, and what to do next.
+    """Show what is installed, whether it is compatible, and what to do next.
 
-    Ends with 1 if something needed cannot work or the self-test fails.
+    The exit code is 1 if something required does not work or the self-test
+    fails.
     """
     from keras_towers.doctor import checks
 
     console = Console(highlight=False, quiet=as_json)
-    with console.status("looking"):
+    with console.status("checking"):
         findings = checks.look()
     _show(console, findings)
     output = ""
@@ -61,7 +62,7 @@ def doctor(
 
 
 def _self_test(findings: list[Finding]) -> tuple[Finding, str]:
-    """Run it if it can; the finding, and what the processes said."""
+    """Run it if possible; return the finding and the processes' output."""
     from keras_towers.doctor import self_test
     from keras_towers.doctor.checks import INSTALL_HOROVOD
 
@@ -76,7 +77,7 @@ def _self_test(findings: list[Finding]) -> tuple[Finding, str]:
     text = f"{outcome.text} ({outcome.seconds:.0f} s, on the CPU)"
     if outcome.passed:
         return Finding(group, name, text), ""
-    advice = "The self-test failed; what the processes said is above."
+    advice = "The self-test failed; the output of its processes is above."
     return Finding(group, name, text, Status.BAD, advice), outcome.output
 
 
@@ -91,7 +92,7 @@ def _show(console: Console, findings: list[Finding]) -> None:
             padding=(0, 1),
         )
         table.add_column(width=1)
-        # One width, so that the tables' columns are below one another.
+        # A fixed width, so that the columns of all tables line up.
         table.add_column(width=18)
         table.add_column(overflow="fold")
         for finding in members:
@@ -101,12 +102,12 @@ def _show(console: Console, findings: list[Finding]) -> None:
 
 
 def _advise(console: Console, findings: list[Finding]) -> None:
-    """What to do next, the worst first."""
+    """Print what to do next, most severe problems first."""
     order = [Status.BAD, Status.WARNING, Status.NOTE, Status.OK]
     ranked = sorted(findings, key=lambda f: order.index(f.state))
     advice = list(dict.fromkeys(f.advice for f in ranked if f.advice))
     if not advice:
-        console.print("All is well.")
+        console.print("No problems found.")
         return
     console.print("What to do next", style="bold")
     for line in advice:

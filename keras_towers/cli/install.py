@@ -1,4 +1,4 @@
-"""``keras-towers install``: engines that pip alone does not install."""
+"""``keras-towers install``: engines that pip alone cannot install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 
 class _Engines(TyperGroup):
-    """The engines as subcommands; an unknown one lists those there are."""
+    """The engines as subcommands; an unknown name lists the known ones."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None:
@@ -37,8 +37,8 @@ install = typer.Typer(
 def _engine() -> None:
     """Build and install an engine that connects processes.
 
-    It is compiled for the TensorFlow of this environment; the wheel is kept,
-    so that the next time takes seconds.
+    It is compiled for the TensorFlow of this environment. The wheel is cached,
+    so the next installation takes seconds.
     """
 
 
@@ -46,32 +46,33 @@ def _engine() -> None:
 def horovod(
     with_mpi: Annotated[
         bool,
-        typer.Option("--with-mpi", help="Build MPI in, beside Gloo."),
+        typer.Option("--with-mpi", help="Build with MPI in addition to Gloo."),
     ] = False,
     with_nccl: Annotated[
         bool,
         typer.Option(
             "--with-nccl",
-            help="Build NCCL in, for GPUs; needs CUDA's toolkit. Not tried "
-            "on a GPU yet.",
+            help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
+            "tested on a GPU.",
         ),
     ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build it though it is there.")
+        bool,
+        typer.Option("--rebuild", help="Build even if a cached wheel exists."),
     ] = False,
     wheel_only: Annotated[
         Path | None,
         typer.Option(
             "--wheel-only",
             metavar="DIR",
-            help="Put the wheel into this folder and install nothing.",
+            help="Only copy the wheel into this folder; install nothing.",
         ),
     ] = None,
 ) -> None:
     """Horovod, for TensorFlow only, with Gloo.
 
-    Takes two minutes on two idle cores, and seconds when it was built on this
-    machine before. Needs a C++17 compiler and make.
+    Takes two minutes on two idle cores, or seconds if it has been built on
+    this machine before. Needs a C++17 compiler and make.
     """
     from keras_towers.building import build
     from keras_towers.building.horovod import Horovod
@@ -101,7 +102,7 @@ def horovod(
         return
     console.print(
         f"Horovod {found.version} for TensorFlow {found.tensorflow} installed, "
-        f"{how}; built in: {found.built_in}",
+        f"{how}; with {found.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")
@@ -109,9 +110,9 @@ def horovod(
 
 @contextmanager
 def _ended_cleanly() -> Iterator[None]:
-    """Take the other ways to end a command like Ctrl-C.
+    """Treat SIGTERM and SIGHUP like Ctrl-C.
 
-    Compilers run in a process group of their own and would go on.
+    Compilers run in a separate process group and would otherwise go on.
     """
 
     def interrupt(*ignored: Any) -> NoReturn:
@@ -130,7 +131,7 @@ def _ended_cleanly() -> Iterator[None]:
 
 @contextmanager
 def _progress(console: Console) -> Iterator:
-    """Give a function that shows what is done: a bar, or a few plain lines."""
+    """Yield a function that shows progress: as a bar, or in a few lines."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -141,7 +142,7 @@ def _progress(console: Console) -> Iterator:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("looking at this machine", total=None)
+        task = progress.add_task("checking this machine", total=None)
 
         def tell(what: str, share: float | None) -> None:
             total = None if share is None else 1.0
@@ -153,7 +154,7 @@ def _progress(console: Console) -> Iterator:
 
 
 def _plain(console: Console):
-    """A line for everything that begins, and for every quarter of it."""
+    """Print a line at the start of each task and at each quarter of it."""
     told = set()
 
     def tell(what: str, share: float | None) -> None:

@@ -14,13 +14,13 @@ from keras_towers.cli.run import run
 
 app = typer.Typer(
     name="keras-towers",
-    help="Train a Keras 3 model on many devices by one line around fit.",
+    help="Train a Keras 3 model on many devices with one line around fit.",
     no_args_is_help=True,
     add_completion=False,
 )
 app.command()(bench)
 app.command()(doctor)
-# The script's own options are not the launcher's, wherever they stand.
+# All options after the script belong to the script.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(install, name="install")
 
@@ -48,7 +48,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Train a Keras 3 model on many devices by one line around fit."""
+    """Train a Keras 3 model on many devices with one line around fit."""
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from keras_towers.launch.hosts import parse_hostfile, parse_hosts
 from keras_towers.launch.job import Job, run_job
 from keras_towers.strategies.registry import STRATEGIES, find
 
-_ELASTIC = "Elastic jobs, whose ranks may come and go"
+_ELASTIC = "Elastic jobs, in which ranks may join and leave"
 
 
 def run(
@@ -23,7 +23,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="SCRIPT [ARGUMENTS]...",
-            help="What each rank runs; all after the script is its own.",
+            help="What each rank runs; ARGUMENTS are passed to SCRIPT.",
             show_default=False,
         ),
     ],
@@ -43,41 +43,43 @@ def run(
             "-H",
             "--hosts",
             metavar="HOST:SLOTS,...",
-            help="Where they run; this machine if not given.",
+            help="Hosts to run on. Default: this machine.",
         ),
     ] = None,
     hostfile: Annotated[
         Path | None,
-        typer.Option(help="The same, as lines like 'host slots=2'."),
+        typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Run the script, which need not know of any, inside this "
-            "strategy: horovod. Not given: the script does that itself.",
+            help="Run the unmodified script inside this strategy, such as "
+            "horovod. Default: the script enters a strategy itself.",
         ),
     ] = None,
     towers: Annotated[
         int | None,
-        typer.Option(min=1, help="Towers of each process, with --strategy."),
+        typer.Option(min=1, help="Towers per process, with --strategy."),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=2**32 - 1,
-            help="What all ranks' random numbers start from, with --strategy; "
-            "a random one if not given.",
+            help="Random seed of all ranks, with --strategy. Default: a random "
+            "seed.",
         ),
     ] = None,
     module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")
+        bool,
+        typer.Option("-m", help="SCRIPT is a module name, as for python -m."),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write a file of each rank's output as well."
+            metavar="FOLDER",
+            help="Also write each rank's output to a file here.",
         ),
     ] = None,
     stall_warning: Annotated[
@@ -85,8 +87,8 @@ def run(
         typer.Option(
             min=0,
             envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
-            help="Seconds until a rank says which ranks it waits for; "
-            "0: never.",
+            help="Seconds until a waiting rank reports which ranks it waits "
+            "for; 0: never.",
         ),
     ] = 30,
     stall_shutdown: Annotated[
@@ -94,39 +96,40 @@ def run(
         typer.Option(
             min=0,
             envvar="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-            help="Seconds until such a job is ended; 0: never.",
+            help="Seconds until a stalled job is ended; 0: never.",
         ),
     ] = 600,
     network_interface: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Where ranks meet. Loopback if all run here, else what leads "
-            "to the hosts.",
+            help="Network interface for the rendezvous. Default: loopback if "
+            "all ranks are local, otherwise the one with a route to the hosts.",
         ),
     ] = None,
     ssh_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="On the hosts.")
+        int | None,
+        typer.Option(min=1, max=65535, help="ssh port of the hosts."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option(help="Say what is started where.")
+        bool, typer.Option(help="Print which rank is started on which host.")
     ] = False,
     min_np: Annotated[
         int | None,
         typer.Option(
-            help="Go on with this many ranks at least.",
+            help="Minimum number of ranks.",
             rich_help_panel=_ELASTIC,
         ),
     ] = None,
     max_np: Annotated[
         int | None,
-        typer.Option(help="Take this many at most.", rich_help_panel=_ELASTIC),
+        typer.Option(help="Maximum number of ranks.", rich_help_panel=_ELASTIC),
     ] = None,
     host_discovery_script: Annotated[
         Path | None,
         typer.Option(
-            help="A program that prints the hosts there are, as lines "
-            "host:slots; asked once a second.",
+            help="A program that prints the available hosts, one host:slots "
+            "per line; run once a second.",
             rich_help_panel=_ELASTIC,
         ),
     ] = None,
@@ -134,7 +137,7 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Slots of a host that it prints without a number.",
+            help="Slots of hosts that it prints without a number.",
             rich_help_panel=_ELASTIC,
         ),
     ] = 1,
@@ -142,7 +145,7 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Seconds to wait for --min-np slots, then end.",
+            help="Seconds to wait for --min-np slots before giving up.",
             rich_help_panel=_ELASTIC,
         ),
     ] = 600,
@@ -150,8 +153,8 @@ def run(
         tuple[int, int],
         typer.Option(
             metavar="SECONDS SECONDS",
-            help="Shortest and longest time to keep off a host after a worker "
-            "failed on it; it doubles each time.",
+            help="Shortest and longest time to avoid a host after a worker "
+            "failed on it; doubles with each failure.",
             rich_help_panel=_ELASTIC,
         ),
     ] = (5, 600),
@@ -159,29 +162,29 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            help="End the job when ranks have come and gone this often.",
+            help="End the job after ranks have joined or left this many times.",
             rich_help_panel=_ELASTIC,
         ),
     ] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
-    Each line of output is tagged with its rank. The exit code is the script's:
-    that of the first rank that failed, upon which the others are ended.
+    Each line of output is tagged with its rank. If a rank fails, the others are
+    stopped, and its exit code is that of the command.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
     """
     elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
     try:
         if not elastic and processes is None:
-            _refuse("say how many processes: -np N")
+            _refuse("give the number of processes: -np N")
         for name, value in (
             ("-np", processes),
             ("--min-np", min_np),
             ("--max-np", max_np),
         ):
             if value is not None and value < 1:
-                _refuse(f"{name} takes a number from 1, not {value}")
+                _refuse(f"{name} must be at least 1, not {value}")
         _check_script(command[0], module)
         if hosts and hostfile:
             _refuse("give -H or --hostfile, not both")
@@ -192,8 +195,8 @@ def run(
         known = STRATEGIES.get(strategy or "")
         if known and known.one_process and (elastic or processes != 1):
             _refuse(
-                f"the strategy {strategy} works in one process: -np 1, or "
-                "--strategy horovod"
+                f"the strategy {strategy} works in one process only: use "
+                "-np 1, or --strategy horovod"
             )
         if strategy and seed is None:
             seed = secrets.randbelow(2**31)
@@ -236,10 +239,10 @@ def run(
 def _program(
     command: list[str], strategy: str | None, towers: int | None, module: bool
 ) -> list[str]:
-    """The command of a rank."""
+    """The command that a rank runs."""
     if strategy is None:
         if towers is not None:
-            _refuse("--towers is an option of a --strategy")
+            _refuse("--towers needs --strategy")
         return [sys.executable, *(["-m"] if module else []), *command]
     find(strategy)
     return [
@@ -256,8 +259,8 @@ def _check_script(script: str, module: bool) -> None:
         return
     hint = ""
     if Path(script).name.startswith("python"):
-        hint = "; give the script itself, without python"
-    _refuse(f"there is no script {script}{hint}")
+        hint = "; give the script itself, without 'python'"
+    _refuse(f"script not found: {script}{hint}")
 
 
 def _refuse(reason: str) -> NoReturn:

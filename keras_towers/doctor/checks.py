@@ -1,4 +1,4 @@
-"""Looks at versions, devices, engines and build tools."""
+"""Checks versions, devices, engines and build tools."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _INSTALL_TENSORFLOW = (
 
 
 def look() -> list[Finding]:
-    """Everything that can be found out without training."""
-    # Each starts a process that imports TensorFlow.
+    """Run all checks that need no training."""
+    # Both start a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
         horovod_later = pool.submit(Horovod().look)
@@ -39,7 +39,7 @@ def look() -> list[Finding]:
 
 
 def versions(facts: dict[str, Any]) -> list[Finding]:
-    """Python, TensorFlow and Keras, and whether they fit this package."""
+    """Python, TensorFlow and Keras, and whether they are compatible."""
     group = "Versions"
     found = [_python(), Finding(group, "keras-towers", _own_version())]
     if "error" in facts:
@@ -50,7 +50,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
                 "TensorFlow",
                 f"does not import: {facts['error']}",
                 Status.BAD,
-                f"Install a TensorFlow that imports: {_INSTALL_TENSORFLOW}.",
+                f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}.",
             ),
         ]
     known = known_versions(facts.get("known_to_work", ""))
@@ -84,7 +84,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
 
 
 def devices(facts: dict[str, Any]) -> list[Finding]:
-    """What there is to train on."""
+    """The devices to train on."""
     group = "Devices"
     found = [Finding(group, "CPU cores", str(usable_cores()))]
     if "gpus" not in facts:
@@ -99,10 +99,10 @@ def devices(facts: dict[str, Any]) -> list[Finding]:
             Finding(
                 group,
                 "GPUs",
-                "there is one, and TensorFlow does not see it",
+                "present, but not visible to TensorFlow",
                 Status.WARNING,
                 "To train on the GPU: pip uninstall tensorflow-cpu; pip "
-                "install 'keras-towers[gpu]'; then see nvidia-smi, and "
+                "install 'keras-towers[gpu]'; then check nvidia-smi and "
                 "CUDA_VISIBLE_DEVICES.",
             )
         )
@@ -118,7 +118,7 @@ def devices(facts: dict[str, Any]) -> list[Finding]:
 
 
 def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
-    """What connects devices and processes."""
+    """The engines that connect devices and processes."""
     group = "Engines"
     works = "error" not in facts and "keras_error" not in facts
     works = works and "compat_error" not in facts
@@ -126,7 +126,7 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
         Finding(
             group,
             "TowerStrategy",
-            "in this package" if works else "needs what is missing above",
+            "in this package" if works else "see the problems above",
             Status.OK if works else Status.NOTE,
         )
     ]
@@ -155,8 +155,8 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
         found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
     elif facts.get("gpus") and not horovod.parts.get("NCCL"):
         advice = (
-            "Horovod sums on the host here; for sums between GPUs: "
-            f"{INSTALL_HOROVOD} --with-nccl."
+            "Horovod was built without NCCL and sums on the host; to sum on "
+            f"the GPUs: {INSTALL_HOROVOD} --with-nccl."
         )
         found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
     else:
@@ -165,10 +165,10 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
 
 
 def build_tools(needed: bool) -> list[Finding]:
-    """What engines are compiled with.
+    """The tools for compiling engines.
 
     Args:
-        needed: whether an engine is still to be built.
+        needed: whether an engine still has to be built.
     """
     group = "To build engines"
     found = []
@@ -180,7 +180,7 @@ def build_tools(needed: bool) -> list[Finding]:
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         found.append(Finding(group, tool.name, "missing", state, advice))
     cmake = toolchain.find_cmake(VARIABLES)
-    brought = "missing or too old; the build gets its own"
+    brought = "missing or too old; the build installs its own"
     found.append(
         Finding(group, "CMake", cmake.version if cmake.path else brought)
     )
@@ -196,7 +196,7 @@ def build_tools(needed: bool) -> list[Finding]:
 
 
 def known_versions(text: str) -> dict[str, tuple[str, str]]:
-    """Read ``compat.KNOWN_TO_WORK``: the first and last version of each.
+    """Parse ``compat.KNOWN_TO_WORK``: the first and last version of each.
 
     Example:
         >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15")
@@ -216,7 +216,7 @@ def _library(
     first, last = known[name]
     if _minor(first) <= _minor(version) <= _minor(last):
         return Finding("Versions", name, version)
-    advice = f"{name} {version} is not tested; {first} to {last} are."
+    advice = f"{name} {version} is untested; {first} to {last} are tested."
     return Finding("Versions", name, version, Status.WARNING, advice)
 
 
@@ -235,7 +235,7 @@ def _python() -> Finding:
     if (least and _minor(version) < _minor(least.group(1))) or (
         below and _minor(version) >= _minor(below.group(1))
     ):
-        advice = f"Make an environment with a Python {allowed}."
+        advice = f"Create an environment with Python {allowed}."
         return Finding("Versions", "Python", version, Status.BAD, advice)
     return Finding("Versions", "Python", version)
 

@@ -1,4 +1,4 @@
-"""What the doctor found, one fact at a time."""
+"""The findings of the doctor."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a finding is to be taken."""
+    """The severity of a finding."""
 
     OK = "ok"
-    # Neither good nor bad: something optional that is not there.
+    # Something optional that is missing.
     NOTE = "note"
-    # May work; the advice says what to do.
+    # May not work; the advice says what to do.
     WARNING = "warning"
     BAD = "bad"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact.
+    """One finding.
 
     Attributes:
         group: the table it belongs to.
-        name: what was looked at.
-        value: what was found, for people.
-        state: how to take it.
+        name: what was checked.
+        value: what was found, as text.
+        state: its severity.
         advice: what to do, if anything.
     """
 

@@ -1,7 +1,7 @@
-"""Says as JSON what TensorFlow and Keras are and see, in a process of its own.
+"""Reports TensorFlow's and Keras's state as JSON, in a separate process.
 
-An import that ends the whole process (a CPU without an instruction that the
-wheel needs, say) must not end the doctor.
+So an import that crashes (for example because the CPU lacks an instruction that
+the wheel needs) does not crash the doctor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
     """Run this module in a fresh process.
 
     Returns:
-        What ``_facts`` gives; with only an ``"error"`` if the process died.
+        What ``_facts`` returns, or only an ``"error"`` if the process failed.
     """
     environment = {
         "KERAS_BACKEND": "tensorflow",

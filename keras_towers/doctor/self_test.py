@@ -1,8 +1,8 @@
-"""Two processes train a small model, and must end like one process.
+"""Two processes train a small model and must match a single process.
 
-Run as a module this is the script that they run, which knows of one process
-only: ``python -m keras_towers.doctor.self_test FOLDER`` trains and writes its
-weights into the folder.
+Run as a module, this is the script that they run, written for one process:
+``python -m keras_towers.doctor.self_test FOLDER`` trains and writes its weights
+into the folder.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from keras_towers import subprocesses
 RANKS = 2
 # The last batch is uneven, so that the processes' shares differ.
 EXAMPLES, BATCH_SIZE, EPOCHS = 53, 16, 2
-# What the order of float32 additions may make of a weight.
+# Room for the effect of summation order on float32 weights.
 TOLERANCE = 1e-5
-# A job of its own: nothing of a job that this may run in.
+# Variables of a job that this may run in, hidden from the self-test's job.
 _OTHER_JOBS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the self-test went.
+    """The outcome of the self-test.
 
     Attributes:
-        passed: whether the job ran and its weights are right.
-        text: one line about it.
-        output: the end of what the processes said, if it failed.
-        seconds: how long it took.
+        passed: whether the job ran and its weights are correct.
+        text: a one-line summary.
+        output: the end of the processes' output, if it failed.
+        seconds: its duration.
     """
 
     passed: bool
@@ -46,7 +46,7 @@ def run(timeout_s: float = 180) -> Outcome:
     """Train alone and as a job, on the CPU, and compare the weights.
 
     Args:
-        timeout_s: for each of the two; what still runs then is killed.
+        timeout_s: the time limit of each of the two runs.
     """
     start = time.monotonic()
 
@@ -72,10 +72,10 @@ def run(timeout_s: float = 180) -> Outcome:
 
 
 def compare(folder: Path) -> tuple[bool, str]:
-    """Compare what the processes wrote.
+    """Compare the weights that the processes wrote.
 
     Returns:
-        Whether it is right, and a line that says how right.
+        Whether they match, and a one-line summary.
     """
     import numpy as np
 
@@ -99,7 +99,7 @@ def compare(folder: Path) -> tuple[bool, str]:
         return False, f"the processes' weights differ by {difference:.1e}"
     difference = apart(alone, ranks[0])
     text = f"largest difference of a weight to one process {difference:.1e}"
-    # So that not a number, too, is no success.
+    # Written so that NaN fails.
     return bool(difference <= TOLERANCE), text
 
 
@@ -152,7 +152,9 @@ def _train(folder: Path) -> None:
     if "HOROVOD_RANK" in os.environ:
         import horovod.tensorflow as hvd
 
-        if hvd.size() != RANKS:  # Each alone would get the same weights.
+        if (
+            hvd.size() != RANKS
+        ):  # Separate processes would get the same weights.
             raise SystemExit(f"{hvd.size()} ranks instead of {RANKS}")
         name = f"rank{hvd.rank()}"
     np.savez(folder / f"{name}.npz", *model.get_weights())

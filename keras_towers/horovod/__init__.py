@@ -1,14 +1,14 @@
 """``horovod.keras`` and ``horovod.tensorflow.keras`` for Keras 3.
 
-A script changes its import and nothing else:
+In a script written for Horovod, change only the import:
 
 >>> import keras_towers.horovod as hvd
 >>> hvd.init()
 >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 
-Horovod's own module for Keras runs on Keras 3 without an error and reduces no
-gradient there. This one has its names and meanings; what differs is said where
-it is defined. Launch as always: ``horovodrun -np 4 python train.py``.
+On Keras 3, Horovod's own module runs without an error but reduces no gradients.
+This one has the same names and semantics; differences are documented where they
+occur. Launch as usual: ``horovodrun -np 4 python train.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras_towers import _requirements
 from keras_towers.transport import horovod as _transport
 
 _requirements.check_backend()
-# Says what to do where Horovod is missing, before the imports below fail.
+# If Horovod is missing, says what to do before the imports below fail.
 _transport.load()
 
 from horovod.tensorflow import (  # noqa: E402

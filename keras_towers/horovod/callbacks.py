@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras, named as there."""
+"""Horovod's callbacks for Keras, under the same names."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = [
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keeps the best model so far in one file.
 
-    As Horovod's it is made without a file name, which may be set afterwards
-    (``callback.filepath = "best.keras"``). Give it to rank 0 only.
+    As in Horovod, the file name is optional and may be set later
+    (``callback.filepath = "best.keras"``). Use it on rank 0 only.
 
     Args:
-        monitor: the name in the logs that decides.
-        verbose: 1 to say when a model is saved.
+        monitor: the name in the logs to monitor.
+        verbose: 1: print a message when a model is saved.
         mode: ``"min"``, ``"max"`` or ``"auto"``.
         save_freq: ``"epoch"``, or a number of batches.
-        filepath: where the model goes, a ``.keras`` or ``.h5`` file.
+        filepath: where the model is saved, a ``.keras`` or ``.h5`` file.
     """
 
     def __init__(

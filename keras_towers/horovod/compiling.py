@@ -1,13 +1,13 @@
 """What ``compile`` does with a model whose optimizer is distributed.
 
-An optimizer is not told which model it is given to, and Keras decides two
-things in ``compile`` that cannot be undone in a step: on a machine with GPUs a
-step is compiled by XLA, which does not know Horovod's operations; and under
-the policy mixed_float16 the optimizer is put into one that scales the loss. An
-argument that ``compile`` does not know never gets as far as the optimizer.
-From ``hvd.init()`` to ``hvd.shutdown()`` ``compile`` is therefore replaced by
-one that does the same, and attends to these for models with a distributed
-optimizer.
+An optimizer does not know its model, and Keras makes two decisions in
+``compile`` that cannot be changed later: on a machine with GPUs the step is
+compiled with XLA, which does not support Horovod's operations; and under the
+policy mixed_float16 the optimizer is wrapped in one that scales the loss. Also,
+``compile`` rejects an argument that Horovod's examples pass. Therefore, from
+``hvd.init()`` to ``hvd.shutdown()``, ``compile`` is replaced by one that
+handles these cases for models with a distributed optimizer, and otherwise does
+the same.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import keras
 from keras_towers import compat
 from keras_towers.horovod import wrapping
 
-# Keras 2 took this, and Horovod's examples give it. It chose how a step is
-# run, between ways that Keras 3 does not have.
+# Keras 2 accepted this argument, and Horovod's examples pass it. It selected
+# between execution modes that Keras 3 does not have.
 _FORGOTTEN = "experimental_run_tf_function"
 _undo: list[Callable[[], None]] = []
 
@@ -38,17 +38,17 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 @functools.wraps(hvd.shutdown)
 def shutdown() -> None:
-    """Horovod's ``shutdown``; Keras is as it was before ``init``."""
+    """Horovod's ``shutdown``; also restores Keras to before ``init``."""
     restore()
     hvd.shutdown()
 
 
 def replace() -> None:
-    """Replace ``compile`` of all models, if that is not done yet."""
+    """Replace ``compile`` of all models, unless already done."""
     if _undo:
         return
-    # Where it is defined: Keras takes any other one for a model's own, and does
-    # not call that when it loads a model.
+    # In the class that defines it: Keras regards any other ``compile`` as a
+    # custom one, which it does not call when it loads a model.
     trainer = next(
         cls
         for cls in compat.TensorFlowTrainer.__mro__
@@ -60,7 +60,7 @@ def replace() -> None:
     def compile(model: Any, *args: Any, **kwargs: Any) -> None:
         given = args[0] if args else kwargs.get("optimizer")
         if not hvd.is_initialized():
-            restore()  # Horovod's own shutdown was called, past this one.
+            restore()  # Horovod's own shutdown was called, not this one.
         elif is_distributed(given):
             kwargs.pop(_FORGOTTEN, None)
             original(model, *args, **kwargs)
@@ -70,7 +70,7 @@ def replace() -> None:
         original(model, *args, **kwargs)
 
     def undo() -> None:
-        # Somebody else's may lie over it: then it stays, and does nothing.
+        # If something else has replaced it since, leave it; it does nothing.
         if trainer.compile is compile:
             trainer.compile = original
 
@@ -79,13 +79,13 @@ def replace() -> None:
 
 
 def restore() -> None:
-    """Give Keras its own ``compile`` back."""
+    """Restore Keras's ``compile``."""
     while _undo:
         _undo.pop()()
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether the optimizer, or one inside it, reduces over ranks."""
+    """Whether the optimizer, or one that it wraps, reduces over ranks."""
     while optimizer is not None:
         if wrapping.distribution_of(optimizer) is not None:
             return True
@@ -94,11 +94,11 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def prepare(model: keras.Model, jit_compile: Any = "auto") -> None:
-    """Make a compiled model fit its distributed optimizer.
+    """Adapt a compiled model to its distributed optimizer.
 
     Args:
         model: the model.
-        jit_compile: what ``compile`` was given.
+        jit_compile: the argument that was passed to ``compile``.
     """
     if jit_compile == "auto":
         model.jit_compile = False

@@ -13,7 +13,7 @@ from keras_towers.errors import TowerError
 
 
 def _tensor(value: Any) -> tf.Tensor:
-    """Return a tensor that holds the value."""
+    """Return the value as a tensor."""
     return tf.convert_to_tensor(_plain(value))
 
 
@@ -37,16 +37,16 @@ def allreduce(
 
     Args:
         value: a tensor, variable, array or number.
-        name: what the operation is called, on all ranks alike.
+        name: the name of the operation, the same on all ranks.
         average: Horovod's old form of ``op``.
-        prescale_factor: the value is multiplied by it before.
-        postscale_factor: the result is multiplied by it.
-        op: ``Average``, which None means, ``Sum``, ``Min``, ``Max``,
-            ``Product`` or ``Adasum``.
-        compression: how the value travels.
+        prescale_factor: multiplies the value before the operation.
+        postscale_factor: multiplies the result.
+        op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product``
+            or ``Adasum``.
+        compression: how the value is sent.
 
     Returns:
-        A tensor of the value's shape and type.
+        A tensor with the shape and dtype of the value.
     """
     return hvd.allreduce(
         _tensor(value),
@@ -60,25 +60,25 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """Put the ranks' values behind one another on the first dimension.
+    """Concatenate the ranks' values on the first dimension.
 
     Args:
         value: as in ``allreduce``; the first dimensions may differ.
-        name: what the operation is called, on all ranks alike.
+        name: the name of the operation, the same on all ranks.
 
     Returns:
-        The values in the order of the ranks.
+        The values in rank order.
     """
     return hvd.allgather(_tensor(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """Give every rank the value of one.
+    """Send the value of one rank to all ranks.
 
     Args:
         value: as in ``allreduce``.
-        root_rank: whose value it is.
-        name: what the operation is called, on all ranks alike.
+        root_rank: the rank whose value is sent.
+        name: the name of the operation, the same on all ranks.
 
     Returns:
         The value of rank ``root_rank``.
@@ -93,11 +93,11 @@ def reducescatter(
 
     Args:
         value: as in ``allreduce``.
-        name: what the operation is called, on all ranks alike.
+        name: the name of the operation, the same on all ranks.
         op: ``Average`` or ``Sum``.
 
     Returns:
-        This rank's part of the rows.
+        This rank's share of the rows.
     """
     return hvd.reducescatter(_tensor(value), name=name, op=op)
 
@@ -108,13 +108,14 @@ def broadcast_variables(
     process_set: Any = hvd.global_process_set,
     inplace: bool = False,
 ) -> None:
-    """Set variables to what they are on one rank.
+    """Set variables to their values on one rank.
 
     Args:
-        variables: Keras's or TensorFlow's, in the same order on all ranks.
-        root_rank: the rank whose values they get.
-        process_set: the processes that take part.
-        inplace: without a temporary copy.
+        variables: Keras or TensorFlow variables, in the same order on all
+            ranks.
+        root_rank: the rank whose values are used.
+        process_set: the participating processes.
+        inplace: avoid a temporary copy.
     """
     variables = [_plain(variable) for variable in variables]
     if variables:
@@ -124,16 +125,16 @@ def broadcast_variables(
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Refuse, saying what to use: TensorFlow 2 has no global variables.
+    """Raise an error: TensorFlow 2 has no global variables.
 
     Args:
         root_rank: the rank whose values were wanted.
 
     Raises:
-        TowerError: always, as Horovod does when TensorFlow runs eagerly.
+        TowerError: always, as in Horovod when TensorFlow runs eagerly.
     """
     raise TowerError(
-        f"broadcast_global_variables({root_rank}) has nothing to work on: "
+        f"broadcast_global_variables({root_rank}) is not possible: "
         "TensorFlow 2 keeps no list of all variables. Name them: "
         "hvd.broadcast_variables(model.weights + model.optimizer.variables, "
         f"root_rank={root_rank}). In fit, use callbacks="

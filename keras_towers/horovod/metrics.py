@@ -13,15 +13,15 @@ from keras_towers.errors import TowerError
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Replaces an epoch's logs by their mean over the ranks.
+    """Replaces an epoch's logs with their mean over the ranks.
 
-    Give it before callbacks that read the logs, such as ``ReduceLROnPlateau``
-    and ``TensorBoard``; the history and the progress bar come later anyway.
-    Ranks count alike, so that the mean is that over all examples only where
-    every rank has as many.
+    Put it before callbacks that read the logs, such as ``ReduceLROnPlateau``
+    and ``TensorBoard``; the history and the progress bar are always later.
+    Every rank has the same weight, so this is the mean over all examples only
+    if every rank has equally many.
 
     Args:
-        device: where the values are reduced.
+        device: the device on which the values are reduced.
     """
 
     def __init__(self, device: str = ""):
@@ -32,7 +32,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """Average the logs in place.
 
         Raises:
-            TowerError: the ranks have logs of different names.
+            TowerError: the names in the logs differ between ranks.
         """
         if not logs or hvd.size() == 1:
             return
@@ -58,7 +58,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
                 odd = ", ".join(sorted({*others} ^ {*everyone[0]}))
                 raise TowerError(
                     f"ranks 0 and {rank} do not have the same logs to average: "
-                    f"they differ in {odd}. Use the same metrics, callbacks "
-                    "that log and validation on every rank, or put callbacks "
-                    "of one rank after MetricAverageCallback."
+                    f"they differ in {odd}. Use the same metrics, validation "
+                    "and logging callbacks on every rank, or put callbacks of "
+                    "a single rank after MetricAverageCallback."
                 )

@@ -34,32 +34,32 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer reduce its gradients over all ranks before it updates.
 
-    Give the result to ``model.compile``, or use it in a loop of your own.
+    Pass the result to ``model.compile``, or use it in a custom training loop.
 
-    Other than in Horovod, the optimizer itself is changed and returned, so that
-    one which has trained keeps its momenta and iterations; ``Adasum`` is
-    possible; sparse gradients may be summed over backward passes; and
-    ``optimizer.iterations`` counts updates, not backward passes.
+    Unlike in Horovod, the optimizer itself is modified and returned, so that a
+    used one keeps its slots and iterations; ``Adasum`` is supported; sparse
+    gradients may be summed over backward passes; and ``optimizer.iterations``
+    counts updates, not backward passes.
 
     Args:
-        optimizer: any optimizer of Keras 3. A ``LossScaleOptimizer`` goes
-            inside; ``compile`` puts its own one there.
-        name: the beginning of the names in Horovod's timeline.
-        device_dense: where dense gradients are reduced.
-        device_sparse: where sparse gradients are gathered.
-        compression: how dense gradients travel: ``hvd.Compression.none``,
+        optimizer: any optimizer of Keras 3, possibly a
+            ``LossScaleOptimizer``; if ``compile`` adds one, that is handled.
+        name: the prefix of the names in Horovod's timeline.
+        device_dense: the device on which dense gradients are reduced.
+        device_sparse: the device on which sparse gradients are gathered.
+        compression: how dense gradients are sent: ``hvd.Compression.none``,
             ``hvd.Compression.fp16``, or any object with ``compress(tensor)``
             and ``decompress(tensor, context)``.
         sparse_as_dense: reduce sparse gradients as dense ones.
-        gradient_predivide_factor: divides before the sum, what remains of the
-            average after it.
+        gradient_predivide_factor: for averages: divide by this factor before
+            the sum, and by the rest after it.
         op: ``hvd.Average``, ``hvd.Sum`` or, over MPI, ``hvd.Adasum``.
-        backward_passes_per_step: how many calls make one update; only that one
-            communicates.
-        average_aggregated_gradients: take the mean of these passes, not the
-            sum.
+        backward_passes_per_step: the number of calls per update; only updates
+            communicate.
+        average_aggregated_gradients: use the mean of these passes instead of
+            their sum.
         num_groups: Horovod's old form of ``groups``.
-        groups: a number of groups, or lists of variables, that are reduced
+        groups: a number of groups, or lists of variables, to be reduced
             together.
         process_set: the processes to reduce over.
         scale_local_gradients: divide gradients of local variables by the number
@@ -69,7 +69,7 @@ def DistributedOptimizer(
         The optimizer.
 
     Raises:
-        TowerError: an argument does not fit, or ``hvd.init()`` is missing.
+        TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
     _check_optimizer(optimizer)
     if not hvd.is_initialized():
@@ -110,7 +110,7 @@ def DistributedOptimizer(
     passes = None
     if backward_passes_per_step > 1:
         passes = Passes(backward_passes_per_step, average_aggregated_gradients)
-    # Horovod's own init may have been called, not this package's.
+    # Horovod's own init may have been called instead of this package's.
     compiling.replace()
     wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
     return optimizer
@@ -122,14 +122,14 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     **kwargs: Any,
 ) -> keras.optimizers.Optimizer:
-    """``DistributedOptimizer`` that leaves the gradients of some layers alone.
+    """A ``DistributedOptimizer`` that does not reduce some layers.
 
     Args:
         optimizer: any optimizer of Keras 3.
-        *args: as of ``DistributedOptimizer``.
-        local_layers: a layer or layers, built or not, that every rank trains
-            on its own gradients.
-        **kwargs: as of ``DistributedOptimizer``.
+        *args: as for ``DistributedOptimizer``.
+        local_layers: a layer or layers, built or not, that each rank trains
+            with its own gradients.
+        **kwargs: as for ``DistributedOptimizer``.
 
     Returns:
         The optimizer.
@@ -163,8 +163,8 @@ def _check_optimizer(optimizer: Any) -> None:
     while inner is not None:
         if wrapping.distribution_of(inner) is not None:
             raise TowerError(
-                f"the optimizer {inner.name!r} is distributed already: call "
-                "hvd.DistributedOptimizer once for each optimizer."
+                f"the optimizer {inner.name!r} is already distributed: call "
+                "hvd.DistributedOptimizer only once per optimizer."
             )
         inner = getattr(inner, "inner_optimizer", None)
 
@@ -174,31 +174,30 @@ def _check_options(
 ) -> None:
     if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
         raise TowerError(
-            f"op is {op!r}: gradients are combined by hvd.Average, hvd.Sum or "
-            "hvd.Adasum."
+            f"op is {op!r}: give hvd.Average, hvd.Sum or hvd.Adasum."
         )
     if op == hvd.Adasum and hvd.size() > 1:
         if not hvd.mpi_enabled():
             raise TowerError(
-                "hvd.Adasum needs a Horovod that was built with MPI and is run "
-                "over it (horovodrun --mpi); this one runs over Gloo. Use "
+                "hvd.Adasum needs a Horovod that was built with MPI and runs "
+                "over MPI (horovodrun --mpi); this one runs over Gloo. Use "
                 "hvd.Average."
             )
         if hvd.size() & (hvd.size() - 1):
             raise TowerError(
-                "hvd.Adasum needs 2, 4, 8 or another power of 2 ranks, not "
-                f"{hvd.size()}. Use hvd.Average or another number."
+                "hvd.Adasum needs a power of 2 as the number of ranks, not "
+                f"{hvd.size()}. Use hvd.Average or another number of ranks."
             )
     if predivide != 1.0:
         if op != hvd.Average:
             raise TowerError(
-                "gradient_predivide_factor splits an average: leave it out, "
-                "or use op=hvd.Average."
+                "gradient_predivide_factor applies only to averages: leave it "
+                "out, or use op=hvd.Average."
             )
         if predivide <= 0 or hvd.rocm_built():
             raise TowerError(
-                f"gradient_predivide_factor is {predivide!r}: it has to be "
-                "above 0, and 1 where Horovod runs on ROCm."
+                f"gradient_predivide_factor is {predivide!r}: it must be "
+                "greater than 0, and 1 with ROCm."
             )
     if not isinstance(backward_passes, int) or backward_passes < 1:
         raise TowerError(

@@ -1,4 +1,4 @@
-"""Several backward passes for one reduction and one update."""
+"""Several backward passes per reduction and update."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from keras_towers.horovod.reducer import variable_key
 class Passes:
     """Sums this rank's gradients and updates on every n-th call.
 
-    The sums are no variables of the optimizer: a file of the model then holds
-    what a plain optimizer expects to find there.
+    The sums are not variables of the optimizer, so that saved models contain
+    exactly the state that a plain optimizer expects.
 
     Args:
-        number: calls for one update.
-        average: update with the mean of the sums instead of the sums.
+        number: calls per update.
+        average: update with the mean over the calls instead of the sum.
     """
 
     def __init__(self, number: int, average: bool):
@@ -33,13 +33,13 @@ class Passes:
         variables: Sequence[Any],
         update: Callable[[list[Any]], None],
     ) -> None:
-        """Add the gradients, and call ``update`` with the sums if it is time.
+        """Add the gradients, and call ``update`` with the sums if it is due.
 
         Args:
-            grads: this rank's, None where there is none.
+            grads: this rank's gradients, or None, for each variable.
             variables: the variables they belong to.
-            update: called with the sums, in the branch of a ``tf.cond`` when a
-                graph is being traced.
+            update: called with the sums; in a branch of a ``tf.cond`` when
+                tracing.
         """
         sums: list[Any] = [
             None if grad is None else self._sum(grad, variable)
@@ -70,7 +70,7 @@ class Passes:
 
     def _sum(self, grad: Any, variable: Any) -> tf.Variable:
         key = variable_key(variable)
-        # These outlive the function that is being traced.
+        # These outlive the function being traced.
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, trainable=False)

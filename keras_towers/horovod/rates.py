@@ -1,4 +1,4 @@
-"""Learning rates that change with the epoch, with momentum corrected."""
+"""Learning rates that change with the epoch, with momentum correction."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from keras_towers.errors import TowerError
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
-    Momentum is corrected as Goyal et al. describe ("Accurate, Large Minibatch
-    SGD", 2017): a momentum of Keras holds earlier gradients times the learning
-    rate of their time, so when that changes the momentum is multiplied by new
-    over old. Horovod scales the factor ``optimizer.momentum`` for a batch, to
-    the same effect; Keras 3 has it as a constant in the compiled step.
+    Momentum is corrected as described by Goyal et al. ("Accurate, Large
+    Minibatch SGD", 2017): Keras's momentum slots contain earlier gradients
+    times their learning rates, so when the learning rate changes they are
+    multiplied by new over old. Horovod achieves the same by scaling
+    ``optimizer.momentum`` for one batch, but in Keras 3 that is a constant of
+    the compiled step.
 
     Args:
-        initial_lr: the learning rate that is multiplied.
-        multiplier: a function of the epoch, or a number: the learning rate is
-            then multiplied by it every epoch.
-        start_epoch: the first epoch that is changed.
-        end_epoch: the first epoch that no longer is; None: all are.
-        staircase: change at the beginning of an epoch. Otherwise at every
-            batch, and the multiplier gets fractions of epochs.
-        momentum_correction: correct the momentum of an optimizer that has one.
-        steps_per_epoch: the batches of an epoch; None asks Keras.
+        initial_lr: the learning rate to multiply.
+        multiplier: a function of the epoch, or a number by which the learning
+            rate is multiplied every epoch.
+        start_epoch: the first epoch to change.
+        end_epoch: the first epoch not to change any more; None: no end.
+        staircase: change only at the beginning of an epoch. Otherwise change
+            at every batch, and pass fractions of epochs to the multiplier.
+        momentum_correction: correct the optimizer's momentum, if it has any.
+        steps_per_epoch: the number of batches per epoch; None: as Keras says.
 
     Raises:
         TowerError: ``initial_lr`` is missing.
@@ -50,8 +51,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         super().__init__()
         if initial_lr is None:
             raise TowerError(
-                "initial_lr is None: give the learning rate that is to be "
-                "multiplied."
+                "initial_lr is None: give the learning rate to be multiplied."
             )
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
@@ -60,7 +60,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch or 0
         self.current_epoch = start_epoch
-        # As one function it is a call for a batch, not two for a variable.
+        # One call per batch instead of two per variable.
         self._scale = tf.function(_scale, autograph=False)
         self.multiplier = (
             multiplier
@@ -69,32 +69,32 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See that the learning rate can be set, and count the batches.
+        """Check that the learning rate can be set, and count the batches.
 
         Raises:
-            TowerError: it cannot, or the number of batches is not known.
+            TowerError: it cannot, or the number of batches is unknown.
         """
         optimizer = _inner(self.model.optimizer)
         if not isinstance(optimizer.learning_rate, keras.Variable):
             raise TowerError(
-                f"{type(self).__name__} sets the learning rate, which "
-                f"{optimizer.name!r} has as a schedule or a function: make the "
-                "optimizer with a number."
+                f"{type(self).__name__} cannot set the learning rate of "
+                f"{optimizer.name!r}, which is a schedule or a function: "
+                "create the optimizer with a number."
             )
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
                 raise TowerError(
-                    "the number of batches of an epoch is not known: give "
+                    "the number of batches per epoch is not known: give "
                     f"{type(self).__name__} steps_per_epoch."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Store the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate where it changes."""
+        """Set the learning rate if it changes here."""
         if self.current_epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
@@ -105,7 +105,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the learning rate into the logs, as ``lr``."""
+        """Add the learning rate to the logs, as ``lr``."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -125,17 +125,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / hvd.size()`` to itself.
+    """Warms the learning rate up to ``initial_lr``.
 
-    It grows by the same amount every batch, and at the end of the last of the
-    warm-up epochs is ``initial_lr``.
+    It grows linearly with every batch, from ``initial_lr / hvd.size()`` to
+    ``initial_lr`` at the end of the last warm-up epoch.
 
     Args:
         initial_lr: the learning rate after the warm-up.
-        warmup_epochs: how many epochs it takes.
-        momentum_correction: as of ``LearningRateScheduleCallback``.
-        steps_per_epoch: the batches of an epoch; None asks Keras.
-        verbose: 1 to say on rank 0 when it is over.
+        warmup_epochs: the number of warm-up epochs.
+        momentum_correction: as for ``LearningRateScheduleCallback``.
+        steps_per_epoch: the number of batches per epoch; None: as Keras says.
+        verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Say when the warm-up is over."""
+        """Print a message when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if epoch + 1 == self.end_epoch and self.verbose and hvd.rank() == 0:
             print(
@@ -172,14 +172,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer inside those that scale the loss."""
+    """The optimizer inside any loss-scaling wrappers."""
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def _momenta(optimizer: Any) -> list[tf.Variable]:
-    """The slots in which an optimizer keeps gradients times learning rates."""
+    """The slots that contain gradients times learning rates."""
     optimizer = _inner(optimizer)
     slots: list[Any] = []
     if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):

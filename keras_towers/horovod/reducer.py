@@ -1,4 +1,4 @@
-"""What travels between the processes: one step's gradients, reduced."""
+"""Reducing the gradients of a step over the processes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Options:
 class GradientReducer:
     """Reduces the gradients of one optimizer over the ranks.
 
-    Horovod brings tensors of the same name together, so that a name has to be
-    the same on all ranks. Those of layers and optimizers are not where one rank
-    has made a model more than the others; names here count only what all ranks
-    do alike: the optimizers in the order of their first step, and gradients.
+    Horovod matches tensors by name, so names must be the same on all ranks.
+    Names of layers and optimizers are not if one rank has created more models
+    than the others. The names used here therefore count only what all ranks do
+    in the same order: the first steps of optimizers, and gradients.
     """
 
     _numbers = itertools.count()
@@ -52,7 +52,7 @@ class GradientReducer:
         self._eager: dict[Any, Any] = {}
 
     def communicates(self) -> bool:
-        """Whether there is any other rank to reduce with."""
+        """Whether there are other ranks to reduce with."""
         if _is_elastic():  # the number of ranks may change later
             return True
         processes = self.options.process_set
@@ -61,14 +61,14 @@ class GradientReducer:
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Return the gradients over all ranks, None where there is none.
+        """Reduce the gradients over all ranks.
 
         Args:
-            grads: this rank's, tensors or ``tf.IndexedSlices``.
+            grads: this rank's gradients: tensors, ``tf.IndexedSlices`` or None.
             variables: the variables they belong to.
 
         Raises:
-            TowerError: a gradient that cannot be reduced as was asked.
+            TowerError: a gradient cannot be reduced with these options.
         """
         grads = [self._as_tensor(grad) for grad in grads]
         if not self.communicates():
@@ -122,7 +122,7 @@ class GradientReducer:
         if not tf.executing_eagerly():
             self._refuse_xla()
             return self._reduce_groups(grads, names, groups)
-        # Eager operations wait for one another; in a function they overlap.
+        # Eager operations run one by one; in a function they overlap.
         if indices not in self._eager:
             self._eager[indices] = tf.function(
                 lambda grads: self._reduce_groups(grads, names, groups),
@@ -178,7 +178,7 @@ class GradientReducer:
         return self._divided(gathered)
 
     def _arguments(self) -> dict[str, Any]:
-        # Horovod divides by the number of ranks after the sum, in either case.
+        # Horovod divides by the number of ranks after the sum in any case.
         return {
             "compression": self.options.compression,
             "op": self.options.op,
@@ -202,7 +202,7 @@ class GradientReducer:
     def _groups(
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[list[int]]:
-        """Which gradients are reduced together, by their places."""
+        """The indices of the gradients to reduce together."""
         dense = [
             index
             for index, grad in enumerate(grads)
@@ -267,14 +267,14 @@ class GradientReducer:
             return
         if compat.in_xla_context(tf.compat.v1.get_default_graph()):
             raise TowerError(
-                "Horovod's operations do not run inside XLA: say "
+                "Horovod's operations do not run inside XLA: use "
                 "model.compile(..., jit_compile=False), or leave jit_compile "
                 "out of your tf.function."
             )
 
 
 def variable_key(variable: Any) -> Any:
-    """What tells a variable, of Keras or of TensorFlow, from others."""
+    """A key that identifies a Keras or TensorFlow variable."""
     if isinstance(variable, compat.KerasVariable):
         variable = variable.value
     return id(variable)

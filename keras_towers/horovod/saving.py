@@ -1,4 +1,4 @@
-"""Loading a model whose training goes on under Horovod."""
+"""Loading a model to resume training under Horovod."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ def load_model(
 ) -> keras.Model:
     """Load a model and make its optimizer a distributed one.
 
-    The optimizer goes on from where it was, with its momenta and iterations.
-    A model that was saved without an optimizer comes back without one.
+    The optimizer resumes with its saved slots and iterations. A model saved
+    without an optimizer is loaded without one.
 
     Args:
-        filepath: a ``.keras`` or ``.h5`` file, of any Keras 3 model.
-        custom_optimizers: classes of optimizers that are not Keras's own.
-        custom_objects: names and what they stand for, as for
-            ``keras.models.load_model``.
-        compression: as of ``DistributedOptimizer``.
-        legacy_opts: has no meaning in Keras 3.
-        **kwargs: as of ``keras.models.load_model``.
+        filepath: a ``.keras`` or ``.h5`` file of any Keras 3 model.
+        custom_optimizers: optimizer classes that are not part of Keras.
+        custom_objects: objects by name, as for ``keras.models.load_model``.
+        compression: as for ``DistributedOptimizer``.
+        legacy_opts: ignored; it has no meaning in Keras 3.
+        **kwargs: as for ``keras.models.load_model``.
 
     Returns:
         The model.
@@ -57,10 +56,10 @@ def load_model(
 
 
 def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
-    """The optimizer that an ``.h5`` file holds, built for the model.
+    """Restore the optimizer from an ``.h5`` file, built for the model.
 
-    Keras builds it for no variables at all, and then can neither give it the
-    state in the file nor train with it.
+    Keras builds it without any variables, so that it can neither load its state
+    from the file nor train.
     """
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""All ranks start from the weights of one."""
+"""Broadcasting initial state to all ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from keras_towers.horovod.reducer import variable_key
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the weights and optimizer state of one, before training.
+    """Broadcasts weights and optimizer state from one rank before training.
 
-    Horovod's own does so after the first batch, for which the ranks then have
-    different weights. Here it is before: what is not built at that time is
-    built by tracing the first step. Only with ``run_eagerly`` such a model has
-    to wait for the end of the first batch. Seeds of random layers stay with
-    their rank.
+    Horovod's own callback broadcasts after the first batch, which the ranks
+    therefore train with different weights. This one broadcasts before: whatever
+    is not built yet is built by tracing the first step. Only unbuilt models
+    with ``run_eagerly`` are broadcast after the first batch. Seeds of random
+    layers are not broadcast.
 
     Args:
-        root_rank: the rank whose values are taken.
-        device: where they are broadcast.
-        local_variables: a variable or variables that keep their own values.
+        root_rank: the rank whose values are used.
+        device: the device on which they are broadcast.
+        local_variables: a variable or variables that are not broadcast.
 
     Raises:
         TowerError: ``local_variables`` are not variables.
@@ -51,23 +51,23 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         for variable in local_variables:
             if not isinstance(variable, tf.Variable | keras.Variable):
                 raise TowerError(
-                    "local_variables takes a variable or a list of them, "
-                    "Keras's or TensorFlow's."
+                    "local_variables takes a Keras or TensorFlow variable or a "
+                    "list of them."
                 )
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Let a variable keep its own value on every rank."""
+        """Exclude a variable from the broadcast."""
         self._local.add(variable_key(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast now, or as soon as a batch says what is to be built."""
+        """Broadcast now, or when the first batch defines what to build."""
         model = self.model
         if self._finished or hvd.size() == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in compat.layers_of(model))
-        # Another step may train other variables with it, or none.
+        # A custom step may train other variables with it, or none.
         its_step = type(model).train_step is compat.TensorFlowTrainer.train_step
         if optimizer is not None and layers_built and its_step:
             if not optimizer.built:
@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast_at_first_batch(model.train_function)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast what only the first batch has made."""
+        """Broadcast variables that only the first batch has created."""
         if not self._finished and hvd.size() > 1:
             self._broadcast()
         self._finished = True
@@ -87,7 +87,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
         @tf.autograph.experimental.do_not_convert
         def step(batch: Any) -> Any:
-            # Keras has these for inputs that are None.
+            # Keras uses these for inputs that are None.
             return model.train_step(
                 keras.tree.map_structure(
                     lambda leaf: (
@@ -101,7 +101,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
         def first(iterator: Any) -> Any:
             model.train_function = train_function
-            # Makes and initializes all variables, and runs nothing.
+            # Creates and initializes all variables without running the step.
             tf.function(step).get_concrete_function(iterator.element_spec)
             self._broadcast()
             return train_function(iterator)
@@ -126,7 +126,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done.update(variables)
 
     def _optimizers(self) -> list[Any]:
-        """The model's optimizers, also those of a ``train_step`` of its own."""
+        """The model's optimizers, including those of a custom step."""
         found = [self.model.optimizer, *vars(self.model).values()]
         return list(
             {

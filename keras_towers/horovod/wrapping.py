@@ -1,9 +1,9 @@
-"""An optimizer that reduces its gradients first, made of an existing one.
+"""Turns an existing optimizer into one that reduces its gradients first.
 
-The optimizer object stays what it is, with its slots, and only gets a class
-derived from its own, whose ``apply`` reduces and then calls that of the
-optimizer's own class. Clipping, accumulation, loss scaling, weight decay and
-moving averages so see the reduced gradient, as in a single process.
+The optimizer object and its slots stay the same. Only its class changes, to a
+subclass whose ``apply`` reduces the gradients and then calls the original one.
+So clipping, accumulation, loss scaling, weight decay and moving averages see
+the reduced gradient, as in a single process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from keras_towers.fit.update import optimizers
 from keras_towers.horovod.passes import Passes
 from keras_towers.horovod.reducer import GradientReducer, variable_key
 
-# Kept beside Keras's attributes, which would be searched for variables.
+# Bypasses Keras's attribute tracking, which searches for variables.
 _STATE = "_keras_towers_horovod"
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
-else:  # It is mixed into classes that are optimizers.
+else:  # A mixin for optimizer classes.
     _Optimizer = object
 
 
 class Distribution:
-    """What an optimizer needs to reduce.
+    """What an optimizer needs to reduce its gradients.
 
     Attributes:
         reducer: how its gradients are reduced.
-        passes: how its backward passes are summed, None where each is applied.
-        scaled_outside: whether a ``LossScaleOptimizer`` holds the optimizer.
+        passes: sums several backward passes; None: each one is applied.
+        scaled_outside: whether a ``LossScaleOptimizer`` wraps the optimizer.
     """
 
     def __init__(self, reducer: GradientReducer, passes: Passes | None):
@@ -47,27 +47,27 @@ class Distribution:
 
 
 def distribution_of(optimizer: Any) -> Distribution | None:
-    """The state of a distributed optimizer, None for any other one."""
+    """The state of a distributed optimizer, None for any other."""
     return getattr(optimizer, "__dict__", {}).get(_STATE)
 
 
 def wrap(optimizer: Any, state: Distribution) -> None:
-    """Let the optimizer reduce from now on."""
+    """Make the optimizer reduce from now on."""
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
         return
     base: Any = type(optimizer)
-    # Past Keras's __setattr__, which looks for variables in what is assigned.
+    # Bypasses Keras's __setattr__, which tracks variables.
     object.__setattr__(optimizer, "__class__", _distributed_class(base))
 
 
 def move_outward(
     inner: Any, outer: keras.optimizers.LossScaleOptimizer
 ) -> None:
-    """Let the optimizer around ``inner`` reduce in its place.
+    """Let the optimizer that wraps ``inner`` reduce in its place.
 
-    Whether an update is skipped has to be decided on the reduced gradient:
-    else ranks skip updates, and reductions, that others wait for.
+    Whether to skip an update has to be decided on the reduced gradient.
+    Otherwise a rank might skip a reduction that others are waiting for.
     """
     state = vars(inner).pop(_STATE)
     state.scaled_outside = False
@@ -82,15 +82,15 @@ def _distributed_class(base: type) -> type:
         {
             "__module__": base.__module__,
             "__doc__": base.__doc__,
-            # What saves the optimizer asks for its class: a file should name
-            # the one that can be loaded without this package.
+            # Saving an optimizer records this class: files should load without
+            # this package.
             "__class__": property(lambda self: base),
         },
     )
 
 
 class _Distributed(_Optimizer):
-    """What a distributed optimizer does beside its own class."""
+    """What a distributed optimizer adds to its original class."""
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
@@ -104,9 +104,10 @@ class _Distributed(_Optimizer):
         _refuse_strategies(self)
         if state.scaled_outside:
             raise TowerError(
-                "a LossScaleOptimizer holds this distributed optimizer, and "
-                "would let a rank skip a step that others wait for. Turn them "
-                "round: hvd.DistributedOptimizer(LossScaleOptimizer(...))."
+                "a LossScaleOptimizer wraps this distributed optimizer, and "
+                "could make a rank skip a step that others wait for. Wrap it "
+                "the other way: "
+                "hvd.DistributedOptimizer(LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
             variables = compat.trained_by(self)
@@ -123,7 +124,7 @@ class _Distributed(_Optimizer):
             reduce_and_update(grads)
             return
         if not self.built:
-            # In the branch of a condition it would be too late.
+            # Inside a branch of a condition it would be too late.
             with tf.init_scope():
                 self.build(variables)
         state.passes.apply(grads, variables, reduce_and_update)
@@ -134,14 +135,14 @@ class _Distributed(_Optimizer):
         return super().apply_gradients(grads_and_vars)
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on this rank, as Horovod does."""
+        """Do not reduce the gradient of a variable, as in Horovod."""
         state: Distribution = vars(self)[_STATE]
         state.reducer.local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = distribution_of(self)
         if state is not None and name == "loss_scale_factor":
-            # Only the constructor of a LossScaleOptimizer takes it away.
+            # Only the constructor of a LossScaleOptimizer sets it to None.
             state.scaled_outside = value is None
         super().__setattr__(name, value)
 
@@ -152,10 +153,10 @@ def _refuse_strategies(optimizer: Any) -> None:
     # one device.
     ours = isinstance(strategy, KerasStrategy) or optimizers.is_taken(optimizer)
     if ours or strategy.num_replicas_in_sync > 1:
-        name = type(strategy).__name__ if tf.distribute.has_strategy() else ""
+        known = tf.distribute.has_strategy()
+        name = f", {type(strategy).__name__}" if known else ""
         raise TowerError(
-            "hvd.DistributedOptimizer reduces gradients, and so does "
-            f"{name or 'the strategy'} that is in force. Use one of them: "
-            "train outside the strategy's scope, or give the strategy the "
-            "plain optimizer."
+            "hvd.DistributedOptimizer reduces gradients, and so does the "
+            f"current strategy{name}. Use only one: train outside the "
+            "strategy's scope, or use the plain optimizer with the strategy."
         )

@@ -1,12 +1,12 @@
 """Runs one process of a job on its host, and leaves nothing of it behind.
 
-This file is run by itself, by ``python -I -S agent.py`` or by the same through
-ssh. It reads one line of JSON, its order, from stdin, starts the command, and
-ends with its exit code, 128 + N for signal N. When stdin closes, because the
-launcher says stop, has died, or the connection is lost, the command and all
-that it started are terminated, then killed. It imports nothing but a little of
-the standard library: one runs beside every rank, and where other packages are
-may be known from the environment in the order alone.
+This file runs standalone, as ``python -I -S agent.py``, locally or over ssh.
+It reads one line of JSON, its order, from stdin, starts the command, and exits
+with the command's exit code, 128 + N for signal N. When stdin closes, because
+the launcher stops the job, has died, or the connection is lost, it terminates
+and then kills the command and all processes that the command started. It
+imports only a little of the standard library: one agent runs per rank, and
+other packages may be found only with the environment that is in the order.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFADDR = 0x8915
-# Loaded before a child is forked: the loader's lock must not be held then.
+# Loaded before any fork, when the loader's lock must not be held.
 _LIBC = ctypes.CDLL(None)
 CANNOT_START = 126
 
 
 def main() -> int:
-    """Carry out the order that comes on stdin."""
+    """Execute the order read from stdin."""
     order = json.loads(_read_line())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -48,7 +48,7 @@ def main() -> int:
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # An agent that is killed cannot end its child; the kernel can.
+            # If the agent is killed, the kernel kills the child.
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
@@ -65,13 +65,13 @@ def main() -> int:
 
 
 def interface_towards(address: str) -> str:
-    """The name of the network interface that leads to ``address``.
+    """The name of the network interface with a route to ``address``.
 
     Raises:
-        OSError: no interface does.
+        OSError: there is none.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # Sends nothing: it only looks up a route.
+        probe.connect((address, 9))  # Sends nothing, only looks up a route.
         mine = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -81,11 +81,11 @@ def interface_towards(address: str) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == mine:
                 return name
-    raise OSError(f"no network interface leads to {address}")
+    raise OSError(f"no network interface has a route to {address}")
 
 
 def _read_line() -> bytes:
-    # Unbuffered: a thread that sits in sys.stdin cannot be ended at exit.
+    # Unbuffered: a thread blocked in sys.stdin cannot be ended at exit.
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 65536)
@@ -96,10 +96,10 @@ def _read_line() -> bytes:
 
 
 def _share_cores(environment: dict[str, str], local_size: int) -> None:
-    """Give each rank of a host its part of the cores.
+    """Give each rank of a host its share of the cores.
 
-    TensorFlow takes all of them in every process, and the ranks then wait for
-    one another's threads.
+    By default TensorFlow uses all cores in every process, which oversubscribes
+    them.
     """
     if local_size < 2:
         return
@@ -115,7 +115,7 @@ def _end_when_told(grace_s: float) -> None:
 
 
 def _end_all(grace_s: float) -> None:
-    """End what the command started, by SIGTERM and after a while SIGKILL."""
+    """End all descendants, by SIGTERM and after a grace period SIGKILL."""
     if not _alive():
         return
     _signal_all(signal.SIGTERM)
@@ -124,7 +124,7 @@ def _end_all(grace_s: float) -> None:
         if not _alive():
             return
         time.sleep(0.02)
-    # Until none is left: one may start another while it is being killed.
+    # Repeat: a process may start another while it is being killed.
     for _ in range(100):
         _signal_all(signal.SIGKILL)
         time.sleep(0.02)
@@ -133,9 +133,9 @@ def _end_all(grace_s: float) -> None:
 
 
 def _reap() -> None:
-    """Take note of the ends of adopted processes, which else stay zombies.
+    """Reap adopted processes, which would otherwise stay zombies.
 
-    Where the first process of a container is no init, nobody else does.
+    In a container whose first process is not an init, nothing else does.
     """
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -153,10 +153,10 @@ def _signal_all(number: int) -> None:
 
 
 def _alive() -> list[int]:
-    """The processes below this one, zombies left out.
+    """The descendants of this process, without zombies.
 
-    Those that outlive their parent are found too: Linux gives them to the
-    nearest subreaper above, which is this process.
+    Orphans are found too: Linux reparents them to the nearest subreaper, which
+    is this process.
     """
     children: dict[int, list[int]] = {}
     zombies = set()
@@ -165,9 +165,9 @@ def _alive() -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The name, in brackets, may hold spaces and brackets.
+                # The name, in parentheses, may contain spaces and parentheses.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:  # Ended meanwhile.
+        except OSError:  # It has ended in the meantime.
             continue
         children.setdefault(int(parent), []).append(int(name))
         if state in (b"Z", b"X"):
@@ -188,4 +188,4 @@ def _prctl(option: int, value: int) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # The thread that waits on stdin would hold an exit up.
+    os._exit(status)  # The thread blocked on stdin would delay a normal exit.

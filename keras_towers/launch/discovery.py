@@ -1,4 +1,4 @@
-"""Asking a user's script which hosts there are."""
+"""Host discovery by a user's script."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _SCRIPT_S = 20
 def from_script(script: Path, slots: int) -> Discover:
     """Make a function that runs ``script`` and reads what it prints.
 
-    Horovod's own starts two new Python processes for each question, which it
-    asks every second.
+    Horovod's own version starts two Python processes for every query, once a
+    second.
 
     Args:
-        script: prints lines ``host:slots`` or ``host``.
-        slots: of a host printed without a number.
+        script: prints one ``host:slots`` or ``host`` per line.
+        slots: slots of hosts printed without a number.
 
     Raises:
-        TowerError: it is no program.
+        TowerError: it does not exist or is not executable.
     """
     if not script.is_file():
-        raise TowerError(f"there is no host discovery script {script}")
+        raise TowerError(f"host discovery script not found: {script}")
     if not os.access(script, os.X_OK):
         raise TowerError(
             f"the host discovery script {script} is not executable: "
@@ -57,7 +57,7 @@ def from_script(script: Path, slots: int) -> Discover:
         entries = [
             line if ":" in line else f"{line}:{slots}" for line in lines if line
         ]
-        # None for now is no mistake: hosts may come later.
+        # An empty list is no error: hosts may appear later.
         return parse_hosts(",".join(entries)) if entries else {}
 
     return discover

@@ -1,4 +1,4 @@
-"""The environment variables by which a rank finds its place in the job."""
+"""Environment variables that tell a rank its place in the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from keras_towers.rendezvous import SECRET, token
 
 SEED = "KERAS_TOWERS_SEED"
-# Those belong to a machine or a session, not to the job.
+# These belong to a machine or a session, not to the job.
 _NOT_EXPORTED = re.compile(
     r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
@@ -18,7 +18,7 @@ _NOT_EXPORTED = re.compile(
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """What another machine is told of this one's environment."""
+    """The part of this environment that is passed to other machines."""
     return {
         name: value
         for name, value in environment.items()
@@ -37,7 +37,7 @@ def job_environment(
     seed: int | None,
     elastic: bool,
 ) -> dict[str, str]:
-    """What every rank of the job is told."""
+    """Variables for every rank of the job."""
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     if direct != "*":  # It means all only where it stands alone.
         direct = f"{direct},{rendezvous}" if direct else rendezvous
@@ -53,8 +53,7 @@ def job_environment(
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
-        # What a script prints is to be seen when it is printed, and as it is
-        # where the machine's language setting knows ASCII only.
+        # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
     }
@@ -66,18 +65,18 @@ def job_environment(
     if elastic:
         environment["HOROVOD_ELASTIC"] = "1"
     if "HOROVOD_GLOO_TIMEOUT_SECONDS" not in os.environ:
-        # How long a rank waits for the others, of which not all may be told
-        # when one dies, and for the last one to start. In an elastic job the
-        # rendezvous waits for that. Elsewhere the launcher notices a death;
-        # Horovod's 30 s are short where many load TensorFlow at once.
+        # How long a rank waits for others that died unnoticed, and for the
+        # last one to start. In an elastic job the rendezvous waits for the
+        # start. In other jobs the launcher detects deaths, and Horovod's 30 s
+        # are too short when many ranks load TensorFlow at once.
         patience_s = max(300, stall_shutdown_s + 60)
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
             "10" if elastic else str(patience_s)
         )
     if seed is not None:
         environment[SEED] = str(seed)
-        # Else the order of a set of strings, and what a script makes of it,
-        # would be another on every rank.
+        # Otherwise the iteration order of a set of strings would differ
+        # between ranks.
         environment["PYTHONHASHSEED"] = os.environ.get(
             "PYTHONHASHSEED", str(seed)
         )
@@ -85,7 +84,7 @@ def job_environment(
 
 
 def slot_environment(slot: Any) -> dict[str, str]:
-    """What one rank is told, given Horovod's ``SlotInfo``."""
+    """Variables for one rank, given Horovod's ``SlotInfo``."""
     return {
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_RANK": str(slot.rank),

@@ -1,4 +1,4 @@
-"""The hosts of a job: how they are written, which are this one, ssh."""
+"""The hosts of a job: parsing them, which are local, ssh."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _HOSTFILE_LINE = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
 
 
 def parse_hosts(text: str) -> dict[str, int]:
-    """Read ``host:slots,host:slots``; a host alone has one slot.
+    """Parse ``host:slots,host:slots``; slots default to 1.
 
     Raises:
-        TowerError: it is written otherwise.
+        TowerError: the syntax is wrong.
     """
     entries = [entry.strip() for entry in text.split(",")]
     return _read(entries, _HOST, "-H takes host:slots,host:slots,...")
 
 
 def parse_hostfile(path: Path) -> dict[str, int]:
-    """Read lines like ``host slots=2`` or ``host:2``, comments after #.
+    """Parse lines like ``host slots=2`` or ``host:2``; # starts a comment.
 
     Raises:
-        TowerError: there is no such file, or it is written otherwise.
+        TowerError: the file cannot be read, or its syntax is wrong.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def parse_hostfile(path: Path) -> dict[str, int]:
     return _read(
         [line for line in lines if line],
         _HOSTFILE_LINE,
-        f"the hostfile {path} has lines like 'host slots=2'",
+        f"the hostfile {path} takes lines like 'host slots=2'",
     )
 
 
@@ -59,10 +59,10 @@ def _read(
         if name in hosts:
             raise TowerError(f"the host {name} is given twice")
         if slots < 1:
-            raise TowerError(f"the host {name} needs one slot at least")
+            raise TowerError(f"the host {name} needs at least one slot")
         hosts[name] = slots
     if not hosts:
-        raise TowerError(f"{form}; no host is given")
+        raise TowerError(f"{form}; no host was given")
     return hosts
 
 
@@ -70,7 +70,7 @@ def resolve(host: str) -> str:
     """The IPv4 address of a host.
 
     Raises:
-        TowerError: it has none.
+        TowerError: the host is unknown.
     """
     try:
         return socket.gethostbyname(host)
@@ -82,12 +82,12 @@ def is_local(host: str) -> bool:
     """Whether a host is this machine.
 
     Raises:
-        TowerError: its name has no address.
+        TowerError: the host is unknown.
     """
     address = resolve(host)
     if ipaddress.ip_address(address).is_loopback:
         return True
-    # An address can be bound exactly where it belongs to this machine.
+    # Only addresses of this machine can be bound.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -97,10 +97,10 @@ def is_local(host: str) -> bool:
 
 
 def meeting_address(remote: Iterable[str]) -> str:
-    """The address of this machine by which all ranks can reach it.
+    """The address of this machine that all ranks can reach.
 
     Args:
-        remote: the hosts that are other machines; loopback serves for none.
+        remote: the hosts that are other machines; loopback if there are none.
 
     Raises:
         TowerError: there is no route to the first of them.
@@ -108,7 +108,7 @@ def meeting_address(remote: Iterable[str]) -> str:
     for host in remote:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                # Sends nothing: it only looks up a route.
+                # Sends nothing, only looks up a route.
                 probe.connect((resolve(host), 9))
             except OSError as error:
                 raise TowerError(f"no route to host {host}: {error}") from None
@@ -117,16 +117,16 @@ def meeting_address(remote: Iterable[str]) -> str:
 
 
 def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
-    """What runs ``command`` on another machine.
+    """The command that runs ``command`` on another machine.
 
-    Host keys and users are left to the user's own ssh configuration.
+    Host keys and user names are left to the user's ssh configuration.
     """
     return [
         "ssh",
-        # Never ask: nobody sits at a rank's terminal.
+        # Never prompt: a rank has no terminal.
         *("-o", "BatchMode=yes"),
         *("-o", f"ConnectTimeout={_SSH_CONNECT_S}"),
-        # A machine that is gone is noticed within half a minute.
+        # Detect a dead machine within half a minute.
         *("-o", "ServerAliveInterval=10"),
         *(["-p", str(port)] if port else []),
         host,
@@ -135,10 +135,10 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
 
 
 def check_reachable(hosts: Iterable[str], port: int | None = None) -> None:
-    """Try ssh to each host, all at once.
+    """Try ssh to all hosts in parallel.
 
     Raises:
-        TowerError: ssh does not get there.
+        TowerError: a host cannot be reached.
     """
 
     def reason(host: str) -> str | None:

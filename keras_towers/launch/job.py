@@ -28,9 +28,9 @@ from keras_towers.launch.ranks import GRACE_S, Console, Place, Rank
 from keras_towers.launch.rendezvous import horovod, rendezvous_server
 from keras_towers.rendezvous import new_secret
 
-# After the first failure: the others may have something to say too.
+# Time for the output of other ranks after the first failure.
 _LAST_WORDS_S = 1.0
-# As long as all that failed did so because another one had.
+# Time for the culprit to end while all failures are only consequences.
 _CULPRIT_S = 10.0
 
 
@@ -42,13 +42,14 @@ class Job:
         command: the program and its arguments.
         ranks: number of processes.
         hosts: slots by host.
-        interface: the network interface that ranks meet on; None: found out.
-        ssh_port: None: what ssh is configured to.
-        stall_warning_s: after that a rank says whom it waits for; 0: never.
-        stall_shutdown_s: after that such a rank ends the job; 0: never.
-        seed: the seed that all ranks start from; None: each its own.
-        output: a folder for a file of each rank's output; None: none.
-        verbose: say what is started where.
+        interface: the network interface of the rendezvous; None: detected.
+        ssh_port: None: as ssh is configured.
+        stall_warning_s: seconds until a waiting rank reports which ranks it
+            waits for; 0: never.
+        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+        seed: the random seed of all ranks; None: not seeded.
+        output: a folder for one output file per rank; None: no files.
+        verbose: print which rank is started on which host.
     """
 
     command: list[str]
@@ -64,7 +65,7 @@ class Job:
 
 
 def run_job(job: Job) -> int:
-    """Run a job to its end and return the exit code.
+    """Run a job until it ends and return its exit code.
 
     Raises:
         TowerError: it cannot be started.
@@ -121,7 +122,7 @@ def run_job(job: Job) -> int:
 
 
 def assign(hosts: dict[str, int], ranks: int) -> list[Any]:
-    """Horovod's order of ranks on hosts: a host's slots are filled in turn.
+    """Assign ranks to hosts as Horovod does: fill one host after another.
 
     Raises:
         TowerError: there are more ranks than slots.
@@ -129,8 +130,8 @@ def assign(hosts: dict[str, int], ranks: int) -> list[Any]:
     slots = sum(hosts.values())
     if ranks > slots:
         raise TowerError(
-            f"{ranks} processes are more than the {slots} slots of the hosts: "
-            "give -H host:slots,... more slots, or a smaller -np"
+            f"{ranks} processes do not fit into the hosts' {slots} slots: "
+            "give -H host:slots,... with more slots, or a smaller -np"
         )
     module = horovod("runner.common.util.hosts")
     infos = [module.HostInfo(host, count) for host, count in hosts.items()]
@@ -140,10 +141,10 @@ def assign(hosts: dict[str, int], ranks: int) -> list[Any]:
 def meeting_point(
     interface: str | None, remote: list[str]
 ) -> tuple[str, str | None]:
-    """The address to meet at, and the interface of each rank, if known.
+    """The rendezvous address, and the interface of each rank if known.
 
     Raises:
-        TowerError: the interface is not there, or no way leads to a host.
+        TowerError: the interface does not exist, or a host has no route.
     """
     network = horovod("runner.util.network")
     if interface:
@@ -152,23 +153,23 @@ def meeting_point(
         except (KeyError, RuntimeError):
             names = ", ".join(sorted(network.net_if_addrs()))
             raise TowerError(
-                f"no network interface {interface} with an IPv4 address here; "
-                f"there are {names}"
+                f"there is no network interface {interface} with an IPv4 "
+                f"address here; choose from {names}"
             ) from None
     if remote:
-        # The name of the interface may be another on every host: each rank's
-        # agent looks which one leads here.
+        # Interface names differ between hosts: each rank's agent looks up the
+        # one with a route to this machine.
         return meeting_address(remote), None
     return LOOPBACK, next(iter(network.get_local_intfs()), None)
 
 
 @contextlib.contextmanager
 def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
-    """Put signals that ask to stop into a queue."""
+    """Put termination signals into a queue."""
     before = {
         number: signal.signal(number, lambda n, _: events.put(n))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # A job started with nohup stays without SIGHUP.
+        # A job started with nohup keeps ignoring SIGHUP.
         if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
@@ -179,7 +180,7 @@ def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
 
 
 def stopped_by(number: int, console: Console) -> int:
-    """The exit code for a signal that the launcher got."""
+    """The exit code for a signal that the launcher received."""
     if number != signal.SIGPIPE:
         console.say(f"stopped by {signal.Signals(number).name}")
     return 128 + number
@@ -211,11 +212,11 @@ def _supervise(
 
 
 def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
-    """The exit code of a job, and which rank it is from and why.
+    """The exit code of a job, and which rank failed and why.
 
     Args:
-        ended: the ranks that ended, in this order.
-        what: what a rank is called.
+        ended: the ranks in the order in which they ended.
+        what: the word for a rank in the message.
     """
     found = blame(ended)
     if found is None:
@@ -226,13 +227,13 @@ def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
     text = describe(name, rank.code, rank.place.host, bool(rank.tail()))
     left = [other.place.name for other in ended if other.code == 0]
     if not found.certain and left:
-        # Nobody failed on its own, but one left while others went on.
-        text += f"; {what} {left[0]} had ended by itself, with exit code 0"
+        # No rank failed by itself, but one ended early.
+        text += f"; {what} {left[0]} had already ended with exit code 0"
     return rank.code, text
 
 
 def end_all(ranks: list[Rank]) -> None:
-    """End what still runs, and return when it has."""
+    """End all running ranks and wait for them."""
     running = [rank for rank in ranks if rank.code is None]
     for rank in running:
         rank.stop()

@@ -1,4 +1,4 @@
-"""Which rank a job failed by."""
+"""Which rank made a job fail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 from keras_towers.launch.ranks import signal_name
 
-# What is to be read where a rank ended because another one had: Horovod tells
-# all that one has left, or the connection to it is lost.
+# Output of ranks that fail because another one ended: Horovod tells them that a
+# rank has left, or they lose the connection to it.
 _CONSEQUENCES = (
     "Horovod has been shut down",
     "HorovodInternalError",
@@ -30,17 +30,17 @@ class Ended(Protocol):
         ...
 
     def tail(self) -> str:
-        """The last that it wrote to stderr."""
+        """The end of its stderr."""
         ...
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Whose end was the first.
+    """The rank that failed first.
 
     Attributes:
-        rank: its place in the order in which ranks ended.
-        certain: it did not fail as a consequence of another one's end.
+        rank: its index in the order in which ranks ended.
+        certain: whether its failure was not caused by another rank.
     """
 
     rank: int
@@ -48,10 +48,10 @@ class Blame:
 
 
 def blame(ended: Sequence[Ended]) -> Blame | None:
-    """Find the rank that failed first, given all that ended, in their order.
+    """Find the rank that failed first, given ranks in the order they ended.
 
-    Not always the first to end: a rank that raises tells the others by Horovod,
-    and they may be gone while it still cleans up.
+    That is not always the first to end: a rank that raises notifies the others
+    through Horovod, and they may exit while it is still cleaning up.
     """
     failed = [index for index, rank in enumerate(ended) if rank.code]
     for index in failed:
@@ -61,8 +61,8 @@ def blame(ended: Sequence[Ended]) -> Blame | None:
 
 
 def is_consequence(rank: Ended) -> bool:
-    """Whether a rank failed because another one had ended."""
-    # A signal that nobody sent it: SIGABRT is what a C++ exception ends by.
+    """Whether a rank failed because another one ended."""
+    # SIGABRT is not sent from outside: an uncaught C++ exception raises it.
     if rank.code and signal_name(rank.code) not in (None, "SIGABRT"):
         return False
     tail = rank.tail()
@@ -70,9 +70,9 @@ def is_consequence(rank: Ended) -> bool:
 
 
 def describe(name: str, code: int, host: str | None, shown: bool) -> str:
-    """Say how a rank ended."""
+    """Describe how a rank ended."""
     if host and code == _SSH_FAILED:
-        return f"{name}: the connection to {host} ended"
+        return f"{name}: lost the ssh connection to {host}"
     number = signal_name(code)
     if number:
         hint = " (out of memory?)" if number == "SIGKILL" else ""

@@ -1,4 +1,4 @@
-"""Lines of many processes on one terminal, each tagged with its rank."""
+"""Output of many processes on one terminal, tagged by rank."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import BinaryIO, TextIO
 from rich.console import Console
 from rich.text import Text
 
-# Progress bars draw over their own line many times a second; of processes that
-# share a terminal each shows its state now and then instead.
+# Progress bars redraw their line many times a second. Processes that share a
+# terminal cannot, so each shows its current state at intervals instead.
 REDRAW_S = 2.0
 _LONGEST_LINE = 1 << 20
 _KEPT_BYTES = 16 << 10
@@ -28,7 +28,7 @@ _COLOURS = (
 
 
 def tag(name: str, index: int, stream: TextIO) -> bytes:
-    """What is put before each line of a rank, in colour on a terminal."""
+    """The prefix of each line of a rank, in colour on a terminal."""
     console = Console(file=stream, highlight=False)
     if not console.is_terminal:
         return f"[{name}] ".encode()
@@ -39,7 +39,7 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
 
 
 class Sink:
-    """A stream that many threads write whole lines to."""
+    """A stream to which many threads write whole lines."""
 
     def __init__(self, stream: BinaryIO, on_closed: Callable[[], None]):
         self._stream = stream
@@ -48,7 +48,7 @@ class Sink:
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Write at once; say once if nobody reads any more."""
+        """Write and flush; report once when the reader has gone."""
         with self._lock:
             if self._closed:
                 return
@@ -62,12 +62,12 @@ class Sink:
 
 
 class Tagger:
-    """Cuts the bytes of one stream of a rank into tagged lines.
+    """Splits the bytes of one stream of a rank into tagged lines.
 
-    Works on bytes, so that no encoding can be cut in two or be wrong.
+    It works on bytes, so it can neither split a character nor fail to decode.
 
     Attributes:
-        tail: the last bytes of the stream, as they came.
+        tail: the last bytes of the stream, unmodified.
     """
 
     def __init__(self, sink: Sink, tag: bytes):
@@ -78,7 +78,7 @@ class Tagger:
         self._drawn = 0.0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Process the next bytes."""
         self.tail = (self.tail + data)[-_KEPT_BYTES:]
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > _LONGEST_LINE:
@@ -92,20 +92,20 @@ class Tagger:
             self._sink.write(b"".join(out))
 
     def close(self) -> None:
-        """Write what is left without a line's end."""
+        """Write an unfinished last line."""
         if self._line.strip(b"\r\b "):
             self._sink.write(self._tag + _final(self._line) + b"\n")
         self._line = b""
 
     def _redraw(self) -> list[bytes]:
-        """The state of a line that is drawn over and over, if it is time."""
+        """The current state of a redrawn line, if it is due."""
         if b"\r" not in self._line:
             return []
         now = time.monotonic()
         if not self._drawn:
-            # A bar that is done before the first interval ends shows up once.
+            # A bar that finishes within the first interval is shown once.
             self._drawn = now
-        # What was overwritten need not be kept.
+        # Overwritten states are dropped.
         done, _, rest = self._line.rpartition(b"\r")
         state = _final(done)
         self._line = state + b"\r" + rest
@@ -116,7 +116,7 @@ class Tagger:
 
 
 def _final(line: bytes) -> bytes:
-    """What a terminal shows of a line in the end."""
+    """What a terminal finally shows of a line."""
     if b"\r" not in line:
         return line
     for part in reversed(line.split(b"\r")):

@@ -25,12 +25,12 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 @dataclass(frozen=True)
 class Place:
-    """Where and as what a rank runs.
+    """Where a rank runs, and under which name.
 
     Attributes:
-        name: what its lines are tagged with; None hands the terminal over.
-        index: picks its colour.
-        host: another machine; None: this one.
+        name: the tag of its output lines; None: untagged output.
+        index: selects its colour.
+        host: the remote machine; None: this one.
         local_size: number of ranks on that host.
         rendezvous: the address where the ranks meet.
     """
@@ -46,8 +46,8 @@ class Console:
     """The launcher's own streams, shared by all ranks.
 
     Args:
-        folder: where each rank's output is written as well; None: nowhere.
-        on_closed: called once when nobody reads the output any more.
+        folder: where each rank's output is also written; None: nowhere.
+        on_closed: called once when the reader of the output has gone.
     """
 
     def __init__(self, folder: Path | None, on_closed: Callable[[], None]):
@@ -61,10 +61,10 @@ class Console:
             folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, name: str) -> BinaryIO | None:
-        """Where a rank's output is written as well."""
+        """The file that also gets a rank's output, if any."""
         if self.folder is None:
             return None
-        # In an elastic job several may run under one name, one by one.
+        # In an elastic job several ranks may use one name, one after another.
         if name not in self._files:
             path = self.folder / f"rank.{name.replace(':', '.')}.txt"
             self._files[name] = path.open("wb", buffering=0)
@@ -76,22 +76,22 @@ class Console:
             file.close()
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own."""
+        """Write a message of the launcher itself."""
         line = f"keras-towers run: {text}\n"
         self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
 class Rank:
-    """A started process; ended by its agent, whatever it has started.
+    """A started process; its agent ends it with all of its children.
 
     Args:
         place: where it runs.
         command: what runs there.
-        environment: variables of this rank alone.
+        environment: variables for this rank only.
         console: where its output goes.
         ssh_port: the port of ssh on other machines.
-        on_end: called with this rank once it has ended and all its output is
-            out, from another thread.
+        on_end: called from another thread with this rank, once it has ended
+            and all of its output has been written.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Rank:
             stdin=subprocess.PIPE,
             stdout=None if direct else subprocess.PIPE,
             stderr=None if direct else subprocess.PIPE,
-            # Out of the terminal's reach: on Ctrl-C the launcher decides.
+            # Shield it from the terminal's Ctrl-C: the launcher handles that.
             start_new_session=True,
         )
         order = {
@@ -134,21 +134,21 @@ class Rank:
         threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
 
     def tail(self) -> str:
-        """The last that it wrote to stderr."""
+        """The end of its stderr."""
         tagger = self._taggers.get(sys.stderr)
         return tagger.tail.decode(errors="replace") if tagger else ""
 
     def stop(self) -> None:
-        """Have it ended, with all that it started; do not wait."""
+        """Ask the agent to end it and its children; do not wait."""
         self.stopped = True
         try:
             assert self._process.stdin
             self._process.stdin.close()
-        except OSError:  # It has ended already.
+        except OSError:  # It has already ended.
             return
 
     def kill(self) -> None:
-        """End the agent, or the connection, if it does not do as told."""
+        """Kill the agent or the ssh connection if it does not respond."""
         if self.code is None:
             self._process.kill()
 
@@ -157,7 +157,7 @@ class Rank:
             assert self._process.stdin
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        except BrokenPipeError:  # Why it ended is in its output.
+        except BrokenPipeError:  # Its output says why it ended.
             return
 
     def _read(self, console: Console) -> list[threading.Thread]:
@@ -185,7 +185,7 @@ class Rank:
 
 
 def _pump(pipe: IO[bytes], tagger: Tagger, copy: BinaryIO | None) -> None:
-    # A rank's two streams share a file: lines go there whole.
+    # A rank's two streams share a file, so write whole lines to it.
     line = b""
     while data := os.read(pipe.fileno(), _READ_BYTES):
         *lines, line = (line + data).splitlines(keepends=True)
@@ -203,7 +203,7 @@ def _write(file: BinaryIO | None, data: bytes) -> None:
 
 
 def signal_name(code: int) -> str | None:
-    """The signal that an exit code stands for, if it does."""
+    """The name of the signal that an exit code stands for, if any."""
     try:
         return signal.Signals(code - 128).name if code > 128 else None
     except ValueError:

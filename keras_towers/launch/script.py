@@ -1,8 +1,8 @@
 """Runs an unmodified script under a strategy, as one rank of a job.
 
-Started by ``keras-towers run --strategy NAME``. The script sees what ``python
-script.py`` would show it: its arguments, its folder on the path, its own
-``__main__``; errors of its own have its own traceback.
+Started by ``keras-towers run --strategy NAME``. The script runs as under
+``python script.py``: with its arguments, its folder on the path, and itself as
+``__main__``; tracebacks of its errors start in the script.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> None:
 
     seed = os.environ.get(SEED)
     if seed is not None:
-        # One on all ranks: initial weights, shuffles and tf.data agree then,
-        # though the script knows of one process only.
+        # The same on all ranks, so that initial weights, shuffles and tf.data
+        # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
     chosen = {} if options.towers is None else {"towers": options.towers}
     try:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
                     options.script, run_name="__main__", alter_sys=True
                 )
             else:
-                # As Python itself does it, symbolic links followed.
+                # As Python does, with symbolic links resolved.
                 folder = os.path.dirname(os.path.realpath(options.script))
                 sys.path[0] = folder
                 runpy.run_path(options.script, run_name="__main__")
@@ -62,17 +62,17 @@ def main(arguments: list[str]) -> None:
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames that led to the script."""
+    """Drop the frames that led to the script."""
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename in ours:
         first = first.tb_next
-    # An error between here and the script, not in it: show everything.
+    # If the error is not in the script, show all frames.
     return first or (None if _is_syntax() else trace)
 
 
 def _is_syntax() -> bool:
-    # What does not compile has no frame of its own; its error says where.
+    # A syntax error has no frame in the script; its message has the line.
     return isinstance(sys.exc_info()[1], SyntaxError)
 
 

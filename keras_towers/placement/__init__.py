@@ -1,6 +1,6 @@
 """Which device holds a variable.
 
-Plain pieces: nothing here knows Keras, or makes a variable.
+Nothing here depends on Keras or creates variables.
 """
 
 from keras_towers.placement.least_loaded import (

@@ -18,17 +18,17 @@ from keras_towers.errors import TowerError
 
 logger = logging.getLogger("keras_towers")
 
-# tensorpack caches variables of fewer than 64 Ki numbers beside each other.
+# tensorpack keeps variables of fewer than 64 Ki elements on one device.
 SMALL_BYTES = 64 * 1024 * 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A variable that has a device.
+    """A variable with its device.
 
     Attributes:
-        name: its name; a number is added to one that is there already.
-        bytes: its size, 0 where that is not known.
+        name: its name, with a number appended if the name is taken.
+        bytes: its size, 0 if unknown.
         device: the device.
     """
 
@@ -38,32 +38,33 @@ class Placed:
 
 
 class LeastLoadedPlacement:
-    """Gives every variable the device that holds the fewest bytes so far.
+    """Assigns each variable to the device that holds the fewest bytes so far.
 
-    After any number of variables the fullest and the emptiest device differ by
-    no more bytes than the largest variable has, small ones on a device of
-    their own aside. The same variables in the same order get the same devices
-    in every process; in another order they may get others. Of devices with
-    equal loads, the one with fewer variables is taken, then the earlier one.
+    The loads of any two devices never differ by more than the size of the
+    largest variable (not counting small variables on ``small_device``). The
+    result depends only on the variables and their order, so it is the same in
+    every process. Ties go to the device with fewer variables, then to the
+    earlier one.
 
-    It ports tensorpack's ``LeastLoadedDeviceSetter`` (which counts
-    numbers, not bytes), TensorFlow 1's ``GreedyLoadBalancingStrategy`` with
-    ``byte_size_load_fn``, and with ``small_device`` tensorpack's
+    Ports tensorpack's ``LeastLoadedDeviceSetter`` (which counts elements, not
+    bytes), TensorFlow 1's ``GreedyLoadBalancingStrategy`` with
+    ``byte_size_load_fn``, and, with ``small_device``, tensorpack's
     ``OverrideCachingDevice``.
 
     Args:
         devices: names of the devices to fill.
-        small_device: where variables below ``small_bytes`` go, so that not
-            every device is asked for a few bytes each; None: nowhere else.
-        small_bytes: how many bytes make a variable a large one.
+        small_device: the device of variables smaller than ``small_bytes``,
+            to avoid many small reads from all devices; None: small variables
+            are assigned like others.
+        small_bytes: the size in bytes from which a variable is large.
 
     Attributes:
-        devices: the devices to fill, in their order.
+        devices: the devices to fill, in order.
         placed: every ``Placed`` variable, in the order of the calls.
 
     Raises:
-        TowerError: no device, a name that is none, a doubled one, or
-            ``small_bytes`` that is no whole number of 0 or more.
+        TowerError: no devices, an invalid or repeated device name, or a
+            ``small_bytes`` that is not a whole number of at least 0.
 
     Example:
         >>> place = LeastLoadedPlacement(["/device:GPU:0", "/device:GPU:1"])
@@ -82,7 +83,7 @@ class LeastLoadedPlacement:
         known = checked_devices("devices", devices)
         self.devices = tuple(known)
         if small_device is not None:
-            # Its load counts under one name, also if that is written otherwise.
+            # Count its load under one name, even if it is spelled differently.
             names = {_parts(name): name for name in known}
             small_device = names.get(_parts(small_device), small_device)
             known.append(small_device)
@@ -94,11 +95,11 @@ class LeastLoadedPlacement:
         self._names: dict[str, Placed] = {}
 
     def __call__(self, name: str, shape: Any, dtype: Any) -> str:
-        """Give a variable its device.
+        """Assign a device to a variable.
 
         Args:
-            name: what it is called in ``describe()`` and warnings.
-            shape: its shape, also a partly known one, or None.
+            name: its name for ``device_of`` and warnings.
+            shape: its shape, which may be partly known, or None.
             dtype: its dtype.
 
         Returns:
@@ -107,8 +108,8 @@ class LeastLoadedPlacement:
         size = byte_size(shape, dtype)
         if size is None:
             logger.warning(
-                "variable %r of shape %s and dtype %s has a size that is not "
-                "known: it is counted as 0 bytes where variables are placed",
+                "the size of variable %r with shape %s and dtype %s is not "
+                "known: it is counted as 0 bytes when placing variables",
                 name,
                 shape,
                 tf.as_dtype(dtype).name,
@@ -134,30 +135,30 @@ class LeastLoadedPlacement:
         return dict(self._bytes)
 
     def device_of(self, name: str) -> str:
-        """Say where a variable was placed.
+        """Return the device of a variable.
 
         Args:
-            name: its name; the second of one name is called ``name_1``.
+            name: its name; the second one with that name is ``name_1``.
 
         Raises:
-            TowerError: none of this name was placed.
+            TowerError: no variable with this name was placed.
         """
         if name not in self._names:
             raise TowerError(
-                f"no variable {name!r} was placed. Placed were: "
+                f"no variable {name!r} was placed. Placed variables: "
                 f"{', '.join(self._names) or 'none'}."
             )
         return self._names[name].device
 
     def clear(self) -> None:
-        """Begin anew: none of the variables is there any more."""
+        """Forget all variables."""
         self.placed.clear()
         self._names.clear()
         self._bytes = dict.fromkeys(self._bytes, 0)
         self._numbers = dict.fromkeys(self._numbers, 0)
 
     def describe(self) -> str:
-        """Say what each device holds, as a table.
+        """Return a table of what each device holds.
 
         Example:
             >>> print(place.describe())
@@ -185,10 +186,10 @@ class LeastLoadedPlacement:
 
 
 def byte_size(shape: Any, dtype: Any) -> int | None:
-    """The number of bytes of a variable, None where they are not known.
+    """The size of a variable in bytes, None if unknown.
 
     Args:
-        shape: its shape, also a partly known one, or None.
+        shape: its shape, which may be partly known, or None.
         dtype: its dtype; strings and handles have no known size.
 
     Example:
@@ -202,14 +203,14 @@ def byte_size(shape: Any, dtype: Any) -> int | None:
 
 
 def checked_devices(argument: str, devices: Any) -> list[str]:
-    """Make a list of what a user gave as names of devices.
+    """Validate device names given by a user and return them as a list.
 
     Args:
-        argument: what it was given as.
-        devices: what was given.
+        argument: the name of the argument, for messages.
+        devices: the value of the argument.
 
     Raises:
-        TowerError: no device, a name that is none, or a doubled one.
+        TowerError: no devices, or an invalid or repeated device name.
     """
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     names = list(devices) if several else []
@@ -230,10 +231,10 @@ def checked_devices(argument: str, devices: Any) -> list[str]:
 
 
 def _parts(name: Any) -> tuple:
-    """What a device's name says, alike for all ways to write the name.
+    """The parts of a device name, independent of its spelling.
 
     Raises:
-        TowerError: it is not the name of a device.
+        TowerError: it is not a device name.
     """
     if isinstance(name, str) and name.startswith("/"):
         with contextlib.suppress(ValueError):
@@ -241,7 +242,7 @@ def _parts(name: Any) -> tuple:
             if parts[3] is not None or "/job:" in name:
                 return parts
     raise TowerError(
-        f"{name!r} is not the name of a device: give one such as "
+        f"{name!r} is not a device name: give one such as "
         "'/device:GPU:0' or '/job:ps/task:1/device:CPU:0'."
     )
 

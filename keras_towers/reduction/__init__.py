@@ -1,8 +1,8 @@
 """Sums of gradients over towers: plain functions from K x N to K x N.
 
-A reduction is called with K lists of N gradients (one list for each tower)
-and the names of the K towers' devices, and gives K lists of N sums, each on
-its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
+A reduction takes K lists of N gradients (one list per tower) and the names of
+the K towers' devices, and returns K lists of N sums, each on its tower's
+device. Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 
 =============================  ==============================================
 ``sum_on_host``                all sums on the host's CPU (mode "cpu")
@@ -10,15 +10,15 @@ its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
 ``hierarchical_all_reduce``    two groups, then across (mode "hierarchical")
 ``CollectiveAllReduce(...)``   TensorFlow's collective ops (mode "collective")
 ``nccl_all_reduce``            NVIDIA's NCCL (mode "nccl")
-``nccl_available``             whether NCCL can run on some devices, and why
+``nccl_available``             whether NCCL can run on devices, and why (not)
 ``packed(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
-``check_towers``               refuses gradients that do not fit each other
-``across_ranks``           a reduction that goes on over processes
-``exact``, ``fp16``, ...       how gradients travel between them: an exchange
-``SharedMemoryExchange(...)``  exact, between the processes of one machine
-``with_error_feedback(...)``   makes up for what an exchange rounds away
+``check_towers``               refuses gradients that do not match
+``across_ranks``               extends a reduction to several processes
+``exact``, ``fp16``, ...       exchanges: sums between processes
+``SharedMemoryExchange(...)``  without loss, between processes on one machine
+``with_error_feedback(...)``   compensates for the rounding of an exchange
 =============================  ==============================================
 """
 

@@ -1,4 +1,4 @@
-"""Reduction in two levels: the towers of a process, then the processes."""
+"""Two-level reduction: the towers of a process, then the processes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from keras_towers.transport import Transport, next_key
 def across_ranks(
     reduction: Reduction, transport: Transport, exchange: Exchange = exact
 ) -> Reduction:
-    """Let a reduction over towers go on over processes.
+    """Extend a reduction over towers to several processes.
 
-    The gradients of the towers of one process meet in its memory; their sums
-    travel once for each process; every tower gets the result.
+    Gradients are summed over the towers of each process first; each process
+    then sends its sums once, and every tower gets the result.
 
     Args:
         reduction: sums over the towers of this process.
         transport: connects the processes.
-        exchange: how dense gradients travel between the processes.
+        exchange: how dense gradients are exchanged between the processes.
 
     Returns:
-        A reduction over all towers of all processes. All of them have to call
-        it with gradients of the same shapes.
+        A reduction over all towers of all processes. All processes have to
+        call it with gradients of the same shapes.
 
     Example:
         >>> reduce = across_ranks(sum_on_host, HorovodTransport())
@@ -54,13 +54,12 @@ def sum_over_ranks(
 ) -> list[Gradient]:
     """Sum each of N gradients over the ranks.
 
-    A sparse one becomes the slices of all ranks behind one another, as they
-    are.
+    Sparse gradients become the slices of all ranks, concatenated in rank order.
 
     Args:
         transport: connects the processes.
         grads: N gradients of this process.
-        exchange: how the dense ones travel.
+        exchange: how the dense ones are exchanged.
     """
     key = next_key("sum")
     dense, sparse = split_kinds(grads)

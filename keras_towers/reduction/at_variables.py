@@ -1,4 +1,4 @@
-"""Sums of gradients, each beside its variable."""
+"""Sums of gradients, each on the device of its variable."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def sum_at_variables(
 ) -> list[Gradient]:
     """Sum gradient i of all towers on the device of variable i.
 
-    For variables that exist once: the sum is needed there and nowhere else.
-    The source is tensorpack's ``SyncMultiGPUParameterServerBuilder``.
+    For variables with a single copy, whose gradients are needed only there.
+    Ports tensorpack's ``SyncMultiGPUParameterServerBuilder``.
 
     Args:
         grads: K lists of N gradients.
-        devices: K device names, of the towers.
-        places: N device names, of the variables.
+        devices: the K devices of the towers.
+        places: the N devices of the variables.
 
     Returns:
         N sums.
 
     Raises:
-        TowerError: the towers' gradients do not fit each other.
+        TowerError: the towers' gradients do not match.
 
     Example:
         >>> towers = ["/device:GPU:0", "/device:GPU:1"]

@@ -23,7 +23,7 @@ from keras_towers.reduction.placed import (
 
 HINTS = ("ring", "nccl", "auto")
 
-# What TensorFlow's kernels exist for.
+# The dtypes that TensorFlow has kernels for.
 _DTYPES = (
     tf.bfloat16,
     tf.float16,
@@ -33,36 +33,37 @@ _DTYPES = (
     tf.int64,
 )
 
-# A group of devices is known to TensorFlow by its key, for the life of the
-# process and with a fixed size. TensorFlow's own strategies count from 1.
+# TensorFlow identifies a group of devices by its key, with a fixed size, until
+# the process ends. TensorFlow's own strategies count from 1.
 _group_keys = itertools.count(1_000_000)
 
-# TensorFlow knows each reduction by a key too, and remembers its dtype: a key
-# belongs to one gradient in one graph. It has so many of them, to use in turn.
+# TensorFlow also identifies each reduction by a key, and remembers its dtype,
+# so a key belongs to one gradient in one graph. Each gradient cycles through
+# this many keys.
 _SLOTS = 16
 
 
 class CollectiveAllReduce:
-    """Sums gradients by TensorFlow's collective ops.
+    """Sums gradients with TensorFlow's collective ops.
 
-    On the ring, every tower sends 2 (K-1)/K of its bytes, whatever K is (P.
-    Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of
-    workstations, 2009). The source is mode "collective" of tensorpack's
+    In the ring, every tower sends 2 (K-1)/K times its bytes (P. Patarasuk, X.
+    Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations,
+    2009). Ports mode "collective" of tensorpack's
     ``SyncMultiGPUTrainerReplicated``.
 
-    A step that fails on one tower ends with its error on all towers; the next
-    step works again. All collectives of a graph run, also where nobody reads
-    their results: a tower cannot leave its peers waiting.
+    A step that fails on one tower fails with the same error on all towers; the
+    next step works again. All collectives of a graph run, even if their results
+    are unused, so that no tower leaves its peers waiting.
 
-    What the ops do not know is summed on the towers in turn: slices, some
-    dtypes, shapes that are empty or not known when the graph is made. In eager
-    code all gradients are: there, one op after the other is launched, and the
-    first would wait for ever for the second.
+    Whatever the ops do not support is summed on the towers in turn: slices,
+    some dtypes, and shapes that are empty or unknown at tracing time. In eager
+    code that applies to all gradients, because eager ops are launched one by
+    one, and the first would wait forever for its peers.
 
     Args:
         devices: the names of K devices.
         hint: ``"ring"``, ``"nccl"`` (physical GPUs only) or ``"auto"``
-            (TensorFlow picks). None: ``"nccl"`` where it can run, else
+            (TensorFlow chooses). None: ``"nccl"`` if it can run, else
             ``"ring"``.
 
     Raises:
@@ -82,14 +83,14 @@ class CollectiveAllReduce:
             hint = "nccl" if nccl_available(devices)[0] else "ring"
         if hint not in HINTS:
             raise TowerError(
-                f"hint={hint!r} is not known. Give one of "
+                f"hint={hint!r} is unknown. Give one of "
                 f"{', '.join(map(repr, HINTS))}, or None."
             )
         for one, other in itertools.combinations(devices, 2):
             if same_device(one, other):
                 raise TowerError(
                     f"Collective ops need different devices, but {one} and "
-                    f"{other} are one. Name each device once."
+                    f"{other} are the same. Name each device once."
                 )
         self.devices = tuple(devices)
         self.hint = hint
@@ -97,9 +98,9 @@ class CollectiveAllReduce:
         self._group_key = next(_group_keys)
         self._keys = itertools.count(0, _SLOTS)
         self._steps = _variable(self._host, tf.int64)
-        # TensorFlow orders the stateful ops of a graph one after the other,
-        # which collective peers do not survive, unless they are on different
-        # resources: one for each device.
+        # TensorFlow serializes the stateful ops of a graph, which would
+        # deadlock collective peers, unless they use different resources: one
+        # per device.
         self._orders = [_variable(device, tf.float32) for device in devices]
 
     def __call__(
@@ -109,18 +110,19 @@ class CollectiveAllReduce:
 
         Args:
             grads: K lists of N gradients.
-            devices: the K devices that this object was made for.
+            devices: the K devices that this object was created for.
 
         Returns:
             K lists of N sums.
 
         Raises:
-            TowerError: other devices, or gradients that do not fit each other.
+            TowerError: other devices, or gradients that do not match.
         """
         if not same_devices(devices, self.devices):
             raise TowerError(
-                f"This reduction was made for {', '.join(self.devices)}, not "
-                f"for {', '.join(devices)}. Make one for each set of devices."
+                f"This reduction was created for {', '.join(self.devices)}, "
+                f"not for {', '.join(devices)}. Create one for each set of "
+                "devices."
             )
         if tf.executing_eagerly():
             return sum_on_towers(grads, devices)
@@ -128,8 +130,8 @@ class CollectiveAllReduce:
         slot = self._next_slot()
 
         def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            # On a tensor without elements, the ring crashes (TF 2.21); after
-            # shapes that differ, no collective op of the process works.
+            # The ring crashes on empty tensors (TF 2.21), and after a shape
+            # mismatch no collective op of the process works any more.
             known = all(tensor.shape.num_elements() for tensor in tensors)
             if tensors[0].dtype not in _DTYPES or not known:
                 total = add_on(devices[index % len(devices)], tensors)
@@ -164,11 +166,11 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps, in the graph, in a small circle.
+        """Count the steps in the graph, modulo the number of slots.
 
-        With one key, two threads that run the same graph would take each
-        other's buffers. With keys that never come back, TensorFlow would keep
-        a kilobyte for each. This op counts atomically.
+        With a single key, two threads that run the same graph would mix up
+        their buffers. With a new key for every step, TensorFlow would leak
+        memory. This op counts atomically.
         """
         with tf.device(self._host):
             step = tf.raw_ops.ResourceCountUpTo(
@@ -178,7 +180,7 @@ class CollectiveAllReduce:
 
 
 def _variable(device: str, dtype: tf.DType) -> tf.Variable:
-    # One plain variable on one device, also where a strategy, which would make
-    # a mirrored one, or a graph is being entered.
+    # A plain variable on one device, even inside a strategy's scope, where it
+    # would be mirrored, or while a graph is traced.
     with tf.init_scope(), compat.single_device_mode(), tf.device(device):
         return tf.Variable(0, dtype=dtype, trainable=False)

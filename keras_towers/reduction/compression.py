@@ -1,17 +1,17 @@
-"""Gradients that travel between processes in 16 bits.
+"""Exchanges that send gradients in 16 bits.
 
 =================  ============================================================
-``exact``          as they are
-``fp16``           summed by the engine in float16: right for NCCL; over Gloo,
-                   which adds float16 in software, slower than no compression
-``fp16_shards``    every rank sums a part of all in float32; float16 travels
-``bf16_shards``    the same in bfloat16: the range of float32, 8 bits of
-                   precision. No engine sums bfloat16, so there is no other way
+``exact``          no compression
+``fp16``           the engine sums in float16: right for NCCL; slower than no
+                   compression over Gloo, which adds float16 in software
+``fp16_shards``    sends float16; each rank sums one shard in float32
+``bf16_shards``    the same with bfloat16: the range of float32, 8 bits of
+                   precision; engines cannot sum bfloat16 themselves
 =================  ============================================================
 
-The shards are a reduce-scatter by an all-to-all, and an all-gather; the sum is
-rounded once more before it travels back. A value too large for float16
-arrives as an infinity, so that ``LossScaleOptimizer`` sees it.
+With shards, an all-to-all followed by sums is the reduce-scatter, and an
+all-gather follows; sums are rounded again before they are sent back. A value
+too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ def fp16(
 def fp16_shards(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Send float16, sum in float32: every rank its part of all tensors."""
+    """Send float16; each rank sums its shard in float32."""
     return _by_shards(tf.float16, transport, tensors, key)
 
 
 def bf16_shards(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Send bfloat16, sum in float32: every rank its part of all tensors."""
+    """Send bfloat16; each rank sums its shard in float32."""
     return _by_shards(tf.bfloat16, transport, tensors, key)
 
 
 def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
-    """Whether a gradient travels as ``dtype`` and loses by it.
+    """Whether a gradient is sent as ``dtype`` with a loss of precision.
 
-    Those that have 16 bits already travel as they are.
+    Those that already have 16 bits are sent unchanged.
     """
     return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
 
@@ -70,7 +70,7 @@ def _by_shards(
     key: str,
 ) -> list[tf.Tensor]:
     _check_floats(tensors)
-    # An engine may refuse a message without bytes.
+    # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
     sums = dict(enumerate(tensors))
     rounded = [i for i in full if is_rounded(tensors[i], dtype)]
@@ -118,7 +118,7 @@ def _check_floats(tensors: Sequence[tf.Tensor]) -> None:
         if not tensor.dtype.is_floating:
             raise TowerError(
                 f"compression on integer gradients: gradient {index} is "
-                f"{tensor.dtype.name}, which 16-bit floats cannot carry. Use "
+                f"{tensor.dtype.name}, which does not fit 16-bit floats. Use "
                 "compression=None."
             )
 
@@ -136,7 +136,7 @@ _WITH_FEEDBACK = {
 
 
 def resolve(compression: str | Exchange | None) -> Exchange:
-    """The exchange that a user asked for.
+    """Return the exchange for a user's choice.
 
     Args:
         compression: None or ``"none"``, ``"fp16"``, ``"fp16-shards"``,
@@ -144,7 +144,7 @@ def resolve(compression: str | Exchange | None) -> Exchange:
             (by shards, with error feedback), or a function.
 
     Raises:
-        TowerError: a name that does not exist.
+        TowerError: unknown name.
 
     Example:
         >>> resolve("bf16") is bf16_shards
@@ -161,6 +161,6 @@ def resolve(compression: str | Exchange | None) -> Exchange:
             return _NAMED[compression]
     names = ", ".join(map(repr, [*_NAMED, *_WITH_FEEDBACK]))
     raise TowerError(
-        f"compression={compression!r} is not known: give None, one of {names}, "
+        f"compression={compression!r} is unknown: give None, one of {names}, "
         "or a function of a transport, tensors and a key."
     )

@@ -1,4 +1,4 @@
-"""The adapter that makes a reduction work inside TensorFlow's strategies."""
+"""An adapter that lets TensorFlow's strategies use a reduction."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from keras_towers.transport import SingleProcess, Transport, next_key
 class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """Makes a reduction a ``tf.distribute.CrossDeviceOps``.
 
-    All values of one call that live on the same devices are reduced together,
-    so that the reduction can pack them. What is not a sum of one value from
-    each tower back to each tower goes to TensorFlow's
-    ``tf.distribute.ReductionToOneDevice``: other destinations, int32 values
-    (TensorFlow keeps them on the host), means of integers, values that are not
-    one for each replica, and gathering.
+    All values of one call that are on the same devices are reduced together, so
+    that the reduction can pack them. Everything but an all-reduce over the
+    towers is left to TensorFlow's ``tf.distribute.ReductionToOneDevice``: other
+    destinations, int32 values (which TensorFlow keeps on the host), means of
+    integers, values that are not per replica, and gathering.
 
     Args:
         reduction: from K lists of N gradients and K device names to K lists of
@@ -45,7 +44,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     @property
     def _num_between_graph_workers(self) -> int:
-        # TensorFlow takes one value for its own sum where this is 1.
+        # If this is 1, TensorFlow treats a single value as its own sum.
         return self._transport.size
 
     def reduce_implementation(
@@ -150,7 +149,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
 
 def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """Exchange the first dimension and ``axis``."""
+    """Swap the first dimension and ``axis``."""
     if axis == 0:
         return tensor
     order = list(range(tensor.shape.rank))

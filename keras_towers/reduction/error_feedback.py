@@ -1,4 +1,4 @@
-"""What rounding takes from a gradient is added to the next one.
+"""Error feedback: a gradient's rounding error is added to the next one.
 
 Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
 Data-Parallel Distributed Training of Speech DNNs", 2014; Karimireddy et al.,
@@ -17,18 +17,18 @@ from keras_towers.transport import Transport
 
 
 def with_error_feedback(exchange: Exchange, dtype: tf.DType) -> Exchange:
-    """Let a lossy exchange make up for what it rounded away.
+    """Let a lossy exchange compensate for its rounding errors.
 
-    Every rank keeps what its own rounding lost, in memory of the size of its
-    gradients. The sum's rounding on the way back is not made up for. Where a
-    gradient is not finite nothing is kept.
+    Each rank stores its own rounding errors, which takes as much memory as its
+    gradients. The rounding of the sums that are sent back is not compensated.
+    For values that are not finite, no error is stored.
 
     Args:
-        exchange: rounds gradients of more bits to ``dtype``.
+        exchange: rounds gradients with more bits to ``dtype``.
         dtype: what it rounds to.
 
     Returns:
-        An exchange with a memory of its own; use it for one strategy.
+        A stateful exchange; use it for one strategy only.
 
     Example:
         >>> exchange = with_error_feedback(bf16_shards, tf.bfloat16)
@@ -36,8 +36,8 @@ def with_error_feedback(exchange: Exchange, dtype: tf.DType) -> Exchange:
     lost: dict[tuple, tf.Variable] = {}
 
     def memory(key: str, index: int, tensor: tf.Tensor) -> tf.Variable:
-        # The shape is part of the name, as another model's gradients may
-        # travel under the same key.
+        # The shape is part of the name because gradients of another model may
+        # use the same key.
         name = (key, index, tuple(tensor.shape), tensor.dtype)
         if name not in lost:
             lost[name] = _zeros_like(tensor)
@@ -60,7 +60,7 @@ def with_error_feedback(exchange: Exchange, dtype: tf.DType) -> Exchange:
     ) -> list[tf.Tensor]:
         pairs = [corrected(t, key, i) for i, t in enumerate(tensors)]
         sums = exchange(transport, [tensor for tensor, _ in pairs], key)
-        # Nothing else of the graph asks for the assignments.
+        # Nothing else in the graph depends on the assignments.
         with tf.control_dependencies(
             [kept for _, kept in pairs if kept is not None]
         ):

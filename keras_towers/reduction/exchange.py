@@ -1,4 +1,4 @@
-"""How dense gradients travel between processes: the plain way."""
+"""Exchanges: how dense gradients are summed over processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Exchange: TypeAlias = Callable[
 ]
 """From this rank's N dense tensors to their N sums over the ranks.
 
-The string is a prefix for the keys of the collectives, the same on all ranks;
-the sums are equal on all ranks, to the bit.
+The string is a prefix for the keys of the collectives, the same on all ranks.
+The sums are bit-identical on every rank.
 """
 
 BUCKET_BYTES = 16 * 2**20
@@ -24,7 +24,7 @@ BUCKET_BYTES = 16 * 2**20
 def exact(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Sum every tensor as it is, by the transport's all-reduce."""
+    """Sum tensors without loss, by the transport's all-reduce."""
     return transport.all_reduce(tensors, key)
 
 
@@ -33,19 +33,19 @@ def buckets(
     indices: Iterable[int],
     limit: int = BUCKET_BYTES,
 ) -> list[list[int]]:
-    """Group tensors that are to travel as one message.
+    """Group tensors to be sent as one message.
 
-    The backward pass makes the last variable's gradient first, so the groups
-    go from the last to the first: one travels while the next is computed.
+    The backward pass computes the last variable's gradient first, so the groups
+    go from last to first: one is sent while the next is computed.
 
     Args:
         tensors: N tensors.
-        indices: those of them to group.
-        limit: a group ends with the tensor that makes it this large, in bytes;
-            one without a static shape is a group of its own.
+        indices: the indices of those to group.
+        limit: a group is closed once it has this many bytes; a tensor without
+            a static shape forms its own group.
 
     Returns:
-        Groups of indices; the tensors of a group have one dtype.
+        Groups of indices; all tensors of a group have the same dtype.
     """
     groups: list[list[int]] = []
     open_groups: dict[tf.DType, tuple[list[int], int]] = {}

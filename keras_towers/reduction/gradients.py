@@ -1,4 +1,4 @@
-"""What a reduction takes and gives: K towers with N gradients each."""
+"""What a reduction takes and returns: K towers with N gradients each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 """One gradient of one tower, dense or as slices of its variable's rows."""
 
 Gradients: TypeAlias = Sequence[Sequence[Gradient]]
-"""K lists of N gradients: one list for each tower, in one order of variables.
+"""K lists of N gradients: one list per tower.
 
-Gradient i of all towers belongs to the same variable.
+Gradient i belongs to the same variable on all towers.
 """
 
 Reduction: TypeAlias = Callable[
@@ -30,13 +30,13 @@ def is_sparse(gradient: Gradient) -> bool:
 
 
 def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
-    """Tell the dense from the sparse gradients of one tower.
+    """Separate the dense and the sparse gradients of one tower.
 
     Args:
         gradients: N gradients.
 
     Returns:
-        The indices of the dense ones and those of the sparse ones.
+        The indices of the dense ones and of the sparse ones.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([4]))
@@ -53,7 +53,7 @@ def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
 def on_values(
     gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]
 ) -> Gradient:
-    """Change the values of a gradient, of a sparse one those of its slices."""
+    """Apply a function to the values of a dense or sparse gradient."""
     if not is_sparse(gradient):
         return function(gradient)
     return tf.IndexedSlices(
@@ -66,7 +66,7 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
 
     Args:
         gradient: dense or sparse.
-        factor: a Python number, or a scalar tensor, which is cast.
+        factor: a Python number or a scalar tensor; cast to its dtype.
     """
     if isinstance(factor, (int, float)) and factor == 1:
         return gradient
@@ -74,44 +74,44 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
 
 
 def divided(gradient: Gradient, number: Any) -> Gradient:
-    """Divide a gradient by a number, as ``scaled`` multiplies."""
+    """Divide a gradient by a number; see ``scaled``."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
-    """Refuse towers whose gradients cannot be summed with each other.
+    """Check that the towers' gradients can be summed.
 
-    Summed anyway, they would broadcast to a wrong shape, or a collective op
-    would wait for ever.
+    Otherwise they might broadcast to a wrong shape, or a collective op might
+    hang.
 
     Args:
         grads: K lists of N gradients.
         devices: K device names.
 
     Raises:
-        TowerError: the number of lists and of devices differ, or towers differ
-            in the number of gradients, or in the kind, dtype or static shape
-            of one of them; the message names its index.
+        TowerError: the numbers of lists and devices differ, or towers differ
+            in the number of gradients or in the kind, dtype or static shape of
+            a gradient; the message has its index.
     """
     if not grads or len(grads) != len(devices):
         raise TowerError(
             f"There are gradients of {len(grads)} towers for {len(devices)} "
-            "devices. Give one list of gradients for each device, and at "
-            "least one."
+            "devices. Give one list of gradients per device, and at least "
+            "one."
         )
     for tower, gradients in enumerate(grads):
         if len(gradients) != len(grads[0]):
             raise TowerError(
                 f"Tower {tower} has {len(gradients)} gradients, but tower 0 "
-                f"has {len(grads[0])}. Every tower has to give a gradient for "
-                "the same variables."
+                f"has {len(grads[0])}. Every tower must have gradients for the "
+                "same variables."
             )
         for index, gradient in enumerate(gradients):
             if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
                 raise TowerError(
                     f"Gradient {index} of tower {tower} is "
                     f"{_kind(gradient)}. Give tf.Tensor or tf.IndexedSlices, "
-                    "and leave out variables that have no gradient."
+                    "and leave out variables without a gradient."
                 )
             _check_alike(index, tower, gradient, grads[0][index])
 
@@ -129,13 +129,13 @@ def _check_alike(
         return
     raise TowerError(
         f"Gradient {index} is {differ[0]} on tower {tower}, but {differ[1]} on "
-        "tower 0. Every tower has to compute the same gradients: compare "
-        "what the model does with the data of each."
+        "tower 0. Every tower must compute the same gradients: check "
+        "whether the model treats the data of some towers differently."
     )
 
 
 def _shape(gradient: Gradient) -> tf.TensorShape:
-    # The number of slices may differ between towers, their form may not.
+    # The number of slices may differ between towers, but not their shape.
     if is_sparse(gradient):
         return tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
     return gradient.shape

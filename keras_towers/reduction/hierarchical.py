@@ -1,4 +1,4 @@
-"""Two groups of towers that sum inside, then exchange their sums."""
+"""Two groups of towers that sum internally, then exchange their sums."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from keras_towers.reduction.placed import add_on, copy_to
 def hierarchical_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum in two groups, then across them.
+    """Sum within two groups, then across them.
 
-    Only one pair of devices, the main one of each group, talks across the
-    groups: on a DGX-1, groups are the four GPUs that have direct links with
-    each other. The main devices rotate: for gradient i they are number i mod
-    K/2 of their group, so that all links across are used. The source is mode
-    "hierarchical" of tensorpack's ``SyncMultiGPUTrainerReplicated``, which
-    knows eight GPUs only.
+    Only the main devices of the groups communicate across groups: on a DGX-1, a
+    group is four GPUs with direct links to each other. The main devices rotate
+    (number i mod K/2 of each group for gradient i), so that all links between
+    the groups are used. Ports mode "hierarchical" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
 
     Args:
         grads: K lists of N gradients; K is 1 or even.
         devices: K device names, the first group's before the second's.
 
     Returns:
-        K lists of N sums, bit for bit equal on all towers.
+        K lists of N sums, bit-identical on all towers.
 
     Raises:
-        TowerError: an odd number of towers, or gradients that do not fit each
-            other.
+        TowerError: an odd number of towers, or gradients that do not match.
 
     Example:
         >>> devices = [f"/device:GPU:{k}" for k in range(8)]

@@ -1,4 +1,4 @@
-"""The two reductions that add all up in one place: host, or towers in turn."""
+"""Reductions that sum in one place: the host, or the towers in turn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def sum_on_host(
 ) -> list[list[Gradient]]:
     """Sum all gradients on the host.
 
-    Every gradient goes to the first CPU of the towers' machine and back: best
-    where the GPUs cannot reach each other directly. Where the towers are
-    logical CPUs themselves, that host is the first of them. The source is mode
-    "cpu" of tensorpack's ``SyncMultiGPUTrainerReplicated``.
+    Gradients are copied to the first CPU of the towers' machine and back: best
+    if the GPUs cannot access each other directly. If the towers are logical
+    CPUs, the host is the first of them. Ports mode "cpu" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
 
     Args:
         grads: K lists of N gradients.
@@ -29,7 +29,7 @@ def sum_on_host(
         K lists of N sums.
 
     Raises:
-        TowerError: the towers' gradients do not fit each other.
+        TowerError: the towers' gradients do not match.
 
     Example:
         >>> devices = ["/device:GPU:0", "/device:GPU:1"]
@@ -49,9 +49,9 @@ def sum_on_towers(
 ) -> list[list[Gradient]]:
     """Sum gradient i on tower i mod K.
 
-    The sums, and the traffic, are spread over the towers. The source is mode
-    "gpu" of tensorpack's ``SyncMultiGPUTrainer``, which divides the variables
-    among the GPUs in the same manner.
+    This spreads the work and the traffic over the towers. Ports mode "gpu" of
+    tensorpack's ``SyncMultiGPUTrainer``, which divides the variables among the
+    GPUs in the same way.
 
     Args:
         grads: K lists of N gradients.
@@ -61,7 +61,7 @@ def sum_on_towers(
         K lists of N sums.
 
     Raises:
-        TowerError: the towers' gradients do not fit each other.
+        TowerError: the towers' gradients do not match.
 
     Example:
         >>> devices = ["/device:GPU:0", "/device:GPU:1"]

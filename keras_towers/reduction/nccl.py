@@ -1,4 +1,4 @@
-"""NVIDIA's NCCL, by TensorFlow's op for the GPUs of one process."""
+"""NVIDIA's NCCL, through TensorFlow's op for the GPUs of one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_towers.reduction.naive import sum_on_towers
 from keras_towers.reduction.per_gradient import reduce_each
 from keras_towers.reduction.placed import add_on, all_or_none, copy_to
 
-# What TensorFlow's kernel exists for.
+# The dtypes that TensorFlow's kernel supports.
 _DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 _names = itertools.count()
@@ -21,12 +21,12 @@ _names = itertools.count()
 def nccl_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum dense gradients by NCCL.
+    """Sum dense gradients with NCCL.
 
-    What TensorFlow's op does not know is summed on the towers in turn: slices,
-    bfloat16, shapes that are empty or not known when the graph is made. In
-    eager code all gradients are: there, an op would wait for ever for peers
-    that are launched after it. The source is mode "nccl" of tensorpack's
+    Whatever TensorFlow's op does not support is summed on the towers in turn:
+    slices, bfloat16, and shapes that are empty or unknown at tracing time. In
+    eager code that applies to all gradients, because an op would wait forever
+    for peers that are launched after it. Ports mode "nccl" of tensorpack's
     ``SyncMultiGPUTrainerReplicated``.
 
     Args:
@@ -37,7 +37,7 @@ def nccl_all_reduce(
         K lists of N sums.
 
     Raises:
-        TowerError: the towers' gradients do not fit each other.
+        TowerError: the towers' gradients do not match.
 
     Example:
         >>> devices = ["/device:GPU:0", "/device:GPU:1"]
@@ -79,8 +79,8 @@ def _all_reduce(
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
     """Whether NCCL can sum over these devices, and why (not).
 
-    It needs a TensorFlow that is built for GPUs, and at least two GPUs, each a
-    different physical one: NCCL refuses two ranks on one GPU.
+    It needs a TensorFlow built with GPU support and at least two different
+    physical GPUs: NCCL refuses two ranks on one GPU.
 
     Args:
         devices: K device names.
@@ -113,7 +113,7 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
 
 
 def _physical_gpus() -> list[str]:
-    """For each logical GPU, in order, the name of the physical one."""
+    """The name of the physical GPU of each logical GPU, in order."""
     names = []
     for gpu in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(gpu)

@@ -24,16 +24,17 @@ logger = logging.getLogger("keras_towers")
 class GradientPacker:
     """Decides how gradients are packed into buffers.
 
-    Each reduction of a buffer costs a launch and a round of messages; a few
-    buffers cost few of them, and several still run at the same time. The
-    source is tensorpack's ``GradientPacker`` (there: one dtype, all shapes
-    known, eight buffers or nothing).
+    Each reduction of a buffer costs a launch and a round of messages. A few
+    buffers keep this overhead low, while several can still run concurrently.
+    Ports tensorpack's ``GradientPacker`` (which needs a single dtype and known
+    shapes, and makes eight buffers or none).
 
     Args:
-        num_split: number of buffers, equal within one element, for each dtype.
-        split_bytes: size of a buffer in bytes, about; if given, it decides the
-            number of buffers in place of ``num_split``.
-        min_elements: gradients of a dtype are left alone if a buffer would
+        num_split: number of buffers per dtype; their sizes differ by at most
+            one element.
+        split_bytes: approximate size of a buffer in bytes; if given, it
+            determines the number of buffers instead of ``num_split``.
+        min_elements: gradients of a dtype are not packed if a buffer would
             have fewer elements than this.
 
     Raises:
@@ -73,11 +74,12 @@ class GradientPacker:
     def plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
         """Plan the packing of gradients with these dtypes and static shapes.
 
-        It is worked out once, and what is left out of it logged once, for each
-        list of dtypes and shapes.
+        Plans are cached by dtypes and shapes, and gradients that are not packed
+        are logged once per plan.
 
         Args:
-            grads: the N dense gradients of one tower; they are not read.
+            grads: the N dense gradients of one tower; only their shapes and
+                dtypes are used.
 
         Returns:
             The plan, or None if no gradient would be packed.
@@ -96,7 +98,7 @@ class GradientPacker:
                     continue
                 if not grad.shape.is_fully_defined():
                     logger.info(
-                        "not packed: gradient %d, since its shape %s is not "
+                        "not packed: gradient %d, because its shape %s is not "
                         "fully defined",
                         index,
                         grad.shape,
@@ -110,7 +112,7 @@ class GradientPacker:
                 groups.append(_make_group(members, shapes, count))
             elif members:
                 logger.info(
-                    "not packed: %d gradients of %s, since %d elements are "
+                    "not packed: %d gradients of %s, because %d elements are "
                     "fewer than %d in each of %d buffers",
                     len(members),
                     dtype.name,
@@ -132,13 +134,13 @@ class GradientPacker:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """The gradients of one dtype, as one line that is cut into pieces.
+    """The gradients of one dtype, as one sequence cut into pieces.
 
     Attributes:
         members: the indices of the gradients.
         shapes: their shapes.
         by_gradient: for each gradient, the lengths of its pieces.
-        by_buffer: the lengths of the same pieces, for each buffer.
+        by_buffer: for each buffer, the lengths of the same pieces.
     """
 
     members: tuple[int, ...]
@@ -149,7 +151,7 @@ class _Group:
 
 @dataclasses.dataclass(frozen=True)
 class PackingPlan:
-    """How N gradients become buffers; made by ``GradientPacker.plan``."""
+    """How N gradients become buffers; see ``GradientPacker.plan``."""
 
     groups: tuple[_Group, ...]
     alone: tuple[int, ...]
@@ -174,7 +176,7 @@ class PackingPlan:
         """Undo ``pack``.
 
         Args:
-            buffers: what ``pack`` gave, or sums of it.
+            buffers: what ``pack`` returned, or sums of that.
 
         Returns:
             N gradients with their shapes.
@@ -193,17 +195,17 @@ class PackingPlan:
 
 
 def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
-    """Let a reduction work on packed gradients.
+    """Apply a reduction to packed gradients.
 
-    Each tower packs and unpacks on its own device. IndexedSlices, and what the
-    packer leaves alone, go to the reduction as they are.
+    Each tower packs and unpacks on its own device. IndexedSlices and gradients
+    that the packer does not pack are passed to the reduction unchanged.
 
     Args:
         reduction: any reduction.
-        packer: decides on the buffers, by the shapes on tower 0.
+        packer: determines the buffers from the shapes on tower 0.
 
     Returns:
-        A reduction that gives the same sums.
+        A reduction that returns the same sums.
 
     Example:
         >>> reduce = packed(hierarchical_all_reduce, GradientPacker())
@@ -257,7 +259,7 @@ def _make_group(
 def _pieces(
     cuts: Sequence[int], ends: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """The lengths between cuts, for each of the parts that end at ``ends``."""
+    """The lengths between cuts, for each part that ends at ``ends``."""
     pieces = []
     for start, end in itertools.pairwise([0, *ends]):
         inside = [cut for cut in cuts if start <= cut <= end]
@@ -270,10 +272,10 @@ def _recut(
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
 ) -> list[tf.Tensor]:
-    """Cut a line of tensors at other places.
+    """Cut a sequence of tensors in different places.
 
-    The pieces lie in one order before and after, so each element is copied
-    about once, where joining all and cutting again would copy it twice.
+    The order of the pieces does not change, so each element is copied about
+    once; concatenating everything and splitting it again would copy it twice.
     """
     pieces = itertools.chain.from_iterable(
         tf.split(tensor, lengths) if len(lengths) > 1 else [tensor]

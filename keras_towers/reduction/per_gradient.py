@@ -1,4 +1,4 @@
-"""Reductions that treat one gradient after the other."""
+"""Reductions that handle one gradient at a time."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def reduce_each(
 ) -> list[list[Gradient]]:
     """Reduce gradient by gradient.
 
-    They are taken from the last to the first, the order in which
-    backpropagation makes them: where the order of ops is kept, the first of
-    them need not wait for the end of the backward pass.
+    They are reduced from last to first, the order in which the backward pass
+    computes them: where ops keep their order, reduction can then start before
+    the backward pass ends.
 
     Args:
         grads: K lists of N gradients.
         devices: K device names.
-        dense: from i and gradient i of the K towers, to the K sums.
-        sparse_on: the device that the slices of gradient i are put together
-            on. None: tower i mod K, which spreads the work.
+        dense: returns the K sums for i and gradient i of the K towers.
+        sparse_on: returns the device on which the slices of gradient i are
+            concatenated. None: tower i mod K, which spreads the work.
 
     Returns:
-        K lists of N sums; the gradients themselves for one tower.
+        K lists of N sums; for one tower, the gradients themselves.
 
     Raises:
-        TowerError: the towers' gradients do not fit each other.
+        TowerError: the towers' gradients do not match.
 
     Example:
         >>> def everywhere(i, tensors):

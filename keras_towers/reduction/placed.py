@@ -1,6 +1,6 @@
-"""Sums and copies with a place: the ops that reductions are made of.
+"""Sums and copies on given devices, from which reductions are built.
 
-All are stateless, so that what nobody reads is pruned from a graph.
+All are stateless, so that unused ones are pruned from a graph.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import tensorflow as tf
 
 
 def add_on(device: str, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Add tensors of one shape and dtype up on one device."""
+    """Sum tensors of equal shape and dtype on one device."""
     with tf.device(device):
         return tf.add_n(list(tensors))
 
 
 def copy_to(device: str, tensor: tf.Tensor) -> tf.Tensor:
-    """Have a tensor on a device; no bytes move where it is there already."""
+    """Copy a tensor to a device; no copy if it is already there."""
     with tf.device(device):
         return tf.identity(tensor)
 
@@ -27,9 +27,9 @@ def all_or_none(
 ) -> list[tf.Tensor]:
     """Make each tensor wait for all of them.
 
-    An op that waits for its peers never ends if the graph has lost one of
-    them because nobody reads its result. After this, whoever reads one of the
-    results keeps all of the ops.
+    An op that waits for its peers hangs if one of them has been pruned from the
+    graph because its result is unused. This makes each result depend on all of
+    the ops.
 
     Args:
         tensors: K tensors, one from each peer.
@@ -46,7 +46,7 @@ def all_or_none(
 
 
 def host_of(device: str) -> str:
-    """Name the first CPU of the machine that a device belongs to.
+    """Return the first CPU of the machine that a device belongs to.
 
     Example:
         >>> host_of("/job:worker/replica:0/task:3/device:GPU:2")
@@ -57,11 +57,11 @@ def host_of(device: str) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names may mean one device.
+    """Whether two names can refer to the same device.
 
-    A part that one name leaves open matches any: ``"/device:CPU:1"`` is
-    ``"/job:localhost/replica:0/task:0/device:CPU:1"``. Type and index must be
-    there.
+    A part missing from one name matches anything: ``"/device:CPU:1"`` matches
+    ``"/job:localhost/replica:0/task:0/device:CPU:1"``. Type and index are
+    required.
     """
     a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
     if None in (a.device_index, b.device_index):

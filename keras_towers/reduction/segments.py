@@ -1,4 +1,4 @@
-"""Memory that the processes of a machine share, and sums in it."""
+"""Sums in memory that the processes of a machine share."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ logger = logging.getLogger("keras_towers")
 
 FOLDER = pathlib.Path("/dev/shm")
 
-# TensorFlow uses an array without a copy if it begins at such an address.
+# TensorFlow uses arrays with this alignment without copying them.
 _ALIGNMENT = 64
 
 
 class SharedBucket:
     """Sums one group of arrays over the ranks of a machine.
 
-    Every rank writes its arrays where the others see them (``post``), sums its
-    own part of all (``reduce``), and reads the parts of all (``collect``). The
-    caller sees to it that no rank begins one before all have ended the one
-    before. Each element is summed by one rank, in one order, so that all ranks
-    read the same bits.
+    Each rank publishes its arrays (``post``), sums its share of the elements
+    over all ranks (``reduce``), and reads the sums of all shares (``collect``).
+    The caller ensures that no rank starts a phase before all have finished the
+    previous one. Each element is summed by a single rank, in a fixed order, so
+    the results are bit-identical on every rank.
 
     Args:
         rank: this process.
@@ -61,10 +61,10 @@ class SharedBucket:
         self._unlink = weakref.finalize(self, _unlink, _path(self._name))
 
     def post(self, *arrays: np.ndarray) -> np.int64:
-        """Write what the other ranks are to sum.
+        """Write the elements that the other ranks sum.
 
         Returns:
-            A number by which they find it, 0 if there is no room.
+            A number by which they find this memory, or 0 if there is no room.
         """
         if self._failed:
             return np.int64(0)
@@ -81,11 +81,11 @@ class SharedBucket:
         return np.int64(self._name)
 
     def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
-        """Sum this rank's part, once all have written theirs.
+        """Sum this rank's share, after all ranks have written theirs.
 
         Args:
-            names: what ``post`` gave on all ranks.
-            *arrays: what was given to it here.
+            names: what ``post`` returned on all ranks.
+            *arrays: the arrays given to ``post`` on this rank.
 
         Returns:
             1, or 0 if the others' memory cannot be read.
@@ -98,7 +98,7 @@ class SharedBucket:
         first, *rest = self._sent
         sums = self._sums
         assert sums is not None  # It is open.
-        # Gradients may be infinite; whoever scales the loss deals with it.
+        # Gradients may be infinite; loss scaling deals with that.
         with np.errstate(all="ignore"):
             for place, part in self._parts(self._rank, arrays):
                 total = sums[place]
@@ -108,8 +108,8 @@ class SharedBucket:
         return np.int32(1)
 
     def collect(self, _: np.int32) -> list[np.ndarray]:
-        """The sums, in memory that the next ``reduce`` overwrites."""
-        # All ranks have it open; without a name it ends with them.
+        """Return the sums, in memory that the next ``reduce`` overwrites."""
+        # All ranks have mapped it; unlinked, it is freed when they end.
         self._unlink()
         assert self._sums is not None  # After ``reduce``.
         return [
@@ -120,7 +120,7 @@ class SharedBucket:
     def _parts(
         self, rank: int, arrays: Sequence[np.ndarray]
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """What rank ``rank`` sums: places in the bucket, and their values."""
+        """The share of ``rank``: slices of the bucket, and their values."""
         low, high = self._bounds[rank : rank + 2]
         for start, array in zip(self._starts, arrays, strict=True):
             begin, end = max(low, start), min(high, start + array.size)
@@ -130,12 +130,12 @@ class SharedBucket:
 
     def _open(self, names: np.ndarray) -> None:
         if self._failed or not all(names):
-            raise OSError("a rank has no memory to share")
+            raise OSError("a rank could not allocate shared memory")
         if self._sums is not None:
             if list(names) != self._names:
-                raise OSError("another process has taken the place of a rank")
+                raise OSError("a rank was replaced by another process")
             return
-        assert self._own is not None  # It has a name.
+        assert self._own is not None  # It has been posted.
         maps = [
             self._own if r == self._rank else self._map(r, name, create=False)
             for r, name in enumerate(names)
@@ -145,14 +145,14 @@ class SharedBucket:
         self._names = list(names)
 
     def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
-        """The memory of a rank; that of rank 0 has room for the sums too."""
+        """Map a rank's memory; that of rank 0 also holds the sums."""
         count = self._total * (2 if rank == 0 else 1)
         size = count * self._dtype.itemsize
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         descriptor = os.open(_path(name), flags, 0o600)
         try:
             if create:
-                # Without room this fails; a later write would kill the process.
+                # Fails if there is no room; a later write would kill us.
                 os.posix_fallocate(descriptor, 0, size)
             return np.frombuffer(mmap.mmap(descriptor, size), self._dtype)
         finally:
@@ -160,9 +160,7 @@ class SharedBucket:
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
-            logger.info(
-                "gradients do not travel through shared memory: %s", error
-            )
+            logger.info("not using shared memory for gradients: %s", error)
         self._failed = True
         self._unlink()
 

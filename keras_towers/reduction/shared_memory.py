@@ -1,9 +1,9 @@
-"""Exact sums over the processes of one machine, through its memory.
+"""Lossless sums over the processes of one machine, in shared memory.
 
 Over sockets every byte of a gradient is copied in and out of the kernel twice.
-In shared memory a rank writes its gradients once, sums its part of all, and
-reads the sums. The transport carries only the word that a rank is ready, so
-that a rank that died is found as in any of its collectives.
+In shared memory a rank writes its gradients once, sums its share of the
+elements, and reads the sums. The transport only signals that ranks are ready,
+and so detects dead ranks as in any other collective.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from keras_towers.reduction.exchange import buckets
 from keras_towers.reduction.segments import SharedBucket
 from keras_towers.transport import Transport
 
-# Below it one small all-reduce costs less than the words that ranks are ready.
+# For less than this, an all-reduce is cheaper than signalling readiness.
 MIN_BYTES = 256 * 2**10
 
-# Memory is so fast that being ready together, a few times a step, costs more
-# than what overlaps with the backward pass wins.
+# Memory is so fast that synchronizing more often costs more than overlap with
+# the backward pass gains.
 BUCKET_BYTES = 64 * 2**20
 
 
 class SharedMemoryExchange:
-    """An ``Exchange`` of ranks that all are on one machine, without GPUs.
+    """An ``Exchange`` for ranks that are all on one machine, without GPUs.
 
-    Where memory cannot be shared, be it that there is too little or that the
-    ranks turn out to live in different containers, the transport's all-reduce
-    sums. Small, integer and 16-bit gradients are always summed by it.
+    If memory cannot be shared, because there is too little or the ranks are in
+    different containers, it falls back to the transport's all-reduce. Small,
+    integer and 16-bit gradients always use that.
 
     Example:
         >>> exchange = SharedMemoryExchange()
@@ -82,11 +82,11 @@ class SharedMemoryExchange:
             views = tf.numpy_function(
                 bucket.collect, [ranks], [t.dtype for t in tensors]
             )
-            # An operation that works in place would write what others read.
+            # An in-place operation would overwrite what other ranks read.
             return [
                 tf.reshape(tf.raw_ops.DeepCopy(x=view), t.shape)
                 for view, t in zip(
-                    # Eagerly, one view comes without a list around it.
+                    # Eagerly, a single view is not wrapped in a list.
                     tf.nest.flatten(views),
                     tensors,
                     strict=True,
@@ -102,7 +102,7 @@ class SharedMemoryExchange:
     def _bucket(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> SharedBucket:
-        """A bucket for a key and these lengths, over all traces of a step."""
+        """The bucket for a key and these lengths, shared by all traces."""
         lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
         place = transport.rank, transport.size
         form = key, place, tensors[0].dtype, lengths
@@ -116,9 +116,9 @@ class SharedMemoryExchange:
 
 
 def available(transport: Transport) -> bool:
-    """Whether the ranks seem to be on one machine.
+    """Whether the ranks appear to be on one machine.
 
-    All ranks get the same answer, as all must exchange in the same way.
+    All ranks get the same answer, because all must use the same exchange.
     """
     return 1 < transport.size == transport.local_size
 

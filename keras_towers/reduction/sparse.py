@@ -1,4 +1,4 @@
-"""The sum of IndexedSlices: all slices, one after the other."""
+"""The sum of IndexedSlices: the concatenation of all slices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from keras_towers.reduction.placed import copy_to
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], main: str, devices: Sequence[str]
 ) -> list[tf.IndexedSlices]:
-    """Sum the slices of K towers on one device and hand them to each.
+    """Sum the slices of K towers on one device and copy them to each.
 
-    Nothing is added: the same row may occur several times, which optimizers
-    add up anyway. The source is what TensorFlow does where a variable is
+    The slices are only concatenated: a row may occur several times, and
+    optimizers add repeated rows up. TensorFlow does the same if a variable is
     gathered from twice.
 
     Args:
         slices: K ``tf.IndexedSlices`` of one variable; each tower may have a
             different number of rows.
-        main: the device that they are put together on.
+        main: the device on which they are concatenated.
         devices: K device names.
 
     Returns:

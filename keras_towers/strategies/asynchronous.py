@@ -13,47 +13,47 @@ from keras_towers.strategies.base import BaseStrategy, Parts
 
 
 class AsyncTowerStrategy(BaseStrategy):
-    """Trains an existing Keras model on towers that wait for nobody.
+    """Trains an existing Keras model on towers without synchronizing them.
 
-    The model's weights and the state of its optimizer exist once. Every tower
-    takes the next whole batch, computes gradients on the weights as they are
-    just then, and applies them at once, whatever others have applied
-    meanwhile. So a slow tower never blocks a fast one, and the weights depend
-    on the order of events: they are not those of one device.
+    There is one copy of the model's weights and of its optimizer's state. Each
+    tower takes the next whole batch, computes gradients with the current
+    weights, and applies them immediately, even if other towers have updated the
+    weights in the meantime. So a slow tower never blocks a fast one, but the
+    weights depend on timing: they are not those of one device, and runs are not
+    bit-reproducible.
 
-    ``fit`` is otherwise as ever. Every batch is one step and one update, none
-    is lost, and ``optimizer.iterations`` counts them. Metrics are exact sums
-    over what the towers have counted. Callbacks of a batch are called when it
-    is handed out, up to twice as many batches ahead as there are towers, with
-    logs that are up to a tenth of a second old (those of the epoch before,
-    until a step of this one has ended). Those of the epoch's end and of
-    everything behind it see all steps done, and so do those of its last batch,
-    where the data tells how many there are. An error on a tower is raised by
-    ``fit``.
+    Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
+    none is lost, and ``optimizer.iterations`` counts them. Metrics are exact
+    sums over the towers. Batch callbacks run when the batch is handed out,
+    which is ahead of its step by up to twice as many batches as there are
+    towers, with logs up to a tenth of a second old (those of the previous epoch
+    until a step of this one has finished). Callbacks at the end of an epoch and
+    later run after all of its steps, and so do those of its last batch if the
+    data has a known length. ``fit`` raises errors that occur on a tower.
 
-    ``train_on_batch`` trains as one device, and one tower alone is plain
+    ``train_on_batch`` trains as one device does, and a single tower is plain
     training. ``evaluate``, ``predict`` and custom training loops run on all
-    towers together, as in ``TowerStrategy``. Where an update depends on the
-    number of updates before it, or reads what it writes (gradient accumulation,
-    moving averages, loss scaling, constraints), the towers update one after the
-    other. Of ``run_eagerly`` models the towers take turns.
+    towers together, as with ``TowerStrategy``. If an update depends on the
+    number of earlier updates, or reads what it writes (gradient accumulation,
+    moving averages, loss scaling, constraints), the towers update one at a
+    time. With ``run_eagerly`` the towers take turns.
 
-    It ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
+    Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
     Parallelizing Stochastic Gradient Descent", 2011).
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,
-            or None for all visible GPUs, else all logical CPUs.
-        scale_gradient: divide every tower's gradients by the number of towers.
-            With SGD as many batches as there are towers then move the weights
-            as far as one synchronous step does; optimizers that follow only the
-            direction of gradients, such as Adam, do not see it.
+            or None for all visible GPUs, or all logical CPUs if there are none.
+        scale_gradient: divide each tower's gradients by the number of towers.
+            With SGD, one batch on each tower then moves the weights as far as
+            one synchronous step. It has no effect with optimizers that are
+            invariant to the scale of gradients, such as Adam.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
-            many updates of others a step of the last epoch has missed. It is
-            also written to TensorBoard, where that is a callback.
+            many updates of other towers the steps of the last epoch missed. It
+            is also written to TensorBoard if that callback is used.
 
     Raises:
         TowerError: devices that do not exist.
@@ -92,7 +92,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
     @property
     def staleness(self) -> Staleness:
-        """How many updates of others a step of the last epoch has missed."""
+        """How many updates of other towers the last epoch's steps missed."""
         return self.calls.staleness
 
     def _described(self) -> list[str]:

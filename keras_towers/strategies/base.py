@@ -1,4 +1,4 @@
-"""What all strategies are: pieces put together, as a TensorFlow strategy."""
+"""The base of all strategies: components in a TensorFlow strategy."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Self = TypeVar("Self", bound="BaseStrategy")
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the pieces of a strategy are made with.
+    """What the components of a strategy are created from.
 
     Attributes:
         config: the towers.
         spread: the variables with a component on every tower.
-        order: keeps the processes' steps alike.
+        order: keeps the steps of all processes in the same order.
     """
 
     config: TowerConfig
@@ -56,23 +56,23 @@ class Parts:
 
 
 class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
-    """A ``tf.distribute.Strategy`` made of the pieces that ``fit/`` asks for.
+    """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     Args:
         devices: the towers of this process.
-        update: makes the piece that updates the weights.
-        calls: makes the piece that runs Keras's methods.
-        all_reduce: sums K lists of N values over all processes, exactly; for
-            what is no gradient.
+        update: creates the component that updates the weights.
+        calls: creates the component that runs Keras's methods.
+        all_reduce: sums K lists of N values over all processes without loss;
+            for values other than gradients.
         transport: connects the processes.
         average: True for a loss that is a mean over the batch, False for one
             that is a sum.
         batches: ``"split"`` or ``"each"``.
-        sync_every_epoch: set all towers equal at each epoch's end.
-        replicas_are_called: the word for one of them in messages.
+        sync_every_epoch: synchronize all towers at the end of each epoch.
+        replicas_are_called: the word for a replica in messages.
 
     Raises:
-        TowerError: ``average`` or ``batches`` that are not allowed.
+        TowerError: ``average`` or ``batches`` is invalid.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
 
     @property
     def first_tower(self) -> int:
-        """The number of this process's first tower among all."""
+        """The index of this process's first tower among all towers."""
         return self.config.first_tower
 
     @property
@@ -156,7 +156,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
 
     @property
     def sync_every_epoch(self) -> bool:
-        """Whether all towers are set equal at each epoch's end."""
+        """Whether all towers are synchronized at the end of each epoch."""
         return self.config.sync_every_epoch
 
     @property
@@ -166,17 +166,17 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of towers everywhere; 1 inside a step of ``fit``.
+        """The number of towers of all processes; 1 inside a step of ``fit``.
 
         There the strategy itself averages over the towers, and a loss must not
-        be divided once more. ``tf.distribute.get_replica_context()`` tells the
-        number of towers everywhere.
+        be divided again. ``tf.distribute.get_replica_context()`` always has the
+        number of towers of all processes.
         """
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas
 
     def describe(self) -> str:
-        """Say on which towers what runs, and why.
+        """Describe the towers, what runs on them, and why.
 
         Example:
             >>> print(TowerStrategy(4).describe())
@@ -190,7 +190,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         return "\n".join([first, *(f"  {line}" for line in self._described())])
 
     def _described(self) -> list[str]:
-        """What ``describe`` says below its first line."""
+        """The lines of ``describe`` after the first."""
         gradients = "averaged over examples" if self.average else "summed"
         data = {
             "split": "the global batch is split over the towers",
@@ -200,9 +200,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
 
     @contextlib.contextmanager
     def scope(self: Self) -> Iterator[Self]:
-        """Make this strategy the current one, as for any strategy.
+        """Make this the current strategy, as with any TensorFlow strategy.
 
-        A model that is built inside lives on the towers for good.
+        A model that is built inside stays on the towers permanently.
         """
         current = tf.distribute.get_strategy()
         if tf.distribute.has_strategy() and current is not self:
@@ -218,7 +218,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         if self._entered is not None:
             raise TowerError(
                 f"this {type(self).__name__} has been entered already: a "
-                "strategy can be entered once at a time."
+                "strategy can be entered only once at a time."
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
@@ -234,15 +234,15 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             if stack is not None:
                 stack.__exit__(*error)
         finally:
-            # An impatient second Ctrl-C would leave a model half on towers.
+            # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
                 self._adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
-        """Put a built model on the towers now, not at its first ``fit``.
+        """Put a built model on the towers now instead of at its first ``fit``.
 
         Raises:
-            TowerError: the model lives on another strategy.
+            TowerError: the model belongs to another strategy.
         """
         if self.num_replicas > 1:
             self._adoption.claim(model)
@@ -251,10 +251,10 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Refuse a value that is not among those that are allowed.
+    """Check that a value is one of those allowed.
 
     Raises:
-        TowerError: it is not; the message names both.
+        TowerError: it is not; the message lists the allowed values.
     """
     if value not in allowed:
         raise TowerError(

@@ -1,4 +1,4 @@
-"""TensorFlow's side of a strategy: reductions and data span processes."""
+"""TensorFlow's side of a strategy, for reductions and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TowerExtended(compat.MirroredExtended):
     """What a strategy does for TensorFlow, over all processes.
 
     Args:
-        strategy: the strategy that it belongs to.
+        strategy: the strategy it belongs to.
         devices: the towers of this process.
         cross_device_ops: reduces over all processes.
         transport: connects the processes.
@@ -64,7 +64,7 @@ class TowerExtended(compat.MirroredExtended):
         )
 
     def _of_this_rank(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """This rank's part of every global batch."""
+        """This rank's share of every global batch."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return dataset

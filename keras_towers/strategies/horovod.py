@@ -1,4 +1,4 @@
-"""One process a device, connected by Horovod."""
+"""One process per device, connected by Horovod."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ logger = logging.getLogger("keras_towers")
 
 
 class HorovodStrategy(ProcessStrategy):
-    """Trains an existing Keras model in several processes, by Horovod.
+    """Trains an existing Keras model in several processes, over Horovod.
 
-    Every process is started with the same script, by ``keras-towers run -np 4
-    script.py`` or by any launcher of Horovod. Each takes its part of every
-    global batch, so that the weights are those that one process would have
-    trained, float rounding apart, and they are bit-identical on every rank.
-    Metrics and ``History`` are those of the global batch, on every rank.
+    All processes run the same script, started by ``keras-towers run -np 4
+    script.py`` or any Horovod launcher. Each takes its share of every global
+    batch. The weights are those that one process would have trained, up to
+    float rounding, and bit-identical on every rank. Metrics and ``History`` are
+    those of the global batch, on every rank.
 
-    The source is tensorpack's ``HorovodTrainer``, and Horovod itself (Sergeev
+    Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
     and Del Balso, "Horovod: fast and easy distributed deep learning in
     TensorFlow", 2018).
 
     Args:
-        average: True if the loss is a mean over the batch (Keras's habit).
+        average: True if the loss is a mean over the batch (Keras's default).
             False sums the gradients of the towers.
-        compression: how gradients travel: None: exactly, through shared
-            memory where all ranks are on one machine without GPUs. ``"none"``:
-            exactly, by Horovod. ``"fp16"``, ``"fp16-shards"``, ``"bf16"``,
-            ``"fp16-feedback"``, ``"bf16-feedback"`` or a function: see
+        compression: how gradients are exchanged. None: without loss, through
+            shared memory if all ranks are on one machine without GPUs, else by
+            Horovod. ``"none"``: without loss, always by Horovod. ``"fp16"``,
+            ``"fp16-shards"``, ``"bf16"``, ``"fp16-feedback"``,
+            ``"bf16-feedback"`` or a function: see
             ``keras_towers.reduction.compression``. Sparse gradients, metrics
-            and statistics always travel exactly.
-        sync_every_epoch: at each epoch's end, broadcast everything from rank 0
-            once more, moving statistics averaged.
-        batches: ``"split"``: every rank is given the same data, and takes its
-            part of each batch. ``"each"``: every rank reads data of its own,
-            whose batches together are the global batch; ranks may have
-            different numbers of batches.
+            and statistics are never compressed.
+        sync_every_epoch: at the end of each epoch, average moving statistics
+            and broadcast all state from rank 0 again.
+        batches: ``"split"``: all ranks get the same data, and each takes its
+            share of every batch. ``"each"``: every rank reads its own data,
+            and the ranks' batches together are the global batch; the number of
+            batches may differ between ranks.
         towers: devices of this process: a number, GPU ids or device names. On
-            a machine with GPUs the ranks share them out by their local rank.
+            a machine with GPUs, they are assigned to ranks by local rank.
         **options: ``mode``, ``updates`` and ``packer``, as for
             ``TowerStrategy``, for several towers in a process.
 
@@ -91,22 +92,22 @@ class HorovodStrategy(ProcessStrategy):
         )
 
     def mpi_enabled(self) -> bool:
-        """Whether Horovod runs over MPI, not over Gloo."""
+        """Whether Horovod runs over MPI rather than Gloo."""
         return self.transport.mpi_enabled()
 
 
 def _say_how_to_launch(transport: Transport) -> None:
     if transport.size == 1 and not horovod_lib.was_launched():
         logger.warning(
-            "HorovodStrategy trains as one process, since no launcher started "
-            "this one: `keras-towers run -np 2 script.py` starts two."
+            "HorovodStrategy trains in a single process, because no launcher "
+            "started it: `keras-towers run -np 2 script.py` starts two."
         )
 
 
 def _devices(
     transport: Transport, towers: int | list[int | str]
 ) -> int | list[int | str]:
-    """Of the machine's GPUs, those of this rank."""
+    """This rank's share of the machine's GPUs."""
     if not isinstance(towers, int):
         return towers
     gpus = tf.config.list_physical_devices("GPU")
@@ -115,12 +116,12 @@ def _devices(
     first = transport.local_rank * towers
     if first + towers > len(gpus):
         raise TowerError(
-            f"rank {transport.rank} is number {transport.local_rank} of its "
-            f"machine and wants {towers} GPU(s), but the machine has "
-            f"{len(gpus)}: start at most {len(gpus) // towers} processes there."
+            f"rank {transport.rank} has local rank {transport.local_rank} and "
+            f"needs {towers} GPU(s), but its machine has only {len(gpus)}: "
+            f"start at most {len(gpus) // towers} processes there."
         )
     mine = gpus[first : first + towers]
-    # TensorFlow may have started; the other GPUs then stay visible, unused.
+    # If TensorFlow has already started, the other GPUs stay visible but unused.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(mine, "GPU")
     if tf.config.get_visible_devices("GPU") == mine:
@@ -134,11 +135,11 @@ def _share_memory(transport: Transport, towers: int | list[int | str]) -> bool:
 
 
 def _share_cores(transport: Transport) -> None:
-    """Give every process of a machine its part of the cores."""
+    """Give every process on a machine its share of the cores."""
     if transport.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return
     cores = usable_cores()
-    # Impossible once TensorFlow has started; the launcher sets it before.
+    # Fails once TensorFlow has started; the launcher sets it earlier.
     with contextlib.suppress(RuntimeError):
         if tf.config.threading.get_intra_op_parallelism_threads() == 0:
             tf.config.threading.set_intra_op_parallelism_threads(

@@ -37,12 +37,12 @@ def _two_groups(devices: Sequence[str]) -> str | None:
 
 
 class ModeEntry(NamedTuple):
-    """A mode that a user can ask for.
+    """A mode that a user can select.
 
     Attributes:
-        make: from the devices to the reduction.
-        obstacle: from the devices to why it cannot run there, or None.
-        note: from the reduction to what is to be said of it.
+        make: creates the reduction for the devices.
+        obstacle: returns why it cannot run on the devices, or None.
+        note: returns what to add to the reason, from the reduction.
     """
 
     make: Callable[[Sequence[str]], reduction.Reduction]
@@ -62,7 +62,7 @@ MODES: dict[ModeName, ModeEntry] = {
     "gpu": ModeEntry(lambda devices: reduction.sum_on_towers),
     "cpu": ModeEntry(lambda devices: reduction.sum_on_host),
 }
-"""Every mode by its name; the type above names them for type checkers."""
+"""All modes by name; ``ModeName`` lists them for type checkers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Mode:
 
     Attributes:
         name: one of ``MODES``.
-        reason: one sentence: why this mode.
+        reason: why this mode was chosen, in one sentence.
         reduce: from K lists of N gradients and K devices to K lists of N sums.
     """
 
@@ -85,42 +85,42 @@ def choose(
     wanted: ModeName | None,
     packer: reduction.GradientPacker | bool | None = None,
 ) -> Mode:
-    """Pick the reduction for some devices.
+    """Choose the reduction for the given devices.
 
-    With no wish: ``cpu`` where all towers are on the host, which then sums
-    where the weights are updated; on GPUs ``hierarchical`` for eight (as on a
-    DGX-1) and ``nccl`` for other numbers, as tensorpack's replicated trainer
-    does, and ``gpu`` where NCCL cannot run.
+    The default is ``cpu`` if all towers are on the host, so that gradients are
+    summed where the weights are updated. On GPUs it is ``hierarchical`` for
+    eight (as on a DGX-1) and ``nccl`` for other numbers, as in tensorpack's
+    replicated trainer, or ``gpu`` if NCCL cannot run.
 
     Args:
         devices: the towers.
         wanted: one of ``MODES``, or None.
-        packer: packs gradients for the reduction. True: one with its defaults;
-            False: none; None: one on accelerators, where few large transfers
-            beat many small ones. On the host the copies into and out of packs
-            cost more than they save.
+        packer: packs gradients for the reduction. True: default settings;
+            False: none; None: pack on accelerators, where few large transfers
+            beat many small ones. On the host, packing costs more than it
+            saves.
 
     Returns:
-        The mode; where the wanted one cannot run, another one, logged.
+        The mode; if the wanted one cannot run, another one, with a warning.
 
     Raises:
         TowerError: unknown mode.
     """
     if wanted is not None and wanted not in tuple(MODES):
         raise TowerError(
-            f"mode={wanted!r} is not known. Give one of "
-            f"{', '.join(map(repr, MODES))}, or None to let the strategy pick."
+            f"mode={wanted!r} is unknown. Give one of "
+            f"{', '.join(map(repr, MODES))}, or None to choose automatically."
         )
     on_host = devices_lib.all_on_host(devices)
     if wanted is None:
         name, reason = _default(devices, on_host)
     else:
-        name, reason = wanted, "asked for"
+        name, reason = wanted, "requested"
         obstacle = MODES[wanted].obstacle(devices)
         if obstacle is not None:
             name = "cpu" if on_host else "gpu"
-            reason = f"{wanted!r} was asked for, but {obstacle}"
-            logger.warning("mode %r instead: %s", name, reason)
+            reason = f"{wanted!r} was requested, but {obstacle}"
+            logger.warning("using mode %r: %s", name, reason)
     reduce = MODES[name].make(devices)
     reason += MODES[name].note(reduce)
     if packer is None:
@@ -137,7 +137,10 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
     if len(devices) == 1:
         return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
     if on_host:
-        return "cpu", "all towers are on the host, so sums cost no copy there"
+        return (
+            "cpu",
+            "all towers are on the host, so summing there needs no copy",
+        )
     if len(devices) == 8:
         return "hierarchical", "eight GPUs: two groups of four, as on a DGX-1"
     obstacle = _nccl(devices)

@@ -1,4 +1,4 @@
-"""A strategy under which ``fit`` runs its callbacks and no step."""
+"""A strategy under which ``fit`` runs callbacks but no steps."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ from keras_towers.strategies.base import BaseStrategy, Parts
 
 
 class NoOpStrategy(BaseStrategy):
-    """Runs the epochs, steps and callbacks of ``fit``, and computes nothing.
+    """Runs the epochs, steps and callbacks of ``fit`` without computing.
 
-    To try out callbacks, schedules and scripts without waiting for a model.
-    Weights, also moving averages, stay as they are; callbacks may change what
-    they like. No data is needed (``fit(steps_per_epoch=100)``), and none is
-    read but to find the end of data that does not tell its number of batches.
-    A model that is not built gets the weights that its data call for; where
-    data does not tell its shapes (a ``PyDataset``), two batches are read.
+    For testing callbacks, schedules and scripts without waiting for a model.
+    Weights and moving averages do not change, except by callbacks. No data is
+    needed (``fit(steps_per_epoch=100)``), and data is read only to find its end
+    if its length is unknown. An unbuilt model is built from its data; if the
+    data does not declare its shapes (a ``PyDataset``), two batches are read.
 
-    Validation inside ``fit`` does nothing either, and calls its callbacks. What
-    a callback, or anyone else, asks for by ``evaluate`` or ``predict`` is
-    computed as ever, on one device. In a custom loop the strategy is one tower.
+    Validation inside ``fit`` also computes nothing and runs its callbacks.
+    Explicit calls of ``evaluate`` and ``predict``, for example from a callback,
+    compute as usual, on one device. In a custom loop the strategy is one tower.
 
-    It ports tensorpack's ``NoOpTrainer``.
+    Ports tensorpack's ``NoOpTrainer``.
 
     Args:
-        logs: what every step reports, for callbacks that need a number;
-            validation reports it too, as ``val_...``. None: nothing was
-            computed, so there is nothing to report.
+        logs: the logs of every step, for callbacks that need a number;
+            validation reports them too, as ``val_...``. None: empty logs.
 
     Attributes:
-        logs: what every step reports.
+        logs: the logs of every step.
 
     Raises:
-        TowerError: ``logs`` that are no dictionary; in ``fit``, neither data
-            nor a number of steps, empty data, or a negative number of steps or
-            batch size.
+        TowerError: ``logs`` is not a dictionary; in ``fit``: neither data nor a
+            number of steps is given, the data is empty, or the number of steps
+            or the batch size is negative.
 
     Example:
         >>> with keras_towers.NoOpStrategy():
@@ -68,7 +66,7 @@ class NoOpStrategy(BaseStrategy):
         )
 
     def describe(self) -> str:
-        """Say that nothing is computed.
+        """Describe what runs.
 
         Example:
             >>> print(NoOpStrategy().describe())

@@ -1,4 +1,4 @@
-"""Towers of one machine that share variables which exist once."""
+"""Towers of one machine that share one copy of each weight."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ _PS_DEVICES = ("cpu", "gpu")
 class ParameterServerTowerStrategy(BaseStrategy):
     """Trains on several devices that share one copy of every weight.
 
-    Every tower computes gradients on its part of the batch, with weights that
-    it reads from where they are; each gradient is summed on the device of its
-    variable, and applied there once. The weights are those of one device, as
-    with ``TowerStrategy``, and take the memory of one copy.
+    Each tower reads the weights from the devices that hold them and computes
+    gradients on its share of the batch. Each gradient is summed on the device
+    of its variable and applied there once. The weights are those of one device,
+    as with ``TowerStrategy``, but need the memory of only one copy.
 
-    That holds for the trained weights of a model, and for the optimizer's
-    slots. What towers write by themselves (moving statistics, metrics, random
-    states) is kept on each, and so are frozen weights, which a ``train_step``
-    may write. In a loop of one's own in ``strategy.scope()`` every tower has a
-    replica, as with ``TowerStrategy``.
+    That holds for the trained weights of a model and for the optimizer's slots.
+    Variables that towers write individually (moving statistics, metrics, random
+    states) are kept on each tower, and so are frozen weights, which a
+    ``train_step`` may write. In a custom loop in ``strategy.scope()`` each
+    tower has a replica, as with ``TowerStrategy``.
 
-    A ``tf.Variable`` that was taken from the model before the block is the
-    model's again behind it; inside, it may be out of date, because the weight
-    is on another device. Keras variables and ``model.get_weights()`` are not.
+    A ``tf.Variable`` obtained from the model before the block may be out of
+    date inside it, because the weight is on another device; after the block it
+    is up to date again. Keras variables and ``model.get_weights()`` are always
+    up to date.
 
-    It ports tensorpack's ``SyncMultiGPUTrainerParameterServer``.
+    Ports tensorpack's ``SyncMultiGPUTrainerParameterServer``.
 
     Args:
         towers: as for ``TowerStrategy``.
         ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
-            spread over the towers, each to the one with the fewest bytes. None:
-            ``"gpu"`` for one or two towers, ``"cpu"`` for more.
+            spread over the towers, each going to the tower that holds the
+            fewest bytes. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
         average: as for ``TowerStrategy``.
         batches: as for ``TowerStrategy``.
         sync_every_epoch: as for ``TowerStrategy``.
@@ -54,7 +55,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         placement: which device holds which weight.
 
     Raises:
-        TowerError: devices or arguments that do not exist.
+        TowerError: unknown devices or invalid arguments.
 
     Example:
         >>> with keras_towers.ParameterServerTowerStrategy(4):
@@ -106,7 +107,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         return "parameter-server"
 
     def _place(self, variable: keras.Variable) -> str:
-        """Choose the device of a weight that is about to be held there."""
+        """Choose the device that will hold a weight."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
     def __enter__(self) -> ParameterServerTowerStrategy:

@@ -12,21 +12,21 @@ from keras_towers.transport import Transport
 class ProcessStrategy(AllReduceStrategy):
     """Base of the strategies in which every process drives its own towers.
 
-    Everything that ``TowerStrategy`` does within a process goes on between the
-    processes: gradients, metrics and synchronized statistics are summed over
-    the towers of a process in its memory, then over the processes.
+    It extends ``TowerStrategy`` to several processes: gradients, metrics and
+    synchronized statistics are summed first over the towers of each process,
+    then over the processes.
 
     Args:
         transport: connects the processes.
-        exchange: how gradients travel between them.
+        exchange: how gradients are exchanged between them.
         towers: devices of this process.
         **options: for ``AllReduceStrategy``.
 
     Attributes:
         rank: this process, 0 to size - 1.
         size: number of processes.
-        local_rank: this process among those of its machine.
-        local_size: number of processes of this machine.
+        local_rank: this process among those on its machine, from 0.
+        local_size: number of processes on this machine.
         is_chief: whether this is rank 0.
     """
 
@@ -58,12 +58,12 @@ class ProcessStrategy(AllReduceStrategy):
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its machine."""
+        """This process among those on its machine, from 0."""
         return self.transport.local_rank
 
     @property
     def local_size(self) -> int:
-        """The number of processes of this machine."""
+        """The number of processes on this machine."""
         return self.transport.local_size
 
     @property
@@ -75,5 +75,5 @@ class ProcessStrategy(AllReduceStrategy):
         return [
             *super()._described(),
             f"rank {self.rank} of {self.size} over {self.transport.name}; "
-            f"{self.num_replicas} towers in all",
+            f"{self.num_replicas} towers in total",
         ]

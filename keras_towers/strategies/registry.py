@@ -1,8 +1,7 @@
 """Strategies by name.
 
-A package of its own can add one: an entry point of the group
-``keras_towers.strategies`` whose name is the word and whose value is the class,
-``mine = my_package.module:MyStrategy``.
+Other packages can add strategies by entry points in the group
+``keras_towers.strategies``, such as ``mine = my_package.module:MyStrategy``.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class Registered(NamedTuple):
     """A strategy of this package.
 
     Attributes:
-        path: its class, as entry points write it.
-        one_process: whether it trains in one process alone. In more, each
-            would train a model of its own.
+        path: its class, in the syntax of entry points.
+        one_process: whether it works in a single process only. In a job with
+            several, each would train its own model.
     """
 
     path: str
@@ -41,25 +40,29 @@ STRATEGIES = {
     ),
     "tower": Registered(f"{_HERE}.tower:TowerStrategy"),
 }
-"""Every strategy of this package by its name."""
+"""The strategies of this package by name."""
 
 
 def strategy(name: str, **options: Any) -> Any:
-    """Make the strategy that ``name`` stands for.
+    """Create a strategy by name.
 
     Args:
-        name: one of ``strategy_names()``.
-        options: what its class takes.
+        name: one of ``strategy_names()``, such as ``"horovod"``.
+        options: arguments of its class.
 
     Raises:
         TowerError: no strategy has this name, the package that adds it is
-            broken, or it does not take an option.
+            broken, or an option is unknown.
+
+    Example:
+        >>> with keras_towers.strategy("tower", towers=4):
+        ...     model.fit(x, y)
     """
     made_by = _load(find(name))
     try:
         return made_by(**options)
     except TypeError as error:
-        # Told from an error inside: that one comes from deeper down.
+        # An error raised inside the constructor has a longer traceback.
         if error.__traceback__ and error.__traceback__.tb_next:
             raise
         given = ", ".join(options)
@@ -70,16 +73,16 @@ def strategy(name: str, **options: Any) -> Any:
 
 
 def strategy_names() -> list[str]:
-    """The names that ``strategy`` knows."""
+    """The names that ``strategy`` accepts."""
     return sorted({*STRATEGIES, *entry_points(group=GROUP).names})
 
 
 def _load(entry: EntryPoint) -> Callable[..., Any]:
-    """Import what an entry point stands for."""
+    """Import the class that an entry point names."""
     package = entry.dist.name if entry.dist else "keras_towers"
     says = (
-        f"the strategy '{entry.name}' of the package {package} cannot be made: "
-        f"its entry point '{entry.value}'"
+        f"the strategy '{entry.name}' of the package {package} cannot be "
+        f"created: its entry point '{entry.value}'"
     )
     advice = "Fix or uninstall that package, or give another name."
     try:
@@ -90,15 +93,15 @@ def _load(entry: EntryPoint) -> Callable[..., Any]:
             f"{says} cannot be imported ({cause}). {advice}"
         ) from error
     if not callable(made_by):
-        raise TowerError(f"{says} is {made_by!r} and no class. {advice}")
+        raise TowerError(f"{says} is {made_by!r}, not a class. {advice}")
     return made_by
 
 
 def find(name: str) -> EntryPoint:
-    """Find a strategy without loading it.
+    """Find a strategy by name without importing it.
 
     Raises:
-        TowerError: there is none of this name.
+        TowerError: no strategy has this name.
     """
     if not isinstance(name, str):
         raise TowerError(

@@ -1,4 +1,4 @@
-"""What a strategy needs of an engine that connects processes."""
+"""What a strategy requires of an engine that connects processes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tensorflow as tf
 
 @runtime_checkable
 class Transport(Protocol):
-    """Connects the processes of a job, one call on every rank.
+    """Connects the processes of a job.
 
     Every method with a ``key`` is a collective: each rank has to make the same
-    call, under the same key, and calls under one key never overlap. The methods
-    work eagerly and inside a ``tf.function``.
+    call with the same key, and calls with one key must never overlap. The
+    methods work eagerly and inside a ``tf.function``.
 
     Attributes:
-        name: what the engine is called, for people.
+        name: the display name of the engine.
         rank: this process, 0 to size - 1.
         size: number of processes.
-        local_rank: this process among those of its machine.
-        local_size: number of processes of this machine.
+        local_rank: this process among those on its machine, from 0.
+        local_size: number of processes on this machine.
     """
 
     name: str
@@ -39,39 +39,39 @@ class Transport(Protocol):
     def local_size(self) -> int: ...
 
     def mark(self, what: str) -> None:
-        """Note what this rank is about to wait in; nothing if empty.
+        """Record what this rank is about to wait for; empty: nothing.
 
-        Ranks that the others wait for can so be named.
+        With this, stalled ranks can be named.
         """
         ...
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum each of N dense tensors over the ranks, as each gets ready."""
+        """Sum each of N dense tensors over the ranks, each when it is ready."""
         ...
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Put the ranks' tensors behind one another on the first dimension.
+        """Concatenate the ranks' tensors, in rank order, on the first axis.
 
         The first dimensions may differ.
         """
         ...
 
     def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Send the r-th of ``size`` equal parts of the rows to rank r.
+        """Split the rows into ``size`` equal parts and send part r to rank r.
 
         Returns:
-            The parts that were sent here, in the order of the ranks.
+            The parts received, concatenated in rank order.
         """
         ...
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
-        """Give every rank the tensors of rank ``root``."""
+        """Give all ranks the tensors of rank ``root``."""
         ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Give every rank the picklable values of all ranks; eager only."""
+        """Gather picklable values from all ranks on all ranks; eager only."""
         ...

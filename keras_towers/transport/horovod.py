@@ -1,8 +1,8 @@
 """Horovod as a transport.
 
-Horovod negotiates by the names of tensors: an all-reduce starts as soon as all
-ranks have submitted a tensor of that name, whatever else runs, and small ones
-that are ready together travel together (Sergeev and Del Balso, "Horovod: fast
+Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
+submitted a tensor of that name, whatever else is running, and small tensors
+that are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast
 and easy distributed deep learning in TensorFlow", 2018). Names must therefore
 be the same on all ranks, and no name may be in flight twice.
 """
@@ -22,7 +22,7 @@ from keras_towers import rendezvous
 from keras_towers.errors import TowerError
 from keras_towers.transport import stall
 
-# Horovod's operations know few dtypes.
+# Horovod's operations support few dtypes.
 _SENT_AS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
@@ -44,7 +44,7 @@ INSTALL = "run `keras-towers install horovod`"
 
 
 def load() -> ModuleType:
-    """Import ``horovod.tensorflow``, or say what to do.
+    """Import ``horovod.tensorflow``, or raise an error with instructions.
 
     Raises:
         TowerError: Horovod is not installed, or not for this TensorFlow.
@@ -68,7 +68,7 @@ def load() -> ModuleType:
 
 
 def was_launched() -> bool:
-    """Whether a launcher of Horovod started this process."""
+    """Whether a Horovod launcher started this process."""
     return any(
         name in os.environ
         for name in (
@@ -89,7 +89,7 @@ class HorovodTransport:
 
     name = "Horovod"
 
-    # One for the process, whatever the number of strategies.
+    # One per process, however many strategies there are.
     _watch: stall.StallWatch | None = None
     _connected = False
     _tries = 0
@@ -114,7 +114,7 @@ class HorovodTransport:
             HorovodTransport._watch.mark(what)
 
     def disconnect(self) -> None:
-        """Leave the job; another ``HorovodTransport`` connects anew."""
+        """Leave the job; creating another ``HorovodTransport`` rejoins."""
         if HorovodTransport._watch is not None:
             HorovodTransport._watch.stop()
             HorovodTransport._watch = None
@@ -167,7 +167,7 @@ class HorovodTransport:
         return self._hvd.local_size()
 
     def mpi_enabled(self) -> bool:
-        """Whether Horovod runs over MPI here, not over Gloo."""
+        """Whether Horovod runs over MPI rather than Gloo."""
         return bool(self._hvd.mpi_enabled())
 
     def all_reduce(
@@ -181,7 +181,7 @@ class HorovodTransport:
         tensors: Sequence[tf.Tensor],
         key: str,
     ) -> list[tf.Tensor]:
-        """Send tensors, of which none waits for the one before."""
+        """Send tensors concurrently."""
 
         def all_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             return [
@@ -191,7 +191,7 @@ class HorovodTransport:
 
         if not tf.executing_eagerly() or len(tensors) < 2:
             return all_of(tensors)
-        # Eager operations run one after the other, each for a cycle of Horovod.
+        # Eager operations run one by one, each taking a cycle of Horovod.
         form = (key, *((tensor.dtype, *tensor.shape) for tensor in tensors))
         if form not in self._functions:
             self._functions[form] = tf.function(all_of, autograph=False)
@@ -239,7 +239,7 @@ class HorovodTransport:
 def _carried(
     tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Send a tensor whose dtype Horovod may not know, bit by bit the same."""
+    """Send a tensor bit by bit, even if Horovod lacks its dtype."""
     known = _SENT_AS.get(tensor.dtype)
     if known is None:
         return send(tensor)

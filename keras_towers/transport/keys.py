@@ -15,14 +15,14 @@ _used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
 
 
 def next_key(purpose: str) -> str:
-    """A key for the next collective of the function that is being traced.
+    """Return a key for the next collective of the function being traced.
 
-    Collectives are numbered anew in every traced function: a rank that traces
-    one a second time, for another batch shape, goes on using the keys of the
-    others. Eager collectives wait for their result, so they need no number.
+    Numbering restarts in every traced function, so that a rank that retraces
+    one, for another batch shape, keeps using the same keys as the others. Eager
+    collectives block until they are done, so they need no number.
 
     Args:
-        purpose: what the collective is for; one word.
+        purpose: what the collective is for, in one word.
 
     Example:
         >>> next_key("gradients")
@@ -36,7 +36,7 @@ def next_key(purpose: str) -> str:
 
 
 def _traced_function() -> tf.Graph:
-    """The outermost graph: functions inside it may run at the same time."""
+    """The outermost graph: functions inside it may run concurrently."""
     graph = compat.get_default_graph()
     outer = getattr(graph, "outer_graph", None)
     while getattr(outer, "building_function", False):

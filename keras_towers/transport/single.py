@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class SingleProcess:
-    """A ``Transport`` with nobody at the other end: every sum is its input."""
+    """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
     rank = 0

@@ -35,7 +35,10 @@ def invoke(*arguments):
         (["--towers", "0,2"], "whole numbers from 1, not '0,2'"),
         (["--json", "/no/such/folder/a.json"], "there is no folder /no/such"),
         (["--processes", "1,2"], "whole numbers from 2, not '1,2'"),
-        (["--processes", "2", "--device", "gpu"], "goes without --modes and"),
+        (
+            ["--processes", "2", "--device", "gpu"],
+            "cannot be combined with --modes",
+        ),
         (
             ["--processes", "2", "--strategies", "towers"],
             "unknown strategy 'towers'; choose compute, horovod-raw",

@@ -71,7 +71,7 @@ def test_a_log_without_a_known_error_gives_its_end():
     [
         ("a.cc:1:10: fatal error: mpi.h: No such file", "libopenmpi-dev"),
         ("a.cc:1:10: fatal error: nccl.h: No such file", "libnccl-dev"),
-        ("#error -- unsupported GNU version! CMAKE_CUDA_COMPILER", "in CXX"),
+        ("#error -- unsupported GNU version! CMAKE_CUDA_COMPILER", "set CXX"),
         ("c++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"),
         ("a.cc:1: fatal error: xla/b.h: No such file", "TensorFlow 2.20"),
         ("fatal error: error writing to x: No space left on device", "TMPDIR"),

@@ -45,7 +45,7 @@ def test_all_is_well(doctor):
     result = doctor()
     assert result.exit_code == 0, result.output
     assert "0.28.1 for TensorFlow 2.21.0; built in: Gloo" in result.output
-    assert "All is well." in result.output
+    assert "No problems found." in result.output
 
 
 @pytest.mark.parametrize(

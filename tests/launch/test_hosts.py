@@ -23,7 +23,7 @@ def test_hosts_and_their_slots():
         ("", "not ''"),
         ("a:b", "not 'a:b'"),
         ("a:1:2", "not 'a:1:2'"),
-        ("a:0", "the host a needs one slot at least"),
+        ("a:0", "the host a needs at least one slot"),
         ("a:1,a:2", "the host a is given twice"),
         ("a;rm -rf:1", "not 'a;rm -rf:1'"),
     ],
@@ -108,5 +108,5 @@ def test_failing_discovery(script):
 def test_discovery_script_that_cannot_run(script, tmp_path):
     with pytest.raises(TowerError, match="chmod"):
         from_script(script("", stat.S_IRUSR), 1)
-    with pytest.raises(TowerError, match="no host discovery script"):
+    with pytest.raises(TowerError, match="host discovery script not found"):
         from_script(tmp_path / "none", 1)

@@ -45,7 +45,7 @@ def test_the_first_that_failed_by_itself(ended, expected):
         (137, None, True, "rank 1 was killed by SIGKILL"),
         (139, None, True, "rank 1 was killed by SIGSEGV"),
         (200, None, False, "rank 1 ended with exit code 200"),
-        (255, "b", True, "rank 1: the connection to b ended"),
+        (255, "b", True, "rank 1: lost the ssh connection to b"),
         (255, None, False, "rank 1 ended with exit code 255"),
     ],
 )

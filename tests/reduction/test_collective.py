@@ -180,7 +180,7 @@ def test_what_the_ops_do_not_know_is_added(spec):
 
 def test_other_devices_are_refused():
     reduce = CollectiveAllReduce(cpus(2))
-    with pytest.raises(TowerError, match="was made for"):
+    with pytest.raises(TowerError, match="was created for"):
         reduce(rows(3), cpus(3))
     full = [f"/job:localhost/replica:0/task:0{name}" for name in cpus(2)]
     step = tf.function(lambda grads: reduce(grads, full))

@@ -138,7 +138,7 @@ def test_strategy_says_what_runs_and_why(caplog):
     assert strategy.mode == "cpu"
     described = strategy.describe()
     assert 'mode "cpu"' in described
-    assert "'nccl' was asked for, but" in described
+    assert "'nccl' was requested, but" in described
     assert "CPU:0 is not a GPU" in described
     assert "CPU:0 is not a GPU" in caplog.text
 
