@@ -9,15 +9,22 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
 
-.PHONY: demo test bench clean
+.PHONY: demo test check lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(HOROVOD)
+test: $(HOROVOD) lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The inner loop: what breaks first, in a minute and a half.
+check: $(STAMP) lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m core
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/mypy
 
 bench: $(STAMP)
 	$(BIN)/keras-towers bench $(BENCH_ARGS)
@@ -33,4 +40,4 @@ $(HOROVOD): $(STAMP)
 	touch $@
 
 clean:
-	rm -rf .venv dist build .pytest_cache .ruff_cache
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache

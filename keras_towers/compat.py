@@ -1,35 +1,36 @@
-"""Every semi-private name of TensorFlow and Keras that this package uses.
+"""All private TensorFlow and Keras names that this package uses.
 
-Nothing outside this module and ``fit/`` may import from ``keras.src`` or
-``tensorflow.python``. All names are resolved when the package is imported, so
-that a release of TensorFlow or Keras in which one is gone gives one clear error
-instead of wrong weights.
+Only this module and ``fit/`` may import from ``keras.src`` or
+``tensorflow.python``. All names are resolved at import time, so an incompatible
+release fails with one clear error instead of training wrong weights.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 from keras_towers.errors import CompatibilityError
 
-KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15"
+KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
 
 
 def resolve(path: str) -> Any:
-    """Import ``"package.module:Name.attribute"``, or say that it is gone.
+    """Import an object by its path, ``"package.module:Name.attribute"``.
 
     Args:
         path: the module, a colon, and the dotted name inside it.
 
     Returns:
-        The object of that name.
+        The object.
 
     Raises:
-        CompatibilityError: the module or the name does not exist in the
-            installed TensorFlow or Keras.
+        CompatibilityError: the installed TensorFlow or Keras has no such
+            module or name.
     """
     module_name, _, names = path.partition(":")
     try:
@@ -37,12 +38,53 @@ def resolve(path: str) -> Any:
         for name in names.split("."):
             value = getattr(value, name)
     except (ImportError, AttributeError) as error:
-        raise CompatibilityError(
-            f"keras_towers needs {path}, which the installed versions do not "
-            f"have ({_installed_versions()}). It is known to work with "
-            f"{KNOWN_TO_WORK}: install one of these, or a newer keras_towers."
-        ) from error
+        raise _gone(path) from error
     return value
+
+
+def check_attribute(path: str, name: str) -> None:
+    """Check that instances of a class have an attribute.
+
+    Instance attributes cannot be imported, so the code of the class and its
+    bases is searched for the name.
+
+    Args:
+        path: the class, as for ``resolve``.
+        name: the attribute.
+
+    Raises:
+        CompatibilityError: neither the class nor its bases mention it.
+    """
+    owner = resolve(path)
+    names: set[str] = set()
+    for cls in owner.__mro__:
+        names.update(vars(cls))
+        for value in vars(cls).values():
+            names |= _names_in(value)
+    if name not in names:
+        raise _gone(f"{path}, its attribute {name}")
+
+
+def _names_in(value: Any) -> set[str]:
+    """Return all attribute names that a method's or property's code uses."""
+    value = getattr(value, "fget", value)
+    value = inspect.unwrap(getattr(value, "__func__", value))
+    codes = [getattr(value, "__code__", None)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        if code is not None:
+            names.update(code.co_names)
+            codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return names
+
+
+def _gone(what: str) -> CompatibilityError:
+    return CompatibilityError(
+        f"keras_towers needs {what}, which is missing in the installed "
+        f"versions ({_installed_versions()}). It is known to work with "
+        f"{KNOWN_TO_WORK}: install one of these, or a newer keras_towers."
+    )
 
 
 def _installed_versions() -> str:
@@ -58,7 +100,7 @@ def _installed_versions() -> str:
 _TF = "tensorflow.python"
 _KERAS = "keras.src"
 
-# TensorFlow: values that live on several devices.
+# TensorFlow: distributed values.
 Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
 MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
 SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
@@ -72,7 +114,7 @@ current_replica_id = resolve(
 )
 is_saving = resolve(f"{_TF}.distribute.values_util:is_saving_non_distributed")
 
-# TensorFlow: the strategy machinery that MirroredStrategy is made of.
+# TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended"
 )
@@ -122,62 +164,88 @@ load_h5_optimizer_weights = resolve(
     ":load_optimizer_weights_from_hdf5_group"
 )
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
-# What fit/ calls or patches of these, so that none is missed in mid-scope.
-for _path in (
-    *(
-        f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer.{_name}"
-        for _name in (
-            "fit",
-            "evaluate",
-            "predict",
-            "train_on_batch",
-            "test_on_batch",
-            "predict_on_batch",
-            "train_step",
-            "make_train_function",
-            "_autoconvert_optionals",
-            "make_test_function",
-            "make_predict_function",
-            "_symbolic_build",
-            "_maybe_symbolic_build",
-            "_get_metrics_result_or_logs",
-        )
-    ),
-    *(
-        f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer.{_name}"
-        for _name in (
-            "__init__",
-            "apply",
-            "apply_gradients",
-            "scale_loss",
-            "finalize_variable_values",
-        )
-    ),
-    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer"
-    "._all_reduce_sum_gradients",
-    f"{_KERAS}.backend.tensorflow.core:Variable._initialize",
-    f"{_KERAS}.backend.tensorflow.core:Variable.assign_add",
-    f"{_KERAS}.backend.tensorflow.core:Variable.assign_sub",
-    "keras.callbacks:TensorBoard._train_writer",
-    "keras.callbacks:SwapEMAWeights._tf_swap_variables",
-    "keras.callbacks:SwapEMAWeights._tf_finalize_ema_values",
-    f"{_KERAS}.losses.loss:reduce_values",
-    f"{_KERAS}.losses.loss:apply_mask",
-):
-    resolve(_path)
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
 )
 
+# Methods and functions that fit/ calls, shadows or replaces: a missing one has
+# to fail at import, not in the middle of a scope.
+_USED = {
+    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
+        "__init__ fit evaluate predict train_on_batch test_on_batch "
+        "predict_on_batch train_step distribute_strategy make_train_function "
+        "make_test_function make_predict_function _autoconvert_optionals "
+        "_symbolic_build _maybe_symbolic_build _get_metrics_result_or_logs"
+    ),
+    "keras.layers:Layer": "_flatten_layers",
+    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer": (
+        "__init__ apply apply_gradients scale_loss finalize_variable_values "
+        "_get_variable_index"
+    ),
+    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
+        "_all_reduce_sum_gradients assign_add assign_sub"
+    ),
+    f"{_KERAS}.backend.tensorflow.core:Variable": (
+        "_initialize assign assign_add assign_sub"
+    ),
+    f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
+    "keras.metrics:Mean": "update_state",
+    "keras.metrics:Sum": "update_state",
+    "keras.optimizers:SGD": "update_step",
+    "keras.callbacks:TensorBoard": "_train_writer",
+    "keras.callbacks:SwapEMAWeights": (
+        "_tf_swap_variables _tf_finalize_ema_values"
+    ),
+    "tensorflow:Graph": "get_operations",
+    "tensorflow.data:Dataset": "_inputs",
+}
+for _owner, _names in _USED.items():
+    for _name in _names.split():
+        resolve(f"{_owner}{'.' if ':' in _owner else ':'}{_name}")
+
+# Instance attributes, set in __init__ or later.
+_ATTRIBUTES = {
+    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
+        "_distribute_strategy _jit_compile _compile_config _initial_epoch "
+        "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
+    ),
+    "keras.layers:Layer": "_seed_generators _metrics",
+    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
+        "_steps_seen _num_batches _distributed_dataset data_adapter"
+    ),
+    f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter": (
+        "_num_samples _batch_size _shuffle _inputs"
+    ),
+    f"{_KERAS}.trainers.data_adapters.generator_data_adapter"
+    ":GeneratorDataAdapter": "_first_batches",
+    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer": (
+        "_trainable_variables _iterations gradient_accumulation_steps use_ema"
+    ),
+    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
+        "_distribution_strategy"
+    ),
+    f"{_KERAS}.backend.tensorflow.core:Variable": "_value",
+    f"{_TF}.distribute.values:DistributedVariable": (
+        "_distributed_container _values _primary _distribute_strategy"
+    ),
+    f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
+    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
+    "tensorflow:Graph": "_variable_creator_stack",
+    f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
+}
+for _owner, _names in _ATTRIBUTES.items():
+    for _name in _names.split():
+        check_attribute(_owner, _name)
+
 
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
-    """Hide the current strategy: code inside sees TensorFlow's default one.
+    """Enter TensorFlow's default strategy, hiding the current one.
 
-    Variables made inside are plain ``tf.Variable``s, ``get_strategy()`` is the
-    default strategy and ``get_replica_context()`` its only replica, in eager
-    code and while a function is traced (also in the branches of a ``tf.cond``,
-    whose graphs inherit the mode).
+    Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
+    the default strategy and ``get_replica_context()`` its only replica, both
+    eagerly and during tracing (``tf.cond`` branches inherit the mode).
     """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
@@ -188,3 +256,32 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """Return the variables an optimizer was built for; none if unbuilt."""
+    return list(optimizer._trainable_variables)
+
+
+def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
+    """Return the momenta of a built ``RMSprop``; none without momentum."""
+    return list(optimizer._momentums)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return a model and all its layers, at any depth."""
+    return list(model._flatten_layers())
+
+
+# Instance attributes are looked up in the method that sets them.
+for _owner, _method, _name in (
+    (
+        f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
+        "__init__",
+        "_trainable_variables",
+    ),
+    ("keras.optimizers:RMSprop", "build", "_momentums"),
+):
+    if _name not in resolve(f"{_owner}.{_method}.__code__").co_names:
+        resolve(f"{_owner}.{_name}")
+resolve("keras:Model._flatten_layers")

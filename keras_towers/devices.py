@@ -83,11 +83,6 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     if towers is None:
         return visible
     number = _whole(towers)
-    if number is None and not isinstance(towers, (list, tuple)):
-        raise TowerError(
-            f"towers={towers!r} is not allowed: give a number of towers, a "
-            "list of GPU ids, a list of device names, or None for all."
-        )
     if number is not None:
         if number < 1:
             raise TowerError(
@@ -102,6 +97,11 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
                 "else to split a CPU for trying things out."
             )
         return visible[:number]
+    if not isinstance(towers, (list, tuple)):
+        raise TowerError(
+            f"towers={towers!r} is not allowed: give a number of towers, a "
+            "list of GPU ids, a list of device names, or None for all."
+        )
     if not towers:
         raise TowerError(
             "towers=[] names no device: name at least one, or give None for "
@@ -148,16 +148,33 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 def _is_named(name: str, wanted: str) -> bool:
     """Whether a device has a name that may leave out job, task and number."""
     try:
-        spec = tf.DeviceSpec.from_string(wanted)
+        return canonical(name) == canonical(wanted)
     except ValueError:
         return False
-    have = tf.DeviceSpec.from_string(name)
+
+
+def canonical(name: str) -> tuple[str, int, int, str | None, int]:
+    """What a device's name says, alike for all ways to write the name.
+
+    Parts that are left out are those of the first device of this process.
+
+    Returns:
+        Job, replica, task, type and index.
+
+    Raises:
+        ValueError: it is not the name of a device.
+
+    Example:
+        >>> canonical("/gpu:1")
+        ('localhost', 0, 0, 'GPU', 1)
+    """
+    spec = tf.DeviceSpec.from_string(name)
     return (
-        spec.device_type == have.device_type
-        and (spec.device_index or 0) == have.device_index
-        and spec.job in (None, have.job or "localhost")
-        and spec.replica in (None, have.replica or 0)
-        and spec.task in (None, have.task or 0)
+        spec.job or "localhost",
+        spec.replica or 0,
+        spec.task or 0,
+        spec.device_type,
+        spec.device_index or 0,
     )
 
 

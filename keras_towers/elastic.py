@@ -23,25 +23,40 @@ state for Keras does not work with Keras 3.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import rendezvous
 from keras_towers.callbacks import ResumesFit, Start
 from keras_towers.errors import TowerError
-from keras_towers.fit import agreement
-from keras_towers.fit import state as state_lib
+from keras_towers.fit import contract
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import state as state_lib
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
 
 from horovod.common import elastic as _elastic  # noqa: E402
-from horovod.common.exceptions import HorovodInternalError  # noqa: E402
+from horovod.common.exceptions import (  # noqa: E402
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+)
+
+# What a collective whose peer has gone ends with, and much else does.
+_IN_DOUBT = (
+    tf.errors.AbortedError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
 
 
 class State(_elastic.ObjectState):
@@ -76,6 +91,9 @@ class State(_elastic.ObjectState):
         self._transport = horovod_lib.HorovodTransport()
         self._model = model
         self._saved: list[tuple[keras.Variable, np.ndarray]] = []
+        server = rendezvous.from_environment()
+        # None under Horovod's own launcher, which has no news for us.
+        self._launcher = server if server and server.signed else None
         super().__init__(
             bcast_object=_hvd.broadcast_object,
             get_rank=_hvd.rank,
@@ -112,6 +130,15 @@ class State(_elastic.ObjectState):
         super().sync()
         self.save()
 
+    def check_host_updates(self) -> None:
+        """Interrupt training on all ranks if hosts have come or gone."""
+        if self._launcher and self._transport.rank == 0:
+            with contextlib.suppress(OSError):
+                news = self._launcher.get(rendezvous.NEWS)
+                if news:
+                    self.on_hosts_updated(*json.loads(news))
+        super().check_host_updates()
+
 
 def run(function: Callable) -> Callable:
     """Run a function again, from the last commit, when workers die or join.
@@ -125,16 +152,56 @@ def run(function: Callable) -> Callable:
     """
 
     @functools.wraps(function)
-    def attempt(state: State, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(state, *args, **kwargs)
-        except tf.errors.OpError as error:
-            # So TensorFlow reports a collective whose peer has gone.
-            if "Horovod" not in str(error):
-                raise
-            raise HorovodInternalError(str(error)) from error
+    def survive(state: State, *args: Any, **kwargs: Any) -> Any:
+        synced = False
+        with _told_of_hosts(state):
+            while True:
+                try:
+                    with _losses(state._transport):
+                        if not synced:
+                            state.sync()
+                        return function(state, *args, **kwargs)
+                except HorovodInternalError:
+                    state.restore()
+                    synced = False
+                except HostsUpdatedInterrupt as update:
+                    synced = update.skip_sync
+                _connect_anew()
+                state.on_reset()
 
-    return _elastic.run_fn(attempt, _connect_anew)
+    return survive
+
+
+@contextlib.contextmanager
+def _losses(transport: horovod_lib.HorovodTransport) -> Iterator[None]:
+    """Raise ``HorovodInternalError`` where a peer has gone."""
+    try:
+        yield
+    except _IN_DOUBT as error:
+        # What the error says depends on where in a collective the peer has
+        # gone, and may be said by others: the ranks know better.
+        if transport.is_intact():
+            raise
+        raise HorovodInternalError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _told_of_hosts(state: State) -> Iterator[None]:
+    """Have a state told of hosts that come or go.
+
+    Under our launcher it asks. Horovod's driver tells it, through a service of
+    each worker that listens on all addresses.
+    """
+    if state._launcher:
+        yield
+        return
+    manager = _elastic.notification_manager
+    manager.init()
+    manager.register_listener(state)
+    try:
+        yield
+    finally:
+        manager.remove_listener(state)
 
 
 def _connect_anew() -> None:
@@ -213,12 +280,11 @@ class Commit(ResumesFit):
 
     def _global_metrics(self) -> list[np.ndarray]:
         """What metrics have counted on all ranks; statistics made equal."""
-        strategy = tf.distribute.get_strategy()
+        strategy = contract.in_force()
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
-        adoption = getattr(strategy, "adoption", None)
-        if adoption is None:
+        if strategy is None:
             return [v.numpy() for v in metrics]
-        adoption.equalise()
-        adoption.trained = True
-        sums = agreement.total(strategy.transport, metrics)
+        strategy.adoption.equalise()
+        strategy.adoption.mark_trained()
+        sums = agreement.total(strategy.config.transport, metrics)
         return [value.numpy() for value in sums]

@@ -14,8 +14,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import gradients, shared
-from keras_towers.fit import tower as tower_lib
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def current_tower() -> CurrentTower:
     as well on one device. TensorFlow runs a ``tf.py_function`` outside of the
     towers: ask before it.
 
-    It carries over tensorpack's ``get_current_tower_context``.
+    It ports tensorpack's ``get_current_tower_context``.
 
     Example:
         >>> class Noisy(keras.layers.Layer):
@@ -62,7 +63,7 @@ def current_tower() -> CurrentTower:
         ...         seed = (7, keras_towers.current_tower().index)
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
-    tower = tower_lib.current() or shared.current()
+    tower = tower_lib.current()
     if tower is not None:
         return CurrentTower(
             tower.index, tower.total, tower.device, tower.training
@@ -70,10 +71,12 @@ def current_tower() -> CurrentTower:
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
         device = tower_lib.short_name(devices_lib.resolve(None)[0])
-        return CurrentTower(0, 1, device, tower_lib.training_alone())
+        return CurrentTower(0, 1, device, tower_lib.training_alone.get())
     strategy, local = context.strategy, compat.current_replica_id()
+    ours = isinstance(strategy, KerasStrategy)
+    first = strategy.config.first_tower if ours else 0
     return CurrentTower(
-        getattr(strategy, "first_tower", 0) + local,
+        first + local,
         context.num_replicas_in_sync,
         tower_lib.short_name(strategy.extended.worker_devices[local]),
         None,
@@ -95,7 +98,7 @@ def run_on_each_tower(
       ``(gradient, variable)`` pairs, in lists, tuples, dictionaries or the
       ``zip`` object that made them.
 
-    It carries over tensorpack's ``TowerFunc`` and the checks of its
+    It ports tensorpack's ``TowerFunc`` and the checks of its
     ``TowerContext``.
 
     Args:
@@ -229,7 +232,7 @@ class _Calls:
         for _, result in sorted(self.results.items()):
             pairs = list(_pairs(result))
             shares.append(
-                gradients.Share(
+                gradients.TowerGradients(
                     tuple(gradients.name_of(v) for _, v in pairs),
                     [gradient for gradient, _ in pairs],
                 )

@@ -97,3 +97,36 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+# What `make check` runs: one file for each room, and the contract's hardest
+# cases on two towers.
+CORE = (
+    "tests/bench/test_results.py",
+    "tests/exactness/test_contract.py::test_hardest_on_two_towers",
+    "tests/fit/step/test_backward.py",
+    "tests/fit/test_fused.py",
+    "tests/fit/test_hooks.py::test_everything_in_keras_is_put_back",
+    "tests/fit/test_variables.py",
+    "tests/launch/test_hosts.py",
+    "tests/launch/test_outcome.py",
+    "tests/launch/test_settings.py",
+    "tests/placement/test_least_loaded.py",
+    "tests/reduction/test_gradients.py",
+    "tests/reduction/test_naive.py",
+    "tests/reduction/test_packing.py",
+    "tests/strategies/test_modes.py",
+    "tests/strategies/test_registry.py",
+    "tests/test_compat.py",
+    "tests/test_devices.py",
+    "tests/transport/test_keys.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the core of the suite; give slow tests the time they need."""
+    for item in items:
+        if item.nodeid.startswith(CORE):
+            item.add_marker(pytest.mark.core)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(600))

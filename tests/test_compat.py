@@ -141,6 +141,7 @@ OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "keras.src.losses.loss:reduce_values",
         "keras.src.losses.loss:apply_mask",
+        "keras.layers:Layer._flatten_layers",
         "tensorflow.python.distribute.values:PerReplica",
     ],
 )
@@ -153,6 +154,26 @@ def test_a_name_that_is_patched_is_looked_for_at_import(path, monkeypatch):
     for base in getattr(owner, "__mro__", [owner]):
         if name in vars(base):
             monkeypatch.delattr(base, name)
+    assert_refused(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        (f"{OPTIMIZER}._trainable_variables", f"{OPTIMIZER}.__init__"),
+        (
+            "keras.optimizers:RMSprop._momentums",
+            "keras.optimizers:RMSprop.build",
+        ),
+    ],
+)
+def test_a_name_that_only_instances_have(path, method, monkeypatch):
+    owner, _, name = method.rpartition(".")
+    monkeypatch.setattr(compat.resolve(owner), name, lambda self: None)
+    assert_refused(path)
+
+
+def assert_refused(path):
     # A second copy of the module, so that the real one stays as it is.
     spec = importlib.util.spec_from_file_location("fresh", compat.__file__)
     with pytest.raises(kt.CompatibilityError) as error:

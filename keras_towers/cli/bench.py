@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import importlib.util
 import signal
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 
-from keras_towers.cli.bench_models import MODELS
-from keras_towers.cli.bench_plans import (
-    Amounts,
-    Device,
-    Plan,
-    processes_plan,
-    refuse,
-    towers_plan,
-)
-from keras_towers.cli.bench_report import show_report, write_json
-from keras_towers.cli.bench_rows import ROWS
-from keras_towers.cli.bench_runner import (
-    Job,
-    Sample,
-    WorkerFailed,
-    run_jobs,
-    run_worker,
-)
-from keras_towers.cli.bench_strategies import DEFAULT_STRATEGIES, STRATEGIES
-from keras_towers.cli.bench_timing import WARM_UP_BATCHES
+from keras_towers.bench.machine import cpu_threads, machine_facts
+from keras_towers.bench.measure import WARM_UP_BATCHES
+from keras_towers.bench.models import MODELS
+from keras_towers.bench.plan import Cell, Setting, choices, numbers, plan_cells
+from keras_towers.bench.report import show_report, write_json
+from keras_towers.bench.rows import MODES, PROCESSES, TOWERS
+from keras_towers.bench.runner import Sample, failed_before, run_cell
+from keras_towers.errors import TowerError
+
+# Examples of a step of one process, whatever the number of its towers.
+_BATCH_SIZE = 64
+
+
+class Device(StrEnum):
+    """Where to run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    GPU = "gpu"
 
 
 def bench(
@@ -63,9 +59,10 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Strategies to compare, of {', '.join(STRATEGIES)}; "
-            f"{', '.join(DEFAULT_STRATEGIES)} if not given. With --processes "
-            f"of {', '.join(ROWS)}; all that are installed if not given.",
+            help=f"Strategies to compare, of {', '.join(TOWERS.rows)}; "
+            f"{', '.join(TOWERS.default_rows())} if not given. With "
+            f"--processes of {', '.join(PROCESSES.rows)}; all that are "
+            "installed if not given.",
         ),
     ] = None,
     modes: Annotated[
@@ -110,80 +107,96 @@ def bench(
     whole default plan takes about an hour. Ctrl-C shows what was measured
     so far.
     """
-    if json_path and not json_path.absolute().parent.is_dir():
-        refuse(f"there is no folder {json_path.absolute().parent}")
-    facts = functools.cache(lambda: _facts(timeout))
-    amounts = Amounts(batches, repeats, timeout)
-    if processes is None:
-        todo = towers_plan(
-            models, strategies, modes, towers, device, adoption, amounts, facts
-        )
-    elif modes or device is Device.GPU:
-        refuse("--processes goes without --modes and --device gpu")
-    else:
-        todo = processes_plan(
-            models, strategies, processes, rank_batch, amounts, facts
-        )
+    suite, wanted, batch = TOWERS, towers, _BATCH_SIZE
+    if processes is not None:
+        suite, wanted, batch = PROCESSES, processes, rank_batch
+    with _refusing(2):
+        if json_path and not json_path.absolute().parent.is_dir():
+            raise TowerError(
+                f"there is no folder {json_path.absolute().parent}"
+            )
+        if suite is PROCESSES and (modes or device is Device.GPU):
+            raise TowerError(
+                "--processes goes without --modes and --device gpu"
+            )
+        names = choices("model", models, MODELS, list(suite.models))
+        rows = choices("strategy", strategies, suite.rows, suite.default_rows())
+        rows += [f"towers-{mode}" for mode in choices("mode", modes, MODES, [])]
+        counts = numbers(f"--{suite.replicas}", wanted, suite.least)
+        if suite is PROCESSES and importlib.util.find_spec("horovod") is None:
+            # Its rendezvous is what the launcher starts all rows with.
+            raise TowerError(
+                "Horovod is not installed: run `keras-towers install horovod`"
+            )
+    with _refusing(1):
+        facts = machine_facts(timeout)
+    gpus = 0 if suite is PROCESSES else len(facts["gpus"])
+    if device is Device.AUTO:
+        device = Device.GPU if gpus >= max(counts) else Device.CPU
+    with _refusing(2):
+        if device is Device.GPU and gpus < max(counts):
+            raise TowerError(
+                f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
+            )
+    setting = Setting(device.value, batch, batches, timeout)
+    cells = plan_cells(suite, names, rows, counts, repeats, adoption)
     console = Console()
+    console.print(f"{len(cells)} runs on the {device.upper()}", style="dim")
     samples: list[Sample] = []
-    interrupted = False
-    # Ended by a time limit, it has as much to end and to show as by Ctrl-C.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        where = todo.where.upper()
-        console.print(f"{len(todo.jobs)} runs on the {where}", style="dim")
-        _measure(console, todo, samples)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    show_report(console, facts(), samples)
+    complete = _measure(console, cells, setting, samples)
+    show_report(console, facts, samples)
     if json_path:
-        settings = {
-            **todo.settings,
+        settings: dict[str, Any] = {
+            "models": names,
+            suite.replicas: counts,
+            "strategies": rows,
             "batches": batches,
             "repeats": repeats,
-            "device": todo.where,
+            "device": device.value,
             "timeout_s": timeout,
             "warm_up_batches": WARM_UP_BATCHES,
-            "complete": not interrupted,
+            "complete": complete,
         }
-        write_json(json_path, facts(), settings, samples)
-    if interrupted:
-        console.print(
-            f"Interrupted: {len(samples)} of {len(todo.jobs)} runs made."
-        )
+        if suite is PROCESSES:
+            cores = {n: min(n, facts["cores"]) for n in counts}
+            settings |= {"rank_batch": batch, "cores": cores}
+        else:
+            threads = {n: cpu_threads(n) for n in counts}
+            settings |= {"batch_size": batch, "cpu_threads": threads}
+        write_json(json_path, facts, settings, samples)
+    if not complete:
+        console.print(f"Interrupted: {len(samples)} of {len(cells)} runs made.")
         raise typer.Exit(130)
     if any(sample.error for sample in samples):
         raise typer.Exit(1)
 
 
-def _measure(console: Console, todo: Plan, samples: list[Sample]) -> None:
-    """Run all jobs, adding to ``samples`` as they come."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=len(todo.jobs))
-
-        def announce(job: Job) -> None:
-            progress.update(
-                task,
-                completed=todo.jobs.index(job),
-                description=job.title,
-            )
-
-        # One by one: an interrupt must leave what came before it.
-        for sample in run_jobs(todo.jobs, todo.run, announce):
-            samples.append(sample)
-
-
-def _facts(timeout_s: float) -> dict[str, Any]:
+def _measure(
+    console: Console, cells: list[Cell], setting: Setting, samples: list[Sample]
+) -> bool:
+    """Run all cells, adding to ``samples`` as they come, unless interrupted."""
+    # Ended by a time limit, it has as much to end and to show as by Ctrl-C.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run_worker(["--facts"], timeout_s)
-    except WorkerFailed as error:
-        typer.echo(f"keras-towers bench: cannot start: {error}", err=True)
-        raise typer.Exit(1) from None
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=len(cells))
+            for done, cell in enumerate(cells):
+                title = f"{cell.title} ({done + 1} of {len(cells)})"
+                bar.update(task, completed=done, description=title)
+                if not failed_before(cell, samples):
+                    samples.append(run_cell(cell, setting))
+    except KeyboardInterrupt:
+        return False
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return True
+
+
+@contextlib.contextmanager
+def _refusing(code: int) -> Iterator[None]:
+    """End the command with one line and this exit code."""
+    try:
+        yield
+    except TowerError as error:
+        typer.echo(f"keras-towers bench: {error}", err=True)
+        raise typer.Exit(code) from None

@@ -73,20 +73,20 @@ def horovod(
     Takes two minutes on two idle cores, and seconds when it was built on this
     machine before. Needs a C++17 compiler and make.
     """
-    from keras_towers.engines import horovod_build
-    from keras_towers.engines.toolchain import InstallError
+    from keras_towers.building import build
+    from keras_towers.building.horovod import Horovod
+    from keras_towers.building.recipe import InstallError
 
     console = Console(highlight=False)
+    recipe = Horovod(with_mpi, with_nccl)
     try:
         with _ended_cleanly(), _progress(console) as tell:
-            built = horovod_build.build(with_mpi, with_nccl, tell, rebuild)
+            built = build.build(recipe, tell, rebuild)
             if wheel_only:
                 wheel_only.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(built.wheel, wheel_only)
             else:
-                built, found = horovod_build.install(
-                    built, with_mpi, with_nccl, tell
-                )
+                built, found = build.install(recipe, built, tell)
     except InstallError as error:
         _refuse(str(error), 1, "install horovod")
     except KeyboardInterrupt:
@@ -101,7 +101,7 @@ def horovod(
         return
     console.print(
         f"Horovod {found.version} for TensorFlow {found.tensorflow} installed, "
-        f"{how}; built in: {found.engines}",
+        f"{how}; built in: {found.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")

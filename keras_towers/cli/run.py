@@ -13,7 +13,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launch.elastic import elastic_options, run_elastic
 from keras_towers.launch.hosts import parse_hostfile, parse_hosts
 from keras_towers.launch.job import Job, run_job
-from keras_towers.strategies.registry import ONE_PROCESS, find
+from keras_towers.strategies.registry import STRATEGIES, find
 
 _ELASTIC = "Elastic jobs, whose ranks may come and go"
 
@@ -85,7 +85,7 @@ def run(
         typer.Option(
             min=0,
             envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
-            help="Seconds until Horovod says which ranks the others wait for; "
+            help="Seconds until a rank says which ranks it waits for; "
             "0: never.",
         ),
     ] = 30,
@@ -189,7 +189,8 @@ def run(
         if hostfile:
             named = parse_hostfile(hostfile)
         program = _program(command, strategy, towers, module)
-        if strategy in ONE_PROCESS and (elastic or processes != 1):
+        known = STRATEGIES.get(strategy or "")
+        if known and known.one_process and (elastic or processes != 1):
             _refuse(
                 f"the strategy {strategy} works in one process: -np 1, or "
                 "--strategy horovod"

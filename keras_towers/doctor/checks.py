@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from keras_towers.building import toolchain
+from keras_towers.building.horovod import VARIABLES, Horovod
+from keras_towers.building.recipe import Found
+from keras_towers.cores import usable_cores
 from keras_towers.doctor import probe
 from keras_towers.doctor.findings import Finding, State
-from keras_towers.engines import horovod_probe, toolchain
 
 INSTALL_HOROVOD = "keras-towers install horovod"
 _INSTALL_TENSORFLOW = (
@@ -26,7 +28,7 @@ def look() -> list[Finding]:
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
-        horovod_later = pool.submit(horovod_probe.look)
+        horovod_later = pool.submit(Horovod().look)
         facts, horovod = facts_later.result(), horovod_later.result()
     return [
         *versions(facts),
@@ -84,8 +86,7 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
 def devices(facts: dict[str, Any]) -> list[Finding]:
     """What there is to train on."""
     group = "Devices"
-    cores = toolchain.cores()
-    found = [Finding(group, "CPU cores", str(cores))]
+    found = [Finding(group, "CPU cores", str(usable_cores()))]
     if "gpus" not in facts:
         return found
     gpus = facts["gpus"]
@@ -116,9 +117,7 @@ def devices(facts: dict[str, Any]) -> list[Finding]:
     return [*found, Finding(group, "NCCL", value, state)]
 
 
-def engines(
-    facts: dict[str, Any], horovod: horovod_probe.Found | None
-) -> list[Finding]:
+def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
     """What connects devices and processes."""
     group = "Engines"
     works = "error" not in facts and "keras_error" not in facts
@@ -150,11 +149,11 @@ def engines(
                 f"Build Horovod for this TensorFlow: {INSTALL_HOROVOD}.",
             ),
         ]
-    value += f"; built in: {horovod.engines}"
+    value += f"; built in: {horovod.built_in}"
     if running and horovod.tensorflow not in (None, running):
         advice = f"Build Horovod for TensorFlow {running}: {INSTALL_HOROVOD}."
         found.append(Finding(group, "Horovod", value, State.WARNING, advice))
-    elif facts.get("gpus") and not horovod.built.get("nccl"):
+    elif facts.get("gpus") and not horovod.parts.get("NCCL"):
         advice = (
             "Horovod sums on the host here; for sums between GPUs: "
             f"{INSTALL_HOROVOD} --with-nccl."
@@ -180,18 +179,16 @@ def build_tools(needed: bool) -> list[Finding]:
         state = State.WARNING if needed else State.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         found.append(Finding(group, tool.name, "missing", state, advice))
-    cmake = toolchain.find_cmake()
+    cmake = toolchain.find_cmake(VARIABLES)
     brought = "missing or too old; the build gets its own"
     found.append(
         Finding(group, "CMake", cmake.version if cmake.path else brought)
     )
-    optional: tuple[Callable[[], toolchain.Tool], ...] = (
-        toolchain.find_mpi,
-        toolchain.find_nvcc,
-        toolchain.find_nccl,
-    )
-    for find in optional:
-        tool = find()
+    for tool in (
+        toolchain.find_mpi(),
+        toolchain.find_nvcc(VARIABLES),
+        toolchain.find_nccl(VARIABLES),
+    ):
         value = tool.version or tool.path or "none (optional)"
         state = State.OK if tool.path else State.NOTE
         found.append(Finding(group, tool.name, value, state))
@@ -202,8 +199,8 @@ def known_versions(text: str) -> dict[str, tuple[str, str]]:
     """Read ``compat.KNOWN_TO_WORK``: the first and last version of each.
 
     Example:
-        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.12 to 3.15")
-        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.12', '3.15')}
+        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15")
+        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.14', '3.15')}
     """
     pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
     return {

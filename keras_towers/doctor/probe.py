@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
-MARK = "keras-towers-probe:"
+from keras_towers.subprocesses import NoAnswer, ask_python
 
 
 def look(timeout_s: float = 120) -> dict[str, Any]:
@@ -27,21 +25,9 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", __name__],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"TensorFlow did not start in {timeout_s:.0f} s"}
-    for line in ended.stdout.splitlines():
-        if line.startswith(MARK):
-            return json.loads(line.removeprefix(MARK))
-    said = ended.stderr.strip().splitlines()
-    reason = said[-1] if said else ""
-    return {"error": f"exit status {ended.returncode} {reason}".strip()}
+        return ask_python(["-m", __name__], timeout_s, environment)
+    except NoAnswer as error:
+        return {"error": str(error)}
 
 
 def _facts() -> dict[str, Any]:
@@ -79,4 +65,4 @@ def _short(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(_facts()))
+    print(json.dumps(_facts()))

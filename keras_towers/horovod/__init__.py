@@ -40,7 +40,6 @@ from horovod.tensorflow import (  # noqa: E402
     global_process_set,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -52,13 +51,13 @@ from horovod.tensorflow import (  # noqa: E402
     rank,
     remove_process_set,
     rocm_built,
-    shutdown,
     size,
     start_timeline,
     stop_timeline,
 )
 
 from keras_towers.horovod import callbacks  # noqa: E402
+from keras_towers.horovod.compiling import init, shutdown  # noqa: E402
 from keras_towers.horovod.functions import (  # noqa: E402
     allgather,
     allreduce,

@@ -12,8 +12,8 @@ import keras
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.horovod import compiling, wrapping
-from keras_towers.horovod.exchange import Exchange, Options
 from keras_towers.horovod.passes import Passes
+from keras_towers.horovod.reducer import GradientReducer, Options
 
 
 def DistributedOptimizer(
@@ -93,7 +93,7 @@ def DistributedOptimizer(
             f"compression is {compression!r}, which cannot compress and "
             "decompress. Give hvd.Compression.none or hvd.Compression.fp16."
         )
-    exchange = Exchange(
+    reducer = GradientReducer(
         Options(
             name=name or f"Distributed{type(optimizer).__name__}",
             device_dense=device_dense,
@@ -110,8 +110,9 @@ def DistributedOptimizer(
     passes = None
     if backward_passes_per_step > 1:
         passes = Passes(backward_passes_per_step, average_aggregated_gradients)
-    compiling.install()
-    wrapping.wrap(optimizer, wrapping.State(exchange, passes))
+    # Horovod's own init may have been called, not this package's.
+    compiling.replace()
+    wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
     return optimizer
 
 
@@ -146,7 +147,9 @@ def PartialDistributedOptimizer(
     if not all(isinstance(layer, keras.Layer) for layer in local_layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")
     optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
-    wrapping.state_of(optimizer).exchange.local_layers += local_layers
+    state = wrapping.distribution_of(optimizer)
+    assert state is not None
+    state.reducer.local_layers += local_layers
     return optimizer
 
 
@@ -158,7 +161,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
     inner = optimizer
     while inner is not None:
-        if wrapping.state_of(inner) is not None:
+        if wrapping.distribution_of(inner) is not None:
             raise TowerError(
                 f"the optimizer {inner.name!r} is distributed already: call "
                 "hvd.DistributedOptimizer once for each optimizer."

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.horovod.exchange import variable_key
+from keras_towers.horovod.reducer import variable_key
 
 
 class Passes:
@@ -25,7 +25,7 @@ class Passes:
         self._number = number
         self._average = average
         self._sums: dict[Any, tf.Variable] = {}
-        self._count: tf.Variable | None = None
+        self._count: Any = None
 
     def apply(
         self,
@@ -41,7 +41,7 @@ class Passes:
             update: called with the sums, in the branch of a ``tf.cond`` when a
                 graph is being traced.
         """
-        sums = [
+        sums: list[Any] = [
             None if grad is None else self._sum(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)
         ]

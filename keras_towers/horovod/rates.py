@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 
 
@@ -57,7 +58,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch or 0
         self.current_epoch = start_epoch
         # As one function it is a call for a batch, not two for a variable.
         self._scale = tf.function(_scale, autograph=False)
@@ -81,7 +82,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 "optimizer with a number."
             )
         if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = self.params.get("steps")
+            self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
                 raise TowerError(
                     "the number of batches of an epoch is not known: give "
@@ -180,11 +181,11 @@ def _inner(optimizer: Any) -> Any:
 def _momenta(optimizer: Any) -> list[tf.Variable]:
     """The slots in which an optimizer keeps gradients times learning rates."""
     optimizer = _inner(optimizer)
-    slots = ()
+    slots: list[Any] = []
     if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
         slots = optimizer.momentums
     elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
-        slots = optimizer._momentums
+        slots = compat.momenta_of_rmsprop(optimizer)
     return [slot.value for slot in slots if slot is not None]
 
 

@@ -49,7 +49,7 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return model
-    if not optimizer._trainable_variables and model.trainable_variables:
+    if not compat.trained_by(optimizer) and model.trainable_variables:
         optimizer = model.optimizer = _with_state_of_h5(model, filepath)
     DistributedOptimizer(optimizer, compression=compression)
     compiling.prepare(model)

@@ -11,10 +11,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.horovod.exchange import variable_key
 from keras_towers.horovod.functions import broadcast_variables
-
-compat.resolve("keras:Model._flatten_layers")
+from keras_towers.horovod.reducer import variable_key
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -68,7 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._finished or hvd.size() == 1:
             return
         optimizer = model.optimizer
-        layers_built = all(layer.built for layer in model._flatten_layers())
+        layers_built = all(layer.built for layer in compat.layers_of(model))
         # Another step may train other variables with it, or none.
         its_step = type(model).train_step is compat.TensorFlowTrainer.train_step
         if optimizer is not None and layers_built and its_step:

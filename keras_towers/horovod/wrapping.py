@@ -10,51 +10,60 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.horovod.exchange import Exchange, variable_key
+from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import optimizers
 from keras_towers.horovod.passes import Passes
+from keras_towers.horovod.reducer import GradientReducer, variable_key
 
 # Kept beside Keras's attributes, which would be searched for variables.
 _STATE = "_keras_towers_horovod"
 
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+else:  # It is mixed into classes that are optimizers.
+    _Optimizer = object
 
-class State:
+
+class Distribution:
     """What an optimizer needs to reduce.
 
     Attributes:
-        exchange: how its gradients are reduced.
+        reducer: how its gradients are reduced.
         passes: how its backward passes are summed, None where each is applied.
         scaled_outside: whether a ``LossScaleOptimizer`` holds the optimizer.
     """
 
-    def __init__(self, exchange: Exchange, passes: Passes | None):
-        self.exchange = exchange
+    def __init__(self, reducer: GradientReducer, passes: Passes | None):
+        self.reducer = reducer
         self.passes = passes
         self.scaled_outside = False
 
 
-def state_of(optimizer: Any) -> State | None:
+def distribution_of(optimizer: Any) -> Distribution | None:
     """The state of a distributed optimizer, None for any other one."""
     return getattr(optimizer, "__dict__", {}).get(_STATE)
 
 
-def wrap(optimizer: Any, state: State) -> None:
+def wrap(optimizer: Any, state: Distribution) -> None:
     """Let the optimizer reduce from now on."""
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
         return
+    base: Any = type(optimizer)
     # Past Keras's __setattr__, which looks for variables in what is assigned.
-    object.__setattr__(
-        optimizer, "__class__", _distributed_class(type(optimizer))
-    )
+    object.__setattr__(optimizer, "__class__", _distributed_class(base))
 
 
-def hand_out(inner: Any, outer: keras.optimizers.LossScaleOptimizer) -> None:
+def move_outward(
+    inner: Any, outer: keras.optimizers.LossScaleOptimizer
+) -> None:
     """Let the optimizer around ``inner`` reduce in its place.
 
     Whether an update is skipped has to be decided on the reduced gradient:
@@ -80,19 +89,19 @@ def _distributed_class(base: type) -> type:
     )
 
 
-class _Distributed:
+class _Distributed(_Optimizer):
     """What a distributed optimizer does beside its own class."""
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         update = super().apply
         grads = list(grads)
         if state is None or not grads:
             update(grads, trainable_variables)
             return
-        _refuse_strategies()
+        _refuse_strategies(self)
         if state.scaled_outside:
             raise TowerError(
                 "a LossScaleOptimizer holds this distributed optimizer, and "
@@ -100,7 +109,7 @@ class _Distributed:
                 "round: hvd.DistributedOptimizer(LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
-            variables = list(self._trainable_variables)
+            variables = compat.trained_by(self)
         else:
             variables = trainable_variables = list(trainable_variables)
         if len(variables) != len(grads):  # Keras says what is wrong
@@ -108,7 +117,7 @@ class _Distributed:
             return
 
         def reduce_and_update(grads: list[Any]) -> None:
-            update(state.exchange.reduce(grads, variables), variables)
+            update(state.reducer.reduce(grads, variables), variables)
 
         if state.passes is None:
             reduce_and_update(grads)
@@ -120,31 +129,33 @@ class _Distributed:
         state.passes.apply(grads, variables, reduce_and_update)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        if state_of(self) is not None:
-            _refuse_strategies()
+        if distribution_of(self) is not None:
+            _refuse_strategies(self)
         return super().apply_gradients(grads_and_vars)
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank, as Horovod does."""
-        state_of(self).exchange.local_keys.add(variable_key(var))
+        state: Distribution = vars(self)[_STATE]
+        state.reducer.local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = state_of(self)
+        state = distribution_of(self)
         if state is not None and name == "loss_scale_factor":
             # Only the constructor of a LossScaleOptimizer takes it away.
             state.scaled_outside = value is None
         super().__setattr__(name, value)
 
 
-def _refuse_strategies() -> None:
+def _refuse_strategies(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
-    if (
-        getattr(strategy, "reduces_first", False)
-        or strategy.num_replicas_in_sync > 1
-    ):
+    # A strategy of ours has taken the optimizer's calls, and updates as if on
+    # one device.
+    ours = isinstance(strategy, KerasStrategy) or optimizers.is_taken(optimizer)
+    if ours or strategy.num_replicas_in_sync > 1:
+        name = type(strategy).__name__ if tf.distribute.has_strategy() else ""
         raise TowerError(
             "hvd.DistributedOptimizer reduces gradients, and so does "
-            f"{type(strategy).__name__}, which is in force. Use one of them: "
+            f"{name or 'the strategy'} that is in force. Use one of them: "
             "train outside the strategy's scope, or give the strategy the "
             "plain optimizer."
         )

@@ -5,7 +5,8 @@ ssh. It reads one line of JSON, its order, from stdin, starts the command, and
 ends with its exit code, 128 + N for signal N. When stdin closes, because the
 launcher says stop, has died, or the connection is lost, the command and all
 that it started are terminated, then killed. It imports nothing but a little of
-the standard library: one runs beside every rank.
+the standard library: one runs beside every rank, and where other packages are
+may be known from the environment in the order alone.
 """
 
 from __future__ import annotations
@@ -102,11 +103,7 @@ def _share_cores(environment: dict[str, str], local_size: int) -> None:
     """
     if local_size < 2:
         return
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    mine = str(max(1, cores // local_size))
+    mine = str(max(1, len(os.sched_getaffinity(0)) // local_size))
     environment.setdefault("TF_NUM_INTRAOP_THREADS", mine)
     environment.setdefault("OMP_NUM_THREADS", mine)
 

@@ -17,6 +17,7 @@ import logging
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,13 @@ from keras_towers.launch.job import (
 )
 from keras_towers.launch.ranks import Console
 from keras_towers.launch.rendezvous import (
+    elastic_handler,
     horovod,
     rendezvous_server,
-    waiting_handler,
 )
+from keras_towers.launch.rounds import Rounds
 from keras_towers.launch.workers import Workers
+from keras_towers.rendezvous import NEWS, new_secret
 
 
 @dataclass(frozen=True)
@@ -141,38 +144,32 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     remote = [host for host in first if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    server = rendezvous_server(address)
-    driver = horovod("runner.elastic.driver").ElasticDriver(
-        server,
-        _discovery(elastic.discover),
-        elastic.least,
-        elastic.most,
-        timeout=elastic.timeout_s,
-        reset_limit=elastic.reset_limit,
-        cooldown_range=elastic.cooldown_s,
-    )
-    module = horovod("runner.elastic.rendezvous")
-    handler = waiting_handler(
-        module.create_rendezvous_handler(driver),
-        lambda: workers.all_run(driver.host_assignments),
-    )
+    secret = new_secret()
+    server = rendezvous_server(address, secret)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
-    environment = job_environment(
+    driver = _driver(server, elastic, console.say)
+    workers = Workers(
+        job,
+        console,
+        address,
+        divided=elastic.most or elastic.ranks if elastic.divided else None,
+    )
+    rounds = Rounds(driver, workers)
+    server.begin_round = rounds.begin
+    module = horovod("runner.elastic.rendezvous")
+    handler = elastic_handler(
+        module.create_rendezvous_handler(driver), rounds, console.say
+    )
+    workers.environment = job_environment(
         rendezvous=address,
         port=server.start(handler),
+        secret=secret,
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,
         seed=job.seed,
         elastic=True,
-    )
-    workers = Workers(
-        job,
-        console,
-        environment,
-        address,
-        divided=elastic.most or elastic.ranks if elastic.divided else None,
     )
 
     def drive() -> None:
@@ -185,6 +182,11 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
 
     try:
         with signals_to(events):
+            slots = sum(first.values())
+            if slots < elastic.ranks:
+                option = "-np" if elastic.ranks > elastic.least else "--min-np"
+                wait = (option, elastic.ranks, elastic.timeout_s)
+                console.say(_waits(slots, *wait))
             threading.Thread(target=drive, daemon=True).start()
             event = events.get()
             if isinstance(event, int):
@@ -196,6 +198,85 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         workers.stop()
         driver.stop()
         console.close()
+
+
+def _driver(server: Any, elastic: Elastic, say: Callable[[str], None]) -> Any:
+    """Horovod's ``ElasticDriver``; says what it waits for and why it ends.
+
+    Args:
+        server: where workers find its news.
+        elastic: how far the job may shrink and grow.
+        say: tells the user.
+    """
+    module = horovod("runner.elastic.driver")
+    late = horovod("runner.common.util.timeout").TimeoutException
+
+    class _Driver(module.ElasticDriver):  # type: ignore[name-defined]
+        _reason: str | None = None
+
+        def get_worker_client(self, slot_info: Any) -> Any:
+            return _News(server, super().get_worker_client(slot_info))
+
+        def resume(self) -> None:
+            left = self._host_manager.current_hosts.count_available_slots()
+            if left < elastic.least:
+                say(_waits(left, "--min-np", elastic.least, elastic.timeout_s))
+            try:
+                super().resume()
+            except Exception as error:
+                # Horovod only logs it, and stops.
+                self._reason = str(error)
+                raise
+
+        def wait_for_available_slots(self, least: int, *args: Any) -> Any:
+            try:
+                return super().wait_for_available_slots(least, *args)
+            except late:
+                raise TowerError(
+                    f"there were not {least} slots within {elastic.timeout_s} "
+                    "s: add hosts, or give a smaller --min-np or a longer "
+                    "--elastic-timeout"
+                ) from None
+
+        def stop(self, error_message: str | None = None) -> None:
+            super().stop(error_message or self._reason)
+
+    return _Driver(
+        server,
+        _discovery(elastic.discover),
+        elastic.least,
+        elastic.most,
+        timeout=elastic.timeout_s,
+        reset_limit=elastic.reset_limit,
+        cooldown_range=elastic.cooldown_s,
+    )
+
+
+def _waits(slots: int, option: str, wanted: int, timeout_s: int) -> str:
+    return (
+        f"slots for workers: {slots}, {option} asks for {wanted}; waiting for "
+        f"more, for {timeout_s} s at most (--elastic-timeout)"
+    )
+
+
+class _News:
+    """Tells the workers that hosts have come or gone.
+
+    Args:
+        server: where those look that use ``keras_towers.elastic``.
+        client: of a worker that uses Horovod's own elastic state, or None.
+    """
+
+    def __init__(self, server: Any, client: Any):
+        self._server = server
+        self._client = client
+
+    def notify_hosts_updated(self, timestamp: int, update: Any) -> None:
+        """Take word of it from the driver."""
+        # Horovod's seconds cannot tell two changes within one second apart.
+        self._server.put(NEWS, [time.time(), int(update)])
+        if self._client:
+            self._client.notify_hosts_updated(timestamp, update)
 
 
 def _discovery(discover: Callable[[], dict[str, int]]) -> Any:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from keras_towers.rendezvous import SECRET, token
+
 SEED = "KERAS_TOWERS_SEED"
 # Those belong to a machine or a session, not to the job.
 _NOT_EXPORTED = re.compile(
@@ -28,6 +30,7 @@ def job_environment(
     *,
     rendezvous: str,
     port: int,
+    secret: str,
     interface: str | None,
     stall_warning_s: int,
     stall_shutdown_s: int,
@@ -35,9 +38,17 @@ def job_environment(
     elastic: bool,
 ) -> dict[str, str]:
     """What every rank of the job is told."""
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    if direct != "*":  # It means all only where it stands alone.
+        direct = f"{direct},{rendezvous}" if direct else rendezvous
     environment = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous,
+        # Horovod's clients put "http://" before this and the port and the path
+        # behind it: with the token in between, they all send it.
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{rendezvous}:{port}/{token(secret)}",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        SECRET: secret,
+        # Horovod's own Python code would ask a proxy for the server.
+        "no_proxy": direct,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import signal
 import time
@@ -25,6 +26,7 @@ from keras_towers.launch.hosts import (
 from keras_towers.launch.outcome import blame, describe
 from keras_towers.launch.ranks import GRACE_S, Console, Place, Rank
 from keras_towers.launch.rendezvous import horovod, rendezvous_server
+from keras_towers.rendezvous import new_secret
 
 # After the first failure: the others may have something to say too.
 _LAST_WORDS_S = 1.0
@@ -42,8 +44,8 @@ class Job:
         hosts: slots by host.
         interface: the network interface that ranks meet on; None: found out.
         ssh_port: None: what ssh is configured to.
-        stall_warning_s: after that Horovod says who waits for whom; 0: never.
-        stall_shutdown_s: after that Horovod ends the job; 0: never.
+        stall_warning_s: after that a rank says whom it waits for; 0: never.
+        stall_shutdown_s: after that such a rank ends the job; 0: never.
         seed: the seed that all ranks start from; None: each its own.
         output: a folder for a file of each rank's output; None: none.
         verbose: say what is started where.
@@ -72,12 +74,14 @@ def run_job(job: Job) -> int:
     remote = [host for host in used if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    server = rendezvous_server(address)
+    secret = new_secret()
+    server = rendezvous_server(address, secret)
     events: queue.SimpleQueue[Rank | int] = queue.SimpleQueue()
     console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
     environment = job_environment(
         rendezvous=address,
         port=server.start(),
+        secret=secret,
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,
@@ -161,12 +165,11 @@ def meeting_point(
 @contextlib.contextmanager
 def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
     """Put signals that ask to stop into a queue."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # A job started with nohup stays without SIGHUP.
-    numbers = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]
     before = {
         number: signal.signal(number, lambda n, _: events.put(n))
-        for number in numbers
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A job started with nohup stays without SIGHUP.
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield
@@ -186,21 +189,20 @@ def _supervise(
     ranks: list[Rank], events: queue.SimpleQueue[Rank | int], console: Console
 ) -> int:
     ended: list[Rank] = []
-    deadline: float | None = None
+    deadline = math.inf
     while len(ended) < len(ranks):
         try:
-            left = deadline and max(0, deadline - time.monotonic())
-            event = events.get(timeout=left)
+            left = max(0, deadline - time.monotonic())
+            event = events.get(timeout=None if left == math.inf else left)
         except queue.Empty:
             break
         if isinstance(event, int):
             return stopped_by(event, console)
         ended.append(event)
         found = blame(ended)
-        if found and deadline is None:
-            deadline = time.monotonic() + _CULPRIT_S
-        if found and found.certain:
-            deadline = min(deadline, time.monotonic() + _LAST_WORDS_S)
+        if found:
+            patience_s = _LAST_WORDS_S if found.certain else _CULPRIT_S
+            deadline = min(deadline, time.monotonic() + patience_s)
     end_all(ranks)
     code, text = verdict(ended, "rank")
     if code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras_towers.launch.environment import slot_environment
 from keras_towers.launch.hosts import LOOPBACK, is_local
 from keras_towers.launch.job import Job, end_all, verdict
 from keras_towers.launch.ranks import Console, Place, Rank
+from keras_towers.launch.rounds import slot_name
 
 _POLL_S = 0.1
 
@@ -23,27 +25,29 @@ class Workers:
     Args:
         job: what they run.
         console: where their output goes.
-        environment: what each of them is told.
         address: where they meet.
         divided: how many slots there are, where each is a host of its own.
+
+    Attributes:
+        environment: what each of them is told.
     """
 
     def __init__(
         self,
         job: Job,
         console: Console,
-        environment: dict[str, str],
         address: str,
         divided: int | None = None,
     ):
         self._job = job
         self._divided = divided
         self._console = console
-        self._environment = environment
+        self.environment: dict[str, str] = {}
         self._address = address
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
         self._by_slot: dict[str, Rank] = {}
+        self._ended: set[str] = set()
         self._stopping = False
 
     def run(
@@ -59,19 +63,26 @@ class Workers:
             Its exit code and when it ended.
         """
         try:
+            return self._run(slot, events), time.time()
+        finally:
+            with self._lock:
+                self._ended.add(slot_name(slot.hostname, slot.local_rank))
+
+    def _run(self, slot: Any, events: list[threading.Event]) -> int:
+        try:
             rank = self._start(slot)
         except (TowerError, OSError) as error:
             self._console.say(f"no worker on {slot.hostname}: {error}")
-            return 1, time.time()
+            return 1
         if rank is None:
-            return 1, time.time()
+            return 1
         while rank.code is None:
             if any(event.is_set() for event in events):
                 rank.stop()
             time.sleep(_POLL_S)
         if rank.code and not rank.stopped:
             self._console.say(verdict([rank], "worker")[1])
-        return rank.code, time.time()
+        return rank.code
 
     def _start(self, slot: Any) -> Rank | None:
         host = None if is_local(slot.hostname) else slot.hostname
@@ -80,7 +91,7 @@ class Workers:
                 "the job meets on loopback, since it began on this machine "
                 "alone; start it with --network-interface"
             )
-        own = {**self._environment, **slot_environment(slot)}
+        own = {**self.environment, **slot_environment(slot)}
         if self._divided:
             index = int(slot.hostname.rpartition(".")[2]) - 1
             own.update(_own_gpus(index, self._divided))
@@ -106,7 +117,7 @@ class Workers:
                 lambda rank: None,
             )
             self._ranks.append(rank)
-            self._by_slot[f"{slot.hostname}[{slot.local_rank}]"] = rank
+            self._by_slot[slot_name(slot.hostname, slot.local_rank)] = rank
         if self._job.verbose or slot.rank in taken:
             self._console.say(
                 f"worker {number} on {slot.hostname}: rank {slot.rank} of "
@@ -114,15 +125,15 @@ class Workers:
             )
         return rank
 
-    def all_run(self, assignments: dict[str, list[Any]]) -> bool:
-        """Whether no worker of those that are assigned has ended."""
+    def any_ended(self, slots: Set[str]) -> bool:
+        """Whether the worker of one of these slots has ended."""
         with self._lock:
-            latest = [
-                self._by_slot.get(f"{slot.hostname}[{slot.local_rank}]")
-                for slots in assignments.values()
-                for slot in slots
-            ]
-        return all(rank is None or rank.code is None for rank in latest)
+            return not self._ended.isdisjoint(slots)
+
+    def forget(self, slots: Set[str]) -> None:
+        """Others are about to start in these slots."""
+        with self._lock:
+            self._ended -= slots
 
     def stop(self) -> None:
         """End all, and start no more."""

@@ -1,9 +1,8 @@
-"""Which device holds a variable, and on which device its readers keep a copy.
+"""Which device holds a variable.
 
 Plain pieces: nothing here knows Keras, or makes a variable.
 """
 
-from keras_towers.placement.caching import CachingPlacement, ReadCache
 from keras_towers.placement.least_loaded import (
     LeastLoadedPlacement,
     Placed,
@@ -11,9 +10,7 @@ from keras_towers.placement.least_loaded import (
 )
 
 __all__ = [
-    "CachingPlacement",
     "LeastLoadedPlacement",
     "Placed",
-    "ReadCache",
     "byte_size",
 ]

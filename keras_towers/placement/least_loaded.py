@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.devices import canonical
 from keras_towers.errors import TowerError
 
 logger = logging.getLogger("keras_towers")
@@ -45,7 +46,7 @@ class LeastLoadedPlacement:
     in every process; in another order they may get others. Of devices with
     equal loads, the one with fewer variables is taken, then the earlier one.
 
-    It carries over tensorpack's ``LeastLoadedDeviceSetter`` (which counts
+    It ports tensorpack's ``LeastLoadedDeviceSetter`` (which counts
     numbers, not bytes), TensorFlow 1's ``GreedyLoadBalancingStrategy`` with
     ``byte_size_load_fn``, and with ``small_device`` tensorpack's
     ``OverrideCachingDevice``.
@@ -234,21 +235,14 @@ def _parts(name: Any) -> tuple:
     Raises:
         TowerError: it is not the name of a device.
     """
-    spec = None
     if isinstance(name, str) and name.startswith("/"):
         with contextlib.suppress(ValueError):
-            spec = tf.DeviceSpec.from_string(name)
-    if spec is None or spec.device_type is None and spec.job is None:
-        raise TowerError(
-            f"{name!r} is not the name of a device: give one such as "
-            "'/device:GPU:0' or '/job:ps/task:1/device:CPU:0'."
-        )
-    return (
-        spec.job or "localhost",
-        spec.replica or 0,
-        spec.task or 0,
-        spec.device_type,
-        spec.device_index or 0,
+            parts = canonical(name)
+            if parts[3] is not None or "/job:" in name:
+                return parts
+    raise TowerError(
+        f"{name!r} is not the name of a device: give one such as "
+        "'/device:GPU:0' or '/job:ps/task:1/device:CPU:0'."
     )
 
 

@@ -15,15 +15,15 @@ its tower's device. Gradients may be ``tf.Tensor`` and ``tf.IndexedSlices``.
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``check_towers``               refuses gradients that do not fit each other
-``across_processes``           a reduction that goes on over processes
+``across_ranks``           a reduction that goes on over processes
 ``exact``, ``fp16``, ...       how gradients travel between them: an exchange
 ``SharedMemoryExchange(...)``  exact, between the processes of one machine
 ``with_error_feedback(...)``   makes up for what an exchange rounds away
 =============================  ==============================================
 """
 
-from keras_towers.reduction.across import across_processes, sum_over_ranks
-from keras_towers.reduction.beside import sum_beside
+from keras_towers.reduction.across_ranks import across_ranks, sum_over_ranks
+from keras_towers.reduction.at_variables import sum_at_variables
 from keras_towers.reduction.collective import CollectiveAllReduce
 from keras_towers.reduction.compression import (
     bf16_shards,
@@ -38,6 +38,8 @@ from keras_towers.reduction.gradients import (
     Gradients,
     Reduction,
     check_towers,
+    divided,
+    scaled,
 )
 from keras_towers.reduction.hierarchical import hierarchical_all_reduce
 from keras_towers.reduction.naive import sum_on_host, sum_on_towers
@@ -56,9 +58,10 @@ __all__ = [
     "Reduction",
     "ReductionCrossDeviceOps",
     "SharedMemoryExchange",
-    "across_processes",
+    "across_ranks",
     "bf16_shards",
     "check_towers",
+    "divided",
     "exact",
     "fp16",
     "fp16_shards",
@@ -67,7 +70,8 @@ __all__ = [
     "nccl_all_reduce",
     "nccl_available",
     "packed",
-    "sum_beside",
+    "scaled",
+    "sum_at_variables",
     "sum_on_host",
     "sum_on_towers",
     "sum_over_ranks",

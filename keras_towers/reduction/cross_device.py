@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.reduction.across import sum_over_ranks
-from keras_towers.reduction.gradients import Gradient, Reduction, is_sparse
+from keras_towers.reduction.across_ranks import sum_over_ranks
+from keras_towers.reduction.gradients import Gradient, Reduction, divided
 from keras_towers.reduction.placed import same_device, same_devices
 from keras_towers.transport import SingleProcess, Transport, next_key
 
@@ -107,7 +107,8 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             result = result.values[0]
         (total,) = sum_over_ranks(self._transport, [result])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            total = _divided(total, size, total.device)
+            with tf.device(total.device):
+                total = divided(total, size)
         return self._one_device.broadcast(total, target)
 
     def _all_reduce(
@@ -123,10 +124,11 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             count = len(devices) * self._transport.size
-            sums = [
-                [_divided(total, count, device) for total in row]
-                for device, row in zip(devices, sums, strict=True)
-            ]
+            means = []
+            for device, row in zip(devices, sums, strict=True):
+                with tf.device(device):
+                    means.append([divided(total, count) for total in row])
+            sums = means
         return [
             tuple(sums[k][index] for k in towers)
             for index in range(len(values))
@@ -186,14 +188,3 @@ def _devices(value: Any) -> tuple[str, ...]:
     if isinstance(value, tf.distribute.DistributedValues):
         return tuple(part.device for part in value.values)
     return (getattr(value, "device", None) or "",)
-
-
-def _divided(total: Gradient, number: int, device: str) -> Gradient:
-    if is_sparse(total):
-        return tf.IndexedSlices(
-            _divided(total.values, number, device),
-            total.indices,
-            total.dense_shape,
-        )
-    with tf.device(device):
-        return total / tf.cast(number, total.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -48,6 +48,34 @@ def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
         i for i, gradient in enumerate(gradients) if not is_sparse(gradient)
     ]
     return dense, sparse
+
+
+def on_values(
+    gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]
+) -> Gradient:
+    """Change the values of a gradient, of a sparse one those of its slices."""
+    if not is_sparse(gradient):
+        return function(gradient)
+    return tf.IndexedSlices(
+        function(gradient.values), gradient.indices, gradient.dense_shape
+    )
+
+
+def scaled(gradient: Gradient, factor: Any) -> Gradient:
+    """Multiply a gradient by a number.
+
+    Args:
+        gradient: dense or sparse.
+        factor: a Python number, or a scalar tensor, which is cast.
+    """
+    if isinstance(factor, (int, float)) and factor == 1:
+        return gradient
+    return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
+
+
+def divided(gradient: Gradient, number: Any) -> Gradient:
+    """Divide a gradient by a number, as ``scaled`` multiplies."""
+    return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:

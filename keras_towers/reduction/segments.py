@@ -96,10 +96,12 @@ class SharedBucket:
             self._fail(error)
             return np.int32(0)
         first, *rest = self._sent
+        sums = self._sums
+        assert sums is not None  # It is open.
         # Gradients may be infinite; whoever scales the loss deals with it.
         with np.errstate(all="ignore"):
             for place, part in self._parts(self._rank, arrays):
-                total = self._sums[place]
+                total = sums[place]
                 np.add(part, first[place], out=total)
                 for other in rest:
                     np.add(total, other[place], out=total)
@@ -109,6 +111,7 @@ class SharedBucket:
         """The sums, in memory that the next ``reduce`` overwrites."""
         # All ranks have it open; without a name it ends with them.
         self._unlink()
+        assert self._sums is not None  # After ``reduce``.
         return [
             self._sums[start : start + length]
             for start, length in zip(self._starts, self._lengths, strict=True)
@@ -132,6 +135,7 @@ class SharedBucket:
             if list(names) != self._names:
                 raise OSError("another process has taken the place of a rank")
             return
+        assert self._own is not None  # It has a name.
         maps = [
             self._own if r == self._rank else self._map(r, name, create=False)
             for r, name in enumerate(names)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from keras_towers.fit.staleness import Staleness
-from keras_towers.strategies.tower import TowerStrategy
+from keras_towers import devices as devices_lib
+from keras_towers.fit.asynchronous.calls import AsyncCalls
+from keras_towers.fit.asynchronous.staleness import Staleness
+from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.strategies import modes
+from keras_towers.strategies.base import BaseStrategy, Rooms
 
 
-class AsyncTowerStrategy(TowerStrategy):
+class AsyncTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on towers that wait for nobody.
 
     The model's weights and the state of its optimizer exist once. Every tower
     takes the next whole batch, computes gradients on the weights as they are
     just then, and applies them at once, whatever others have applied
-    meanwhile. So a slow tower holds no fast one, and the weights depend on the
-    order of events: they are not those of one device.
+    meanwhile. So a slow tower never blocks a fast one, and the weights depend
+    on the order of events: they are not those of one device.
 
     ``fit`` is otherwise as ever. Every batch is one step and one update, none
     is lost, and ``optimizer.iterations`` counts them. Metrics are exact sums
@@ -35,7 +38,7 @@ class AsyncTowerStrategy(TowerStrategy):
     moving averages, loss scaling, constraints), the towers update one after the
     other. Of ``run_eagerly`` models the towers take turns.
 
-    It carries over tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
+    It ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
     Parallelizing Stochastic Gradient Descent", 2011).
 
@@ -62,30 +65,42 @@ class AsyncTowerStrategy(TowerStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
-    asynchronous = True
+    calls: AsyncCalls
+    update: UpdateAlone
 
     def __init__(
         self,
         towers: int | Sequence[int | str] | None = None,
         scale_gradient: bool = True,
     ):
-        super().__init__(towers, batches="each")
-        self.updates = "anytime"
+        devices = devices_lib.resolve(towers)
         self.scale_gradient = bool(scale_gradient)
-        self.gradient_scale = 1 / self.num_towers if self.scale_gradient else 1
-        self.staleness = Staleness()
+        scale = 1 / len(devices) if scale_gradient else 1.0
+        reduce = modes.choose(devices, None).reduce
+
+        def update(rooms: Rooms) -> UpdateAlone:
+            return UpdateAlone(
+                scale, rooms.config, rooms.spread, rooms.order, reduce
+            )
+
+        super().__init__(devices, update, reduce, AsyncCalls, batches="each")
 
     @property
     def mode(self) -> str:
         """How the towers work together: ``"async"``."""
         return "async"
 
-    def _described(self) -> list[Any]:
+    @property
+    def staleness(self) -> Staleness:
+        """How many updates of others a step of the last epoch has missed."""
+        return self.calls.staleness
+
+    def _described(self) -> list[str]:
         scaled = "not scaled"
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"
         return [
-            '  mode "async": every tower updates the shared weights by itself',
-            f"  gradients are {scaled}",
-            "  every tower takes the next whole batch as soon as it is free",
+            f'mode "async": {self.update.description}',
+            f"gradients are {scaled}",
+            "every tower takes the next whole batch as soon as it is free",
         ]

@@ -9,6 +9,7 @@ import os
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Exchange, SharedMemoryExchange, shared_memory
 from keras_towers.reduction import compression as compression_lib
@@ -25,7 +26,7 @@ class HorovodStrategy(ProcessStrategy):
     Every process is started with the same script, by ``keras-towers run -np 4
     script.py`` or by any launcher of Horovod. Each takes its part of every
     global batch, so that the weights are those that one process would have
-    trained, float rounding apart, and those of all ranks are equal to the bit.
+    trained, float rounding apart, and they are bit-identical on every rank.
     Metrics and ``History`` are those of the global batch, on every rank.
 
     The source is tensorpack's ``HorovodTrainer``, and Horovod itself (Sergeev
@@ -60,6 +61,8 @@ class HorovodStrategy(ProcessStrategy):
         >>> with keras_towers.HorovodStrategy():
         ...     model.fit(x, y, epochs=5)
     """
+
+    transport: horovod_lib.HorovodTransport
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ def _share_cores(transport: Transport) -> None:
     """Give every process of a machine its part of the cores."""
     if transport.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     # Impossible once TensorFlow has started; the launcher sets it before.
     with contextlib.suppress(RuntimeError):
         if tf.config.threading.get_intra_op_parallelism_threads() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
@@ -12,7 +13,56 @@ from keras_towers.errors import TowerError
 
 logger = logging.getLogger("keras_towers")
 
-MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
+ModeName: TypeAlias = Literal[
+    "nccl", "collective", "hierarchical", "gpu", "cpu"
+]
+
+
+def _always(devices: Sequence[str]) -> str | None:
+    return None
+
+
+def _nccl(devices: Sequence[str]) -> str | None:
+    available, reason = reduction.nccl_available(devices)
+    return None if available else reason
+
+
+def _two_groups(devices: Sequence[str]) -> str | None:
+    if len(devices) % 2 == 0:
+        return None
+    return (
+        "it needs an even number of towers, in two equal groups; there are "
+        f"{len(devices)}"
+    )
+
+
+class Entry(NamedTuple):
+    """A mode that a user can ask for.
+
+    Attributes:
+        make: from the devices to the reduction.
+        obstacle: from the devices to why it cannot run there, or None.
+        note: from the reduction to what is to be said of it.
+    """
+
+    make: Callable[[Sequence[str]], reduction.Reduction]
+    obstacle: Callable[[Sequence[str]], str | None] = _always
+    note: Callable[[Any], str] = lambda reduce: ""
+
+
+MODES: dict[ModeName, Entry] = {
+    "nccl": Entry(lambda devices: reduction.nccl_all_reduce, _nccl),
+    "collective": Entry(
+        lambda devices: reduction.CollectiveAllReduce(devices),
+        note=lambda reduce: f"; {reduce.hint} algorithm",
+    ),
+    "hierarchical": Entry(
+        lambda devices: reduction.hierarchical_all_reduce, _two_groups
+    ),
+    "gpu": Entry(lambda devices: reduction.sum_on_towers),
+    "cpu": Entry(lambda devices: reduction.sum_on_host),
+}
+"""Every mode by its name; the type above names them for type checkers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +75,14 @@ class Mode:
         reduce: from K lists of N gradients and K devices to K lists of N sums.
     """
 
-    name: str
+    name: ModeName
     reason: str
-    reduce: Callable
+    reduce: reduction.Reduction
 
 
 def choose(
     devices: Sequence[str],
-    wanted: str | None,
+    wanted: ModeName | None,
     packer: reduction.GradientPacker | bool | None = None,
 ) -> Mode:
     """Pick the reduction for some devices.
@@ -56,7 +106,7 @@ def choose(
     Raises:
         TowerError: unknown mode.
     """
-    if wanted is not None and wanted not in MODES:
+    if wanted is not None and wanted not in tuple(MODES):
         raise TowerError(
             f"mode={wanted!r} is not known. Give one of "
             f"{', '.join(map(repr, MODES))}, or None to let the strategy pick."
@@ -66,61 +116,31 @@ def choose(
         name, reason = _default(devices, on_host)
     else:
         name, reason = wanted, "asked for"
-        obstacle = _obstacle(wanted, devices)
+        obstacle = MODES[wanted].obstacle(devices)
         if obstacle is not None:
             name = "cpu" if on_host else "gpu"
             reason = f"{wanted!r} was asked for, but {obstacle}"
             logger.warning("mode %r instead: %s", name, reason)
+    reduce = MODES[name].make(devices)
+    reason += MODES[name].note(reduce)
     if packer is None:
         packer = not on_host
-    return _make(name, reason, devices, packer)
-
-
-def _default(devices: Sequence[str], on_host: bool) -> tuple[str, str]:
-    if len(devices) == 1:
-        return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
-    if on_host:
-        return "cpu", "all towers are on the host, so sums cost no copy there"
-    if len(devices) == 8:
-        return "hierarchical", "eight GPUs: two groups of four, as on a DGX-1"
-    obstacle = _obstacle("nccl", devices)
-    if obstacle is None:
-        return "nccl", "several physical GPUs"
-    return "gpu", f"NCCL cannot run: {obstacle}"
-
-
-def _obstacle(name: str, devices: Sequence[str]) -> str | None:
-    """Why a mode cannot run on these devices, or None."""
-    if name == "nccl":
-        available, reason = reduction.nccl_available(devices)
-        return None if available else reason
-    if name == "hierarchical" and len(devices) % 2:
-        return (
-            f"it needs an even number of towers, in two equal groups; there "
-            f"are {len(devices)}"
-        )
-    return None
-
-
-def _make(
-    name: str,
-    reason: str,
-    devices: Sequence[str],
-    packer: reduction.GradientPacker | bool,
-) -> Mode:
-    if name == "collective":
-        reduce: Callable = reduction.CollectiveAllReduce(devices)
-        reason = f"{reason}; {reduce.hint} algorithm"
-    else:
-        reduce = {
-            "nccl": reduction.nccl_all_reduce,
-            "hierarchical": reduction.hierarchical_all_reduce,
-            "gpu": reduction.sum_on_towers,
-            "cpu": reduction.sum_on_host,
-        }[name]
     if packer and len(devices) > 1:
         if packer is True:
             packer = reduction.GradientPacker()
         reduce = reduction.packed(reduce, packer)
         reason = f"{reason}; gradients are packed"
     return Mode(name, reason, reduce)
+
+
+def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
+    if len(devices) == 1:
+        return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
+    if on_host:
+        return "cpu", "all towers are on the host, so sums cost no copy there"
+    if len(devices) == 8:
+        return "hierarchical", "eight GPUs: two groups of four, as on a DGX-1"
+    obstacle = _nccl(devices)
+    if obstacle is None:
+        return "nccl", "several physical GPUs"
+    return "gpu", f"NCCL cannot run: {obstacle}"

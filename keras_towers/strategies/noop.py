@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import nothing
-from keras_towers.strategies.tower import TowerStrategy
+from keras_towers.fit.calls.noop import NoOpCalls
+from keras_towers.fit.contract import Update
+from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.strategies import modes
+from keras_towers.strategies.base import BaseStrategy, Rooms
 
 
-class NoOpStrategy(TowerStrategy):
+class NoOpStrategy(BaseStrategy):
     """Runs the epochs, steps and callbacks of ``fit``, and computes nothing.
 
     To try out callbacks, schedules and scripts without waiting for a model.
@@ -27,7 +27,7 @@ class NoOpStrategy(TowerStrategy):
     a callback, or anyone else, asks for by ``evaluate`` or ``predict`` is
     computed as ever, on one device. In a custom loop the strategy is one tower.
 
-    It carries over tensorpack's ``NoOpTrainer``.
+    It ports tensorpack's ``NoOpTrainer``.
 
     Args:
         logs: what every step reports, for callbacks that need a number;
@@ -47,16 +47,25 @@ class NoOpStrategy(TowerStrategy):
         ...     model.fit(epochs=3, steps_per_epoch=100, callbacks=[mine])
     """
 
-    epoch_iterator = nothing.Steps
-
     def __init__(self, logs: Mapping[str, float] | None = None):
         if logs is not None and not isinstance(logs, Mapping):
             raise TowerError(
                 f"logs={logs!r} is not allowed: give a dictionary such as "
                 '{"loss": 0.5}, or None.'
             )
-        super().__init__(towers=devices_lib.resolve(None)[:1])
         self.logs = dict(logs or {})
+        devices = devices_lib.resolve(None)[:1]
+        reduce = modes.choose(devices, None).reduce
+
+        def update(rooms: Rooms) -> Update:
+            return UpdateOnce(rooms.config, rooms.spread, rooms.order, reduce)
+
+        super().__init__(
+            devices,
+            update,
+            reduce,
+            lambda step, adoption: NoOpCalls(self, adoption, self.logs),
+        )
 
     def describe(self) -> str:
         """Say that nothing is computed.
@@ -68,7 +77,3 @@ class NoOpStrategy(TowerStrategy):
         return (
             "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
         )
-
-    def call(self, kind: str, original: Any, model: keras.Model, *given: Any):
-        """Call a method of Keras without its steps."""
-        return nothing.call(self, self.logs, kind, original, model, *given)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import keras
+
+from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit import tower as tower_lib
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import Batches, Update
+from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.strategies.tower import TowerStrategy
+from keras_towers.strategies import modes
+from keras_towers.strategies.base import BaseStrategy, Rooms
 
 _PS_DEVICES = ("cpu", "gpu")
 
 
-class ParameterServerTowerStrategy(TowerStrategy):
+class ParameterServerTowerStrategy(BaseStrategy):
     """Trains on several devices that share one copy of every weight.
 
     Every tower computes gradients on its part of the batch, with weights that
@@ -32,7 +38,7 @@ class ParameterServerTowerStrategy(TowerStrategy):
     model's again behind it; inside, it may be out of date, because the weight
     is on another device. Keras variables and ``model.get_weights()`` are not.
 
-    It carries over tensorpack's ``SyncMultiGPUTrainerParameterServer``.
+    It ports tensorpack's ``SyncMultiGPUTrainerParameterServer``.
 
     Args:
         towers: as for ``TowerStrategy``.
@@ -58,9 +64,9 @@ class ParameterServerTowerStrategy(TowerStrategy):
     def __init__(
         self,
         towers: int | Sequence[int | str] | None = None,
-        ps_device: str | None = None,
+        ps_device: Literal["cpu", "gpu"] | None = None,
         average: bool = True,
-        batches: str = "split",
+        batches: Batches = "split",
         sync_every_epoch: bool = True,
     ):
         if ps_device not in (*_PS_DEVICES, None):
@@ -69,24 +75,38 @@ class ParameterServerTowerStrategy(TowerStrategy):
                 f"{', '.join(map(repr, _PS_DEVICES))}, or None to choose by "
                 "the number of towers."
             )
+        devices = devices_lib.resolve(towers)
+        if ps_device is None:
+            ps_device = "gpu" if len(devices) <= 2 else "cpu"
+        self.ps_device = ps_device
+        homes = devices
+        if ps_device == "cpu":
+            homes = [reduction_lib.host_of(devices[0])]
+        self.placement = LeastLoadedPlacement(
+            [tower_lib.short_name(device) for device in homes]
+        )
+
+        def update(rooms: Rooms) -> Update:
+            return UpdateAtVariable(
+                rooms.config, rooms.spread, rooms.order, self._place
+            )
+
         super().__init__(
-            towers,
+            devices,
+            update,
+            modes.choose(devices, None).reduce,
             average=average,
             batches=batches,
             sync_every_epoch=sync_every_epoch,
         )
-        self.updates = "shared"
-        if ps_device is None:
-            ps_device = "gpu" if self.num_towers <= 2 else "cpu"
-        self.ps_device = ps_device
-        devices = list(self.extended.worker_devices)
-        if ps_device == "cpu":
-            devices = [reduction_lib.host_of(devices[0])]
-        devices = [tower_lib.short_name(device) for device in devices]
-        self.placement = LeastLoadedPlacement(devices)
 
-    def place(self, variable: Any) -> str:
-        """Choose the device of a weight that is about to be shared."""
+    @property
+    def mode(self) -> str:
+        """How the towers work together: ``"parameter-server"``."""
+        return "parameter-server"
+
+    def _place(self, variable: keras.Variable) -> str:
+        """Choose the device of a weight that is about to be held there."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
     def __enter__(self) -> ParameterServerTowerStrategy:
@@ -94,24 +114,13 @@ class ParameterServerTowerStrategy(TowerStrategy):
         self.placement.clear()
         return self
 
-    def sum_gradients(
-        self, rows: reduction_lib.Gradients, variables: Sequence[Any]
-    ) -> list[list[reduction_lib.Gradient]]:
-        """Sum the towers' gradients, each beside its variable."""
-        places = [getattr(v, "_value", v).device for v in variables]
-        towers = self.extended.worker_devices
-        sums = reduction_lib.sum_beside(rows, towers, places)
-        return [sums for _ in towers]
-
-    def describe(self) -> str:
-        """Say on which towers what runs, and which device holds how much."""
+    def _described(self) -> list[Any]:
         where = {
             "cpu": "on the host",
             "gpu": "spread over the towers",
         }[self.ps_device]
-        first, _, *rest = super().describe().splitlines()
-        held = f"  trained weights are {where}"
+        held = f"trained weights are {where}"
         if self.placement.placed:
-            table = self.placement.describe().replace("\n", "\n    ")
-            held += f":\n    {table}"
-        return "\n".join([first, held, *rest])
+            table = self.placement.describe().replace("\n", "\n      ")
+            held += f":\n      {table}"
+        return [held, *super()._described()]

@@ -9,22 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_towers.errors import TowerError
 
 GROUP = "keras_towers.strategies"
-_OWN = {
-    "async": "keras_towers.strategies.asynchronous:AsyncTowerStrategy",
-    "horovod": "keras_towers.strategies.horovod:HorovodStrategy",
-    "noop": "keras_towers.strategies.noop:NoOpStrategy",
-    "parameter-server": (
-        "keras_towers.strategies.parameter_server:ParameterServerTowerStrategy"
+
+
+class Entry(NamedTuple):
+    """A strategy of this package.
+
+    Attributes:
+        path: its class, as entry points write it.
+        one_process: whether it trains in one process alone. In more, each
+            would train a model of its own.
+    """
+
+    path: str
+    one_process: bool = True
+
+
+_HERE = "keras_towers.strategies"
+STRATEGIES = {
+    "async": Entry(f"{_HERE}.asynchronous:AsyncTowerStrategy"),
+    "horovod": Entry(f"{_HERE}.horovod:HorovodStrategy", one_process=False),
+    "noop": Entry(f"{_HERE}.noop:NoOpStrategy"),
+    "parameter-server": Entry(
+        f"{_HERE}.parameter_server:ParameterServerTowerStrategy"
     ),
-    "tower": "keras_towers.strategies.tower:TowerStrategy",
+    "tower": Entry(f"{_HERE}.tower:TowerStrategy"),
 }
-# In more processes than one, each would train a model of its own.
-ONE_PROCESS = ("async", "noop", "parameter-server", "tower")
+"""Every strategy of this package by its name."""
 
 
 def strategy(name: str, **options: Any) -> Any:
@@ -54,7 +69,7 @@ def strategy(name: str, **options: Any) -> Any:
 
 def strategy_names() -> list[str]:
     """The names that ``strategy`` knows."""
-    return sorted({*_OWN, *entry_points(group=GROUP).names})
+    return sorted({*STRATEGIES, *entry_points(group=GROUP).names})
 
 
 def _load(entry: EntryPoint) -> Callable[..., Any]:
@@ -64,7 +79,7 @@ def _load(entry: EntryPoint) -> Callable[..., Any]:
         f"the strategy '{entry.name}' of the package {package} cannot be made: "
         f"its entry point '{entry.value}'"
     )
-    advice = "Mend or uninstall that package, or give another name."
+    advice = "Fix or uninstall that package, or give another name."
     try:
         made_by = entry.load()
     except Exception as error:
@@ -88,8 +103,8 @@ def find(name: str) -> EntryPoint:
             f"{name!r} is not the name of a strategy: give one of "
             f"{', '.join(map(repr, strategy_names()))}."
         )
-    if name in _OWN:
-        return EntryPoint(name, _OWN[name], GROUP)
+    if name in STRATEGIES:
+        return EntryPoint(name, STRATEGIES[name].path, GROUP)
     found = list(entry_points(group=GROUP, name=name))
     if not found:
         raise TowerError(

@@ -10,12 +10,15 @@ be the same on all ranks, and no name may be in flight twice.
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import rendezvous
 from keras_towers.errors import TowerError
 from keras_towers.transport import stall
 
@@ -34,6 +37,8 @@ _SUMMED_AS = {
     tf.uint32: tf.int64,
     tf.uint64: tf.int64,
 }
+
+_MARGIN_S = 5.0
 
 INSTALL = "run `keras-towers install horovod`"
 
@@ -86,13 +91,18 @@ class HorovodTransport:
 
     # One for the process, whatever the number of strategies.
     _watch: stall.StallWatch | None = None
+    _connected = False
+    _tries = 0
 
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
-        if not self._hvd.is_initialized():
-            self._hvd.init()
         cls = HorovodTransport
+        if not self._hvd.is_initialized():
+            if not cls._connected:
+                rendezvous.take_place()
+            self._hvd.init()
+        cls._connected = True
         place = self.rank, self.size
         if cls._watch is None or cls._watch.place != place:
             if cls._watch is not None:
@@ -108,7 +118,37 @@ class HorovodTransport:
         if HorovodTransport._watch is not None:
             HorovodTransport._watch.stop()
             HorovodTransport._watch = None
+        HorovodTransport._tries = 0
         self._hvd.shutdown()
+
+    def is_intact(self) -> bool:
+        """Whether the ranks still reach one another: found out by trying.
+
+        Where a rank is lost Horovod stops on all others, and whatever is sent
+        then fails at once. Else either all ranks ask this, after an error that
+        all had, and the try succeeds; or the others train, and it waits for
+        them in vain: longer than Horovod takes to notice a loss.
+        """
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # An earlier one may still wait for the others.
+        HorovodTransport._tries += 1
+        key = f"kt.intact.{HorovodTransport._tries}"
+
+        def attempt() -> None:
+            try:
+                self.all_reduce([tf.zeros(())], key)
+            except tf.errors.OpError:
+                answers.put(False)
+            else:
+                answers.put(True)
+
+        threading.Thread(target=attempt, daemon=True).start()
+        # A collective and the talk about the next one each wait so long.
+        wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
+        try:
+            return answers.get(timeout=2 * wait_s + _MARGIN_S)
+        except queue.Empty:
+            return True
 
     @property
     def rank(self) -> int:

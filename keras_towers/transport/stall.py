@@ -9,6 +9,7 @@ stood still for long reads what the others have left.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -16,8 +17,9 @@ import os
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
+
+from keras_towers import rendezvous
+from keras_towers.rendezvous import Rendezvous
 
 logger = logging.getLogger("keras_towers")
 
@@ -43,31 +45,24 @@ class Place:
 
 
 class Store:
-    """The key-value store of a rendezvous server of Horovod."""
+    """What the ranks leave on the job's rendezvous server."""
 
-    def __init__(self, address: str, port: str, timeout_s: float = 5.0):
-        self._url = f"http://{address}:{port}/keras_towers"
-        self._timeout_s = timeout_s
+    def __init__(self, server: Rendezvous):
+        self._server = server
 
     def put(self, rank: int, place: Place) -> None:
         """Leave word."""
         data = json.dumps(dataclasses.asdict(place)).encode()
-        self._ask(urllib.request.Request(self._key(rank), data, method="PUT"))
+        with contextlib.suppress(OSError):
+            self._server.put(f"stall-{rank}", data)
 
     def get(self, rank: int) -> Place | None:
         """Read what a rank has left, None if nothing."""
-        data = self._ask(urllib.request.Request(self._key(rank)))
-        return Place(**json.loads(data)) if data else None
-
-    def _key(self, rank: int) -> str:
-        return f"{self._url}/stall-{rank}"
-
-    def _ask(self, request: urllib.request.Request) -> bytes | None:
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as r:
-                return r.read()
+            data = self._server.get(f"stall-{rank}")
         except OSError:
             return None
+        return Place(**json.loads(data)) if data else None
 
 
 def waited_for(
@@ -188,16 +183,16 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
         The watch, or None without others, without a rendezvous server (as
         under MPI, where Horovod's own inspector works), or where disabled.
     """
-    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    server = rendezvous.from_environment()
     disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") != "0"
-    if size == 1 or disabled or not address or not port:
+    if size == 1 or disabled or server is None:
         return None
     warning = os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", _WARNING_S)
     shutdown = os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
     if os.environ.get("HOROVOD_ELASTIC"):
         shutdown = 0  # Others can go on, and the driver decides with whom.
-    store = Store(address, port)
-    watch = StallWatch(rank, size, store, float(warning), float(shutdown))
+    watch = StallWatch(
+        rank, size, Store(server), float(warning), float(shutdown)
+    )
     watch.start()
     return watch

@@ -1,18 +1,18 @@
 """``keras-towers doctor`` on machines in different states of health."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers import compat
+from keras_towers import compat, subprocesses
+from keras_towers.building.horovod import Horovod
+from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
 from keras_towers.doctor.findings import State
-from keras_towers.engines import horovod_probe
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -23,7 +23,7 @@ FACTS = {
     "backend": "tensorflow",
     "known_to_work": compat.KNOWN_TO_WORK,
 }
-HOROVOD = horovod_probe.Found("0.28.1", "2.21.0", True, built={"gloo": True})
+HOROVOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def doctor(monkeypatch):
     def run(*arguments, horovod=HOROVOD, **facts):
         told = facts.pop("instead", {**FACTS, **facts})
         monkeypatch.setattr(probe, "look", lambda: told)
-        monkeypatch.setattr(horovod_probe, "look", lambda: horovod)
+        monkeypatch.setattr(Horovod, "look", lambda recipe: horovod)
         return CliRunner().invoke(
             app, ["doctor", *arguments], env={"COLUMNS": "200"}
         )
@@ -56,11 +56,7 @@ def test_all_is_well(doctor):
         ({"backend": "jax"}, "KERAS_BACKEND=tensorflow"),
         ({"compat_error": "X is gone"}, "X is gone"),
         (
-            {
-                "horovod": horovod_probe.Found(
-                    "0.28.1", "2.20.0", False, "undefined symbol"
-                )
-            },
+            {"horovod": Found("0.28.1", "2.20.0", False, "undefined symbol")},
             "undefined symbol",
         ),
     ],
@@ -104,10 +100,10 @@ def test_this_environment():
 
 
 def test_a_tensorflow_that_dies(monkeypatch):
-    def dies(command, **ignored):
-        return subprocess.CompletedProcess(command, -4, "", "")
+    def dies(*ignored):
+        return subprocesses.Ended(-4, "", "")
 
-    monkeypatch.setattr(subprocess, "run", dies)
+    monkeypatch.setattr(subprocesses, "run", dies)
     assert probe.look() == {"error": "exit status -4"}
 
 
@@ -132,6 +128,13 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
         np.savez(tmp_path / f"rank{rank}.npz", np.full(3, value))
     result, text = self_test.compare(tmp_path)
     assert result == passed and said in text
+
+
+@pytest.mark.slow
+def test_two_processes_here():
+    outcome = self_test.run()
+    assert outcome.passed, outcome.output
+    assert "largest difference of a weight" in outcome.text
 
 
 @pytest.mark.parametrize("passed", [True, False])

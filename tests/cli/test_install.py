@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from keras_towers.building import build
+from keras_towers.building.recipe import Found, InstallError
 from keras_towers.cli.main import app
-from keras_towers.engines import horovod_build, horovod_probe
-from keras_towers.engines.toolchain import InstallError
 
-LOADS = horovod_probe.Found(
-    "0.28.1", "2.21.0", True, built={"gloo": True, "mpi": True, "nccl": 0}
+LOADS = Found(
+    "0.28.1", "2.21.0", True, parts={"Gloo": True, "MPI": True, "NCCL": 0}
 )
 
 
@@ -25,18 +25,18 @@ def asked(monkeypatch, tmp_path):
     wheel = tmp_path / "horovod-0.28.1.whl"
     wheel.write_text("a wheel")
 
-    def build(with_mpi, with_nccl, progress, rebuild):
-        calls.append((with_mpi, with_nccl, rebuild))
+    def pretend_to_build(recipe, progress, rebuild):
+        calls.append((recipe.with_mpi, recipe.with_nccl, rebuild))
         progress("compiling", 0.0)
         progress("compiling", 0.3)
-        return horovod_build.Built(wheel, cached=not rebuild, seconds=83.2)
+        return build.Built(wheel, cached=not rebuild, seconds=83.2)
 
-    def install(built, with_mpi, with_nccl, progress):
+    def install(recipe, built, progress):
         calls.append("install")
         return built, LOADS
 
-    monkeypatch.setattr(horovod_build, "build", build)
-    monkeypatch.setattr(horovod_build, "install", install)
+    monkeypatch.setattr(build, "build", pretend_to_build)
+    monkeypatch.setattr(build, "install", install)
     return calls
 
 
@@ -78,20 +78,20 @@ def test_the_wheel_only(asked, tmp_path):
 
 
 def test_what_goes_wrong(monkeypatch):
-    def build(*ignored):
+    def fail(*ignored):
         raise InstallError("no compiler\nget one")
 
-    monkeypatch.setattr(horovod_build, "build", build)
+    monkeypatch.setattr(build, "build", fail)
     result = invoke("horovod")
     assert result.exit_code == 1
     assert "keras-towers install horovod: no compiler\nget one" in result.output
 
 
 def test_an_interrupt(monkeypatch):
-    def build(*ignored):
+    def fail(*ignored):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(horovod_build, "build", build)
+    monkeypatch.setattr(build, "build", fail)
     result = invoke("horovod")
     assert result.exit_code == 130
     assert "nothing was installed" in result.output

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import data
+from keras_towers.fit.data import batches as data
 
 
 def rows(count, dtype="float32"):

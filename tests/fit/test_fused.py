@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import fused, hooks
+from keras_towers.fit.update.one_device import updating
 
 FUSED = {"ResourceApplyKerasMomentum", "ResourceApplyGradientDescent"}
 
@@ -23,13 +23,12 @@ def trained(optimizer, gradients, dtype="float32", fuse=True):
 
     @tf.function
     def apply(gradient):
-        with fused.updates() if fuse else contextlib.nullcontext():
+        with updating(optimizer) if fuse else contextlib.nullcontext():
             optimizer.apply([gradient], [weight])
 
-    with hooks.installed():
-        for gradient in gradients:
-            apply(gradient)
-        graph = apply.get_concrete_function(gradients[0]).graph
+    for gradient in gradients:
+        apply(gradient)
+    graph = apply.get_concrete_function(gradients[0]).graph
     operations = {operation.type for operation in graph.get_operations()}
     slots = optimizer.variables[2:]
     return [v.numpy() for v in (weight, *slots)], operations & FUSED
@@ -78,5 +77,5 @@ def test_own_update_of_a_subclass_is_called():
 
     ours, operations = trained(Halved(0.2), dense())
     reference, _ = trained(keras.optimizers.SGD(0.1), dense(), fuse=False)
-    assert operations == {"ResourceApplyGradientDescent"}
+    assert not operations
     np.testing.assert_allclose(ours[0], reference[0], rtol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import sharing
+from keras_towers.fit.weights.spread import SpreadVariables
 from tests.exactness import models as m
 from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.kit.compare import assert_exact, same_model
@@ -99,7 +99,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
 )
 def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
     """It waits until the model is an ordinary one."""
-    original = sharing.SharedWeights.give_back
+    original = SpreadVariables.gather
 
     def impatient(*args):
         interrupt()
@@ -110,7 +110,7 @@ def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), strategy(2):
         fit(model)
-        monkeypatch.setattr(sharing.SharedWeights, "give_back", impatient)
+        monkeypatch.setattr(SpreadVariables, "gather", impatient)
     assert signal.getsignal(signal.SIGINT) is before
     originals.assert_back()
     assert_ordinary(model)
@@ -194,7 +194,7 @@ def test_error_caught_inside_leaves_the_model_on_the_towers():
     with kt.TowerStrategy(3) as strategy:
         with pytest.raises(Boom):
             fit(model, callbacks=[stop])
-        assert model.distribute_strategy is strategy
+        assert model.distribute_strategy == strategy
         fit(model)
     assert_ordinary(model)
     same_model(model, reference)

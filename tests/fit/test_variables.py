@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import agreement
-from keras_towers.fit import tower as tower_lib
-from keras_towers.fit import variables as lib
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import variables as lib
 from tests.exactness import models as m
 from tests.kit.training import compiled
 
@@ -22,7 +22,7 @@ def strategy():
 
 def spread(strategy, merge, value=5.0, dtype="float32"):
     primary = tf.Variable(value, dtype=dtype)
-    return lib.spread(strategy, primary, merge)
+    return lib.spread(strategy.config, primary, merge)
 
 
 def components(variable):
@@ -36,7 +36,10 @@ def on_towers(strategy, fn, live=None):
         context = tf.distribute.get_replica_context()
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         tower = tower_lib.Tower(
-            index, TOWERS, 1 / TOWERS, None if live is None else live[index]
+            index,
+            TOWERS,
+            share=1 / TOWERS,
+            live=None if live is None else live[index],
         )
         with tower_lib.activate(tower):
             result = fn(index)
@@ -63,7 +66,7 @@ def test_random_states_differ_between_towers_and_come_back(strategy):
     last = 2**32 - 2  # The offsets go over the end of the range.
     state = np.array([last, 7], "uint32")
     primary = tf.Variable(state)
-    variable = lib.spread(strategy, primary, lib.STREAM)
+    variable = lib.spread(strategy.config, primary, lib.STREAM)
     first, second, third = components(variable)
     assert first == state.tolist()
     assert len({first[0], second[0], third[0]}) == TOWERS
@@ -71,7 +74,7 @@ def test_random_states_differ_between_towers_and_come_back(strategy):
     variable.assign([1, 8])
     assert components(variable)[0] == [1, 8]
     assert components(variable)[1][0] == 1 + lib._SEED_STRIDE
-    strategy.first_tower = 4
+    variable._first_tower = 4
     variable.assign(state)
     assert components(variable)[0][0] == (last + 4 * lib._SEED_STRIDE) % 2**32
     assert variable.numpy().tolist() == state.tolist()
@@ -80,7 +83,7 @@ def test_random_states_differ_between_towers_and_come_back(strategy):
 
 def test_first_component_is_the_variable_itself(strategy):
     primary = tf.Variable([1.0])
-    variable = lib.spread(strategy, primary, lib.MEAN)
+    variable = lib.spread(strategy.config, primary, lib.MEAN)
     assert variable.values[0] is primary
     assert lib.unbind(variable) is primary
     assert not hasattr(primary, "_distributed_container")
@@ -201,7 +204,7 @@ def test_hand_out(strategy):
     variable = spread(strategy, lib.MEAN)
     variable.values[0].assign(8.0)
     plain = tf.Variable(1.0)
-    lib.hand_out([variable, plain])
+    lib.copy_to_towers([variable, plain])
     assert components(variable) == [8.0, 8.0, 8.0]
     assert plain.numpy() == 1.0
 

@@ -1,5 +1,6 @@
 """``keras_towers.horovod`` without a launcher: one process, nothing sent."""
 
+import horovod.tensorflow
 import keras
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ import keras_towers as kt
 import keras_towers.horovod as hvd
 from keras_towers import TowerError
 from keras_towers.horovod import wrapping
+
+# Before hvd.init(), as pytest imports all test files first.
+COMPILE = keras.Model.compile
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,10 +70,10 @@ def test_a_file_does_not_need_this_package(data, tmp_path, cls, suffix):
     ours.save(path)
     plain = keras.models.load_model(path)
     assert type(plain.optimizer) is cls
-    assert wrapping.state_of(plain.optimizer) is None
+    assert wrapping.distribution_of(plain.optimizer) is None
     loaded = hvd.load_model(path, compression=hvd.Compression.fp16)
-    state = wrapping.state_of(loaded.optimizer)
-    assert state.exchange.options.compression is hvd.Compression.fp16
+    state = wrapping.distribution_of(loaded.optimizer)
+    assert state.reducer.options.compression is hvd.Compression.fp16
     for a, b in zip(
         ours.optimizer.variables, loaded.optimizer.variables, strict=True
     ):
@@ -127,6 +131,21 @@ def test_the_option_of_keras_2_is_taken_for_ours_only():
         made.compile("sgd", experimental_run_tf_function=False)
 
 
+@pytest.mark.parametrize("end", [hvd.shutdown, horovod.tensorflow.shutdown])
+def test_compile_is_keras_s_own_after_shutdown(end):
+    assert keras.Model.compile is not COMPILE
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    end()
+    try:
+        made = model()
+        with pytest.raises(TypeError, match="experimental_run_tf_function"):
+            made.compile(optimizer, experimental_run_tf_function=False)
+        assert keras.Model.compile is COMPILE
+    finally:
+        hvd.init()
+    made.compile(optimizer, experimental_run_tf_function=False)
+
+
 def test_a_loss_scale_around_it_is_turned_round_by_compile():
     inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     outer = keras.optimizers.LossScaleOptimizer(inner)
@@ -135,8 +154,8 @@ def test_a_loss_scale_around_it_is_turned_round_by_compile():
         outer.apply([tf.constant([1.0])], [variable])
     made = model()
     made.compile(outer)
-    assert wrapping.state_of(inner) is None
-    assert wrapping.state_of(outer) is not None
+    assert wrapping.distribution_of(inner) is None
+    assert wrapping.distribution_of(outer) is not None
 
 
 @pytest.mark.parametrize(

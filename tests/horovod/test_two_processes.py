@@ -9,6 +9,8 @@ from tests.launch.jobs import ROOT, Launched
 ROUNDING = 1e-6
 SCRIPT = ROOT / "tests" / "horovod" / "two_processes.py"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):

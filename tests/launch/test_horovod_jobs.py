@@ -126,3 +126,50 @@ def test_elastic_job_goes_on_without_a_killed_worker(launch, tmp_path):
     ]
     # From where it was, not from the beginning.
     assert min(steps) > 5
+
+
+def hosts_script(folder, *hosts):
+    path = folder / "hosts.sh"
+    lines = "".join(f"echo {host}; " for host in hosts)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return "--host-discovery-script", "./hosts.sh"
+
+
+def test_too_few_slots_are_named_and_waited_for(launch, tmp_path):
+    options = hosts_script(tmp_path, "localhost")
+    job = launch(
+        *("", "--min-np", "2", "--elastic-timeout", "2"),
+        *(*options, "script.py"),
+    )
+    done = job.finish(30)
+    assert done.code == 2
+    waits, ends = done.err.strip().splitlines()
+    assert "slots for workers: 1, --min-np asks for 2; waiting" in waits
+    assert "there were not 2 slots within 2 s: add hosts" in ends
+
+
+@pytest.mark.slow
+def test_falling_below_the_least_is_said(launch, tmp_path):
+    options = hosts_script(tmp_path, "localhost", "127.0.0.2")
+    job = launch(
+        *(ELASTIC, "--min-np", "2", "--elastic-timeout", "3"),
+        *("--blacklist-cooldown-range", "600", "3600"),
+        *(*options, "script.py"),
+    )
+    ready = job.wait_for(tmp_path / "ready", lines=4).splitlines()
+    pid = next(int(line.split()[1]) for line in ready if line[:3] == "127")
+    os.kill(pid, signal.SIGKILL)
+    done = job.finish(60)
+    assert done.code == 1
+    said = [line for line in done.err.splitlines() if "towers run:" in line]
+    for line, words in zip(
+        said,
+        [
+            "was killed by SIGKILL",
+            "slots for workers: 1, --min-np asks for 2; waiting for more",
+            "there were not 2 slots within 3 s: add hosts",
+        ],
+        strict=True,
+    ):
+        assert words in line

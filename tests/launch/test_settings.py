@@ -8,12 +8,14 @@ from keras_towers.errors import TowerError
 from keras_towers.launch.elastic import elastic_options
 from keras_towers.launch.environment import exported, job_environment
 from keras_towers.launch.rendezvous import horovod
+from keras_towers.rendezvous import token
 
 
 def told(**changes):
     options = {
         "rendezvous": "127.0.0.1",
         "port": 1234,
+        "secret": "s",
         "interface": "lo",
         "stall_warning_s": 30,
         "stall_shutdown_s": 600,
@@ -26,10 +28,21 @@ def told(**changes):
 def test_ranks_meet_on_the_interface():
     environment = told()
     assert environment["HOROVOD_GLOO_IFACE"] == "lo"
-    assert environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+    address = environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    assert address == f"127.0.0.1:1234/{token('s')}"
     assert environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
     # Each agent finds its own.
     assert "HOROVOD_GLOO_IFACE" not in told(interface=None)
+
+
+def test_no_proxy_is_asked_for_the_server(monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert told()["no_proxy"] == "127.0.0.1"
+    monkeypatch.setenv("NO_PROXY", "a,b")
+    assert told()["no_proxy"] == "a,b,127.0.0.1"
+    monkeypatch.setenv("no_proxy", "*")
+    assert told()["no_proxy"] == "*"
 
 
 def test_one_seed_for_all(monkeypatch):

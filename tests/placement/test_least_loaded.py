@@ -187,8 +187,6 @@ def test_any_iterable_of_devices():
 def test_small_bytes_that_are_none(small_bytes):
     with pytest.raises(kt.TowerError, match="small_bytes=.* 0 or more"):
         p.LeastLoadedPlacement(GPUS, CPU, small_bytes)
-    with pytest.raises(kt.TowerError, match="small_bytes=.* 0 or more"):
-        p.CachingPlacement("cpu", GPUS, small_bytes=small_bytes)
 
 
 def test_any_whole_number_of_small_bytes():

@@ -4,6 +4,8 @@ import pytest
 
 from tests.processes.checks import names
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", names("compression"))
 def test_two_ranks(run_checks, name):

@@ -1,10 +1,37 @@
-"""A worker is killed in the middle of an epoch, and another one comes."""
+"""Workers that are killed or fail while others train, and new ones."""
 
 import itertools
+import os
+import signal
+import time
 
 import pytest
 
 from tests.launch.jobs import Launched
+
+# An error of the script's own that sounds like a lost connection.
+OWN_ERROR = """
+import keras, numpy as np, tensorflow as tf
+import keras_towers as kt
+from keras_towers import elastic
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            print("training", flush=True)
+            raise tf.errors.UnknownError(None, None, "Horovod: Read error [a]")
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = np.ones((400, 4), "float32")
+
+@elastic.run
+def train(state):
+    with kt.HorovodStrategy():
+        model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[Fails()])
+
+train(elastic.State(model))
+"""
 
 
 @pytest.mark.slow
@@ -37,3 +64,37 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
     rest = [batch for epoch, batch, _ in steps[killed:] if epoch == 1]
     assert rest[0] == 0
     assert len(rest) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("travels", ["none", "default"])
+def test_two_are_killed_in_a_row(tmp_path, travels):
+    (tmp_path / "stay").touch()
+    job = Launched(
+        tmp_path,
+        ("--min-np", "1", "-np", "3", "--blacklist-cooldown-range", "1", "5")
+        + ("-m", "tests.processes.enduring", str(tmp_path), travels, "6"),
+    )
+    job.wait_for(tmp_path / "steps", lines=3)
+    until = time.monotonic() + 30
+    while len(first := list((tmp_path / "workers").iterdir())) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    (tmp_path / "stay").unlink()
+    os.kill(int(first[0].name), signal.SIGKILL)
+    time.sleep(3)
+    # The others connect anew, or a new worker comes.
+    os.kill(int(first[1].name), signal.SIGKILL)
+    done = job.finish(120)
+    assert done.code == 0, done.out + done.err
+    assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
+
+
+@pytest.mark.slow
+def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
+    (tmp_path / "script.py").write_text(OWN_ERROR)
+    done = Launched(tmp_path, ("--min-np", "2", "script.py")).finish(60)
+    assert done.code == 1, done.out + done.err
+    assert "UnknownError: Horovod: Read error [a]" in done.err
+    # Nobody has tried it again.
+    assert done.out.count("training") == 2

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from keras_towers.fit import crew
+from keras_towers.fit.asynchronous import threads
 
 
 @pytest.fixture(autouse=True)
 def no_thread_left():
     yield
-    left = [t for t in threading.enumerate() if t.name.startswith(crew.NAME)]
+    left = [t for t in threading.enumerate() if t.name.startswith(threads.NAME)]
     assert not left

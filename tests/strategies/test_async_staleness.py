@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import crew as crew_lib
+from keras_towers.fit.asynchronous.threads import TowerThreads
 from tests.kit.training import STEPS, classifier, fit
 from tests.strategies.async_cases import Sleeps, dataset
 
@@ -77,17 +77,17 @@ def test_staleness_in_tensorboard(tmp_path):
         assert [(name, 0), (name, 1)] == [t for t in tags if t[0] == name]
 
 
-def test_a_crew_waits_only_when_all_are_busy():
-    crew = crew_lib.Crew(2)
+def test_threads_wait_only_when_all_are_busy():
+    threads = TowerThreads(2)
     free = threading.Event()
     steps = [lambda batch: free.wait(5)] * 2
     for _ in range(4):
-        crew.hand_out(steps, None)
+        threads.submit(steps, None)
     late = threading.Timer(0.1, free.set)
     late.start()
     begin = time.monotonic()
-    crew.hand_out(steps, None)
+    threads.submit(steps, None)
     assert time.monotonic() - begin > 0.05
-    crew.drain()
-    assert crew.take_staleness().steps == 5
-    crew.close()
+    threads.drain()
+    assert threads.take_staleness().steps == 5
+    threads.close()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit import nothing
+from keras_towers.fit.calls import noop
 from tests.exactness import models as m
 from tests.kit.compare import weights_of
 from tests.kit.training import compiled
@@ -355,7 +355,7 @@ def test_a_model_of_another_strategy():
         pytest.raises(kt.TowerError, match="lives on another"),
         kt.NoOpStrategy() as strategy,
     ):
-        strategy.call("fit", keras.Model.fit, model, (X, Y), {})
+        strategy.calls.run("fit", keras.Model.fit, model, (X, Y), {})
 
 
 def test_progress_bar(capsys):
@@ -378,7 +378,7 @@ def test_a_real_strategy_by_name():
 
 
 def test_steps_alone():
-    steps = nothing.Steps(X, batch_size=10)
+    steps = noop.Steps(X, batch_size=10)
     assert [begin for begin, _, _ in iter(steps._enumerate_iterator())] == list(
         range(7)
     )

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.variables import TowerVariable
+from keras_towers.fit.weights.variables import TowerVariable
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, same_model
 from tests.kit.training import compiled

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from keras_towers.rendezvous import Rendezvous
 from keras_towers.transport import stall
 from keras_towers.transport.stall import Place, waited_for
 
@@ -121,6 +122,6 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
 
 
 def test_a_server_that_is_gone_is_no_error():
-    store = stall.Store("127.0.0.1", "9", timeout_s=0.2)
+    store = stall.Store(Rendezvous("127.0.0.1", "9"))
     store.put(0, Place())
     assert store.get(1) is None

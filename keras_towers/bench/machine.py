@@ -1,0 +1,79 @@
+"""The machine of the benchmark, and TensorFlow's devices on it."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from keras_towers.cores import usable_cores
+from keras_towers.doctor import probe
+from keras_towers.errors import TowerError
+
+
+def cpu_threads(towers: int) -> dict[str, int]:
+    """Return the threads of one process on the CPU, the same for all rows."""
+    return {"intra_op": 1, "inter_op": max(4, towers)}
+
+
+def prepare_devices(device: str, towers: int) -> list[str]:
+    """Name the devices to train on; call before TensorFlow starts them.
+
+    On the CPU every tower is one logical device, and an operation gets one
+    thread: with more, one device would already use all cores, and the numbers
+    would say how well operations share them instead of how towers do.
+    """
+    import tensorflow as tf
+
+    if device == "gpu":
+        return [f"/device:GPU:{index}" for index in range(towers)]
+    tf.config.set_visible_devices([], "GPU")
+    threads = cpu_threads(towers)
+    tf.config.threading.set_intra_op_parallelism_threads(threads["intra_op"])
+    tf.config.threading.set_inter_op_parallelism_threads(threads["inter_op"])
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
+    )
+    return [f"/device:CPU:{index}" for index in range(towers)]
+
+
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return what a reader must know to place the figures.
+
+    Args:
+        timeout_s: seconds that TensorFlow may take to start.
+
+    Raises:
+        TowerError: it cannot be imported, or Keras.
+    """
+    found = probe.look(timeout_s)
+    error = found.get("error") or found.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
+    return {
+        "tensorflow": found["tensorflow"],
+        "keras": found["keras"],
+        "horovod": _version("horovod"),
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "cores": usable_cores(),
+        "gpus": found["gpus"],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor_name() -> str:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.machine()

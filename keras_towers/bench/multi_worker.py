@@ -1,0 +1,69 @@
+"""TensorFlow's ``MultiWorkerMirroredStrategy`` in one rank of the benchmark.
+
+``fit`` under it crashes on Keras 3 when it builds the model, so this is the
+training loop of TensorFlow's guide: the model made in the strategy's scope,
+``strategy.run`` on each batch, and Keras's optimizer, which all-reduces the
+gradients. The ring is what the strategy takes on a CPU by itself; asking for it
+keeps the row what it is called on every machine.
+
+It has neither metrics nor callbacks, which is to its advantage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from keras_towers.bench.meeting import Meeting
+from keras_towers.bench.trainers import Share, Trainer, bias, loop
+
+
+@contextlib.contextmanager
+def ring_loop(share: Share) -> Iterator[Trainer]:
+    """Make a rank; call it before TensorFlow has run anything."""
+    _join_cluster(share.meeting)
+    import keras
+    import tensorflow as tf
+
+    experimental = tf.distribute.experimental
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=experimental.CommunicationOptions(
+            implementation=experimental.CommunicationImplementation.RING
+        )
+    )
+    with strategy.scope():
+        model = share.model.build()
+    # Under a strategy Keras divides it by the number of ranks, over which its
+    # optimizer then sums the gradients.
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, [weight.value for weight in weights])
+        model.optimizer.apply(grads, weights)
+        return loss * share.meeting.size
+
+    @tf.function
+    def run(x: Any, y: Any) -> Any:
+        return strategy.run(step, args=(x, y))
+
+    data = tf.data.Dataset.from_tensor_slices(share.part()).batch(share.batch)
+    yield loop(
+        lambda steps: data.take(steps).prefetch(2), run, lambda: bias(model)
+    )
+
+
+def _join_cluster(meeting: Meeting) -> None:
+    """Tell TensorFlow where the ranks are, by ports that are free."""
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        ports = meeting.exchange("port", str(held.getsockname()[1]))
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": meeting.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})

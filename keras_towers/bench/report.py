@@ -1,0 +1,204 @@
+"""Showing the benchmark's results: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from keras_towers.bench.models import MODELS
+from keras_towers.bench.results import Spread, summarize, summarize_adoption
+from keras_towers.bench.rows import SUITES, TOWERS, Suite
+from keras_towers.bench.runner import Sample
+
+_NOTHING = "–"
+# From so many columns on, a ratio and its range stand on one line.
+_WIDE = 105
+
+
+# Titles of columns, and what is said of them below the table.
+_COLUMNS = {
+    "step_ms": (
+        "ms",
+        "ms: milliseconds from the start of one batch to the start of the "
+        "next, the median of a run, over all its processes, and then of all "
+        "repeats.",
+    ),
+    "to_plain": ("÷ plain", ""),
+    "to_stock_default": ("÷ stock\ndefault", ""),
+    "to_best_stock": (
+        "÷ best\nstock",
+        "A ratio below 1 means less time than the row it is divided by; beside "
+        "it stand the smallest and largest of all repeats. *: best stock.",
+    ),
+    "cost_ms": (
+        "cost",
+        "cost: how many of them are above compute of the same repeat, where "
+        "the same processes train at the same time and exchange nothing.",
+    ),
+    "to_raw": (
+        "÷ raw",
+        "÷ raw: that cost divided by raw Horovod's. Beside them stand the "
+        "smallest and largest of all repeats.",
+    ),
+    "epoch_cost_s": (
+        "epoch",
+        "epoch: what an epoch of fit costs beside its steps.",
+    ),
+}
+
+
+def show_report(
+    console: Console, facts: dict[str, Any], samples: Sequence[Sample]
+) -> None:
+    """Print the tables of what was measured, and what failed."""
+    separator = " " if console.width >= _WIDE else "\n"
+    adoption = summarize_adoption(samples)
+    for suite in SUITES.values():
+        results = summarize(suite, samples)
+        for model in dict.fromkeys(result["model"] for result in results):
+            of_model = [r for r in results if r["model"] == model]
+            console.print(_training_table(suite, of_model, separator))
+        if adoption and suite is TOWERS:
+            console.print(_adoption_table(adoption))
+        if results:
+            legends = [_COLUMNS.get(c, ("", ""))[1] for c in suite.columns]
+            console.print(" ".join(filter(None, legends)), style="dim")
+        names = [result[suite.row_key] for result in results]
+        for row in suite.rows.values():
+            if row.note and any(name.startswith(row.name) for name in names):
+                text = f"{row.name}: {row.note}."
+                console.print(text, style="dim", highlight=False)
+    console.print(_describe_machine(facts), style="dim", highlight=False)
+    _show_failures(console, samples)
+
+
+def _describe_machine(facts: dict[str, Any]) -> str:
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
+
+
+def _training_table(
+    suite: Suite, results: Sequence[dict[str, Any]], separator: str
+) -> Table:
+    model = results[0]["model"]
+    columns = [column for column in suite.columns if column in _COLUMNS]
+    return _table(
+        f"{model}: {MODELS[model].title}",
+        suite,
+        [_COLUMNS[column][0] for column in columns],
+        results,
+        lambda result: [_cell(c, result[c], separator) for c in columns],
+    )
+
+
+def _cell(column: str, spread: Spread | None, separator: str) -> str:
+    """Write a median and, where repeats are compared, their range."""
+    if spread is None:
+        return _NOTHING
+    if column == "epoch_cost_s":
+        return f"{spread.median:.2f} s"
+    median, low, high = (
+        f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+        for value in (spread.median, spread.low, spread.high)
+    )
+    if column == "step_ms" or spread.low == spread.high:
+        return median
+    return f"{median}{separator}[dim]{low}–{high}[/]"
+
+
+def _adoption_table(results: Sequence[dict[str, Any]]) -> Table:
+    def cells(result: dict[str, Any]) -> list[str]:
+        if result["failed"]:
+            return [_NOTHING] * 5
+        return [
+            f"{result['first_adopt_s']:.3f} s",
+            f"{result['adopt_s']:.3f} s",
+            f"{result['adopt_s'] / result['copy_s']:.1f}",
+            f"{result['release_s']:.3f} s",
+            f"{result['release_s'] / result['copy_s']:.1f}",
+        ]
+
+    title = "Taking a 100 MB model over, and giving it back"
+    columns = ["first", "again", "÷ copy", "release", "÷ copy"]
+    table = _table(title, TOWERS, columns, results, cells)
+    table.caption = "÷ copy: divided by the time numpy takes to copy it once"
+    return table
+
+
+def _table(
+    title: str,
+    suite: Suite,
+    columns: Sequence[str],
+    results: Sequence[dict[str, Any]],
+    cells: Callable[[dict[str, Any]], list[str]],
+) -> Table:
+    """Make a table with a section for each number of replicas."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(suite.replicas, justify="right")
+    table.add_column("strategy", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    counts = [result[suite.replicas] for result in results]
+    for result, count, before in zip(
+        results, counts, [None, *counts], strict=False
+    ):
+        if before not in (None, count):
+            table.add_section()
+        number = "" if count == before else str(count)
+        table.add_row(number, _name(suite, result), *cells(result))
+    return table
+
+
+def _name(suite: Suite, result: dict[str, Any]) -> str:
+    name, choice = result[suite.row_key], result.get(suite.choice_key)
+    text = f"[bold]{name}[/]" if suite.rows[name].ours else name
+    # Some names say it already.
+    if choice and not name.endswith(choice):
+        text += f" ({choice})"
+    if name == result.get("best_stock"):
+        text += " *"
+    return text + (" [red]failed[/]" if result["failed"] else "")
+
+
+def _show_failures(console: Console, samples: Sequence[Sample]) -> None:
+    cells_by_error: dict[str, list[str]] = {}
+    for sample in samples:
+        if sample.error:
+            titles = cells_by_error.setdefault(sample.error, [])
+            titles.append(sample.cell.title)
+    for error, titles in cells_by_error.items():
+        console.print(f"[red]failed:[/] {'; '.join(titles)}", highlight=False)
+        console.print(
+            error, style="dim", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def write_json(
+    path: Path,
+    facts: dict[str, Any],
+    settings: dict[str, Any],
+    samples: Sequence[Sample],
+) -> None:
+    """Write the machine, the settings, every raw sample and the summary."""
+    document = {
+        "machine": facts,
+        "settings": settings,
+        "samples": [sample.as_json() for sample in samples],
+        "adoption": summarize_adoption(samples),
+        **{kind: summarize(suite, samples) for kind, suite in SUITES.items()},
+    }
+    text = json.dumps(document, indent=1, default=asdict)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,211 @@
+"""The rows of the benchmark, by name, in the order of the tables.
+
+A row is added by one entry here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from keras_towers.bench import trainers
+from keras_towers.bench.models import MODELS
+from keras_towers.bench.multi_worker import ring_loop
+from keras_towers.bench.torch_loop import torch_loop
+from keras_towers.bench.trainers import Share, Trainer
+
+# The names that TowerStrategy's ``mode`` and HorovodStrategy's ``compression``
+# take. Lists of their own, because the modules that know them take TensorFlow
+# to import.
+MODES = ("cpu", "gpu", "hierarchical", "collective", "nccl")
+COMPRESSIONS: tuple[str, ...] = ("none", "fp16", "fp16-shards", "bf16")
+COMPRESSIONS += ("fp16-feedback", "bf16-feedback")
+RAW = "horovod-raw"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train.
+
+    Attributes:
+        name: what options and tables call it.
+        train: prepares one process to train.
+        note: what it is, for the reader of the table.
+        ours: whether this package does it.
+        stock: whether it may be the best row of TensorFlow's own.
+        default: whether it is measured if nobody asks for it.
+        needs: the module that must be installed for it.
+        alone: the row in which the same processes exchange nothing, from where
+            the cost of exchange is counted; None: nothing is exchanged here.
+        bursts: whether towers take their batches all at once, so that only a
+            mean over several rounds of them is a rate.
+        strategy: makes the strategy on such devices, if adoption can be timed.
+    """
+
+    name: str
+    train: Callable[[Share], AbstractContextManager[Trainer]]
+    note: str = ""
+    ours: bool = False
+    stock: bool = False
+    default: bool = True
+    needs: str | None = None
+    alone: str | None = None
+    bursts: bool = False
+    strategy: Callable[[Sequence[str]], Any] | None = None
+
+
+def _strategy(name: str, devices: Sequence[str], **options: Any) -> Any:
+    import keras_towers as kt
+
+    return kt.strategy(name, towers=list(devices), **options)
+
+
+def _towers(name: str, registered: str, mode: str = "", **more: Any) -> Row:
+    """Make the row of a strategy of ours in one process."""
+    options = {"mode": mode} if mode else {}
+    strategy = partial(_strategy, registered, **options)
+    train = partial(trainers.towers, make=strategy)
+    return Row(name, train, ours=True, strategy=strategy, **more)
+
+
+def _stock(name: str, reduction: str | None = None) -> Row:
+    train = partial(trainers.mirrored, reduction=reduction)
+    return Row(name, train, stock=True)
+
+
+def _ranks(name: str, train: Callable[..., Any], **more: Any) -> Row:
+    """Make the row of Keras in processes that exchange gradients."""
+    return Row(name, train, alone="compute", **more)
+
+
+_TOWERS = (
+    Row("plain", trainers.keras_alone),
+    _stock("stock-default"),
+    _stock("stock-one-device", "ReductionToOneDevice"),
+    _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
+    _towers("towers", "tower"),
+    *(
+        _towers(f"towers-{mode}", "tower", mode, default=False)
+        for mode in MODES
+    ),
+    _towers("parameter-server", "parameter-server"),
+    _towers(
+        "async",
+        "async",
+        bursts=True,
+        note="a step is the mean over some rounds of its towers",
+    ),
+)
+_PROCESSES = (
+    Row(
+        "compute",
+        trainers.keras_alone,
+        "plain Keras, every process for itself, all at the same time",
+    ),
+    _ranks(
+        RAW,
+        partial(trainers.keras_alone, optimizer=trainers.averaging_sgd),
+        note="hvd.grouped_allreduce in the optimizer's apply, by hand",
+    ),
+    _ranks(
+        "horovod-drop-in",
+        partial(trainers.keras_alone, optimizer=trainers.drop_in_sgd),
+        note="keras_towers.horovod.DistributedOptimizer",
+        ours=True,
+    ),
+    _ranks(
+        "strategy",
+        trainers.horovod_strategy,
+        note="HorovodStrategy(); strategy-NAME: with compression=NAME",
+        ours=True,
+    ),
+    *(
+        _ranks(
+            f"strategy-{name}",
+            partial(trainers.horovod_strategy, compression=name),
+            ours=True,
+        )
+        for name in COMPRESSIONS
+    ),
+    _ranks(
+        "stock-loop",
+        ring_loop,
+        note="MultiWorkerMirroredStrategy's ring in the training loop of "
+        "TensorFlow's guide, without fit, which crashes under it on Keras 3",
+    ),
+    Row("torch-compute", partial(torch_loop, exchanges=False), needs="torch"),
+    Row(
+        "torch-ddp",
+        partial(torch_loop, exchanges=True),
+        "DistributedDataParallel on gloo in a loop; its cost is counted from "
+        "torch-compute, the same loop in every process for itself",
+        needs="torch",
+        alone="torch-compute",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Rows that are compared with each other, with any number of replicas.
+
+    Attributes:
+        kind: of its cells.
+        replica: what one replica is called.
+        replicas: what several are called, and the option for their numbers.
+        least: the smallest of these.
+        models: those that are trained if nobody asks for others.
+        row_key: what the JSON calls a row.
+        choice_key: what the JSON calls the choice that a row made.
+        columns: what is said of a row, of what ``results`` computes.
+        rows: by name, in the order of the tables.
+    """
+
+    kind: str
+    replica: str
+    replicas: str
+    least: int
+    models: tuple[str, ...]
+    row_key: str
+    choice_key: str
+    columns: tuple[str, ...]
+    rows: dict[str, Row]
+
+    def default_rows(self) -> list[str]:
+        """Name the rows that are measured here if nobody asks for others."""
+        return [
+            row.name
+            for row in self.rows.values()
+            if row.default
+            and (row.needs is None or importlib.util.find_spec(row.needs))
+        ]
+
+
+_RATIOS = ("to_plain", "to_stock_default", "to_best_stock", "best_stock")
+TOWERS = Suite(
+    kind="training",
+    replica="tower",
+    replicas="towers",
+    least=1,
+    models=tuple(MODELS),
+    row_key="strategy",
+    choice_key="mode",
+    columns=("step_ms", *_RATIOS, "epoch_cost_s"),
+    rows={row.name: row for row in _TOWERS},
+)
+PROCESSES = Suite(
+    kind="processes",
+    replica="process",
+    replicas="processes",
+    least=2,
+    models=("large",),
+    row_key="row",
+    choice_key="how",
+    columns=("step_ms", "cost_ms", "to_raw", "epoch_cost_s"),
+    rows={row.name: row for row in _PROCESSES},
+)
+SUITES = {suite.kind: suite for suite in (TOWERS, PROCESSES)}

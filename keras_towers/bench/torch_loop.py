@@ -1,0 +1,89 @@
+"""PyTorch's ``DistributedDataParallel`` in one rank of the benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from keras_towers.bench.models import CLASSES, SGD, BenchModel
+from keras_towers.bench.trainers import Share, Trainer, loop
+
+# Where the launcher wants the ranks to meet, by Horovod's word for it.
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+
+
+@contextlib.contextmanager
+def torch_loop(share: Share, exchanges: bool) -> Iterator[Trainer]:
+    """Make a rank on one thread, connected to the others if it exchanges."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = build(share.model)
+    x, y = map(torch.from_numpy, share.part())
+    if x.ndim == 4:
+        # PyTorch has the channels first.
+        x = x.permute(0, 3, 1, 2).contiguous()
+    if not exchanges:
+        yield _loop(module, x, y, share.batch)
+        return
+    meeting = share.meeting
+    if _INTERFACE in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ[_INTERFACE]
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting.folder.absolute()}/torch",
+        rank=meeting.rank,
+        world_size=meeting.size,
+    )
+    try:
+        module = torch.nn.parallel.DistributedDataParallel(module)
+        yield _loop(module, x, y, share.batch)
+    finally:
+        distributed.destroy_process_group()
+
+
+def _loop(module: Any, x: Any, y: Any, batch: int) -> Trainer:
+    import torch
+
+    loss_of = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=SGD["learning_rate"], momentum=SGD["momentum"]
+    )
+
+    def batches(steps: int) -> Iterator[tuple[Any, Any]]:
+        for first in range(0, steps * batch, batch):
+            rows = slice(first, first + batch)
+            yield x[rows], y[rows]
+
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(module(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return loop(batches, step, lambda: list(module.parameters())[-1].tolist())
+
+
+def build(model: BenchModel) -> Any:
+    """Build the same model in PyTorch."""
+    from torch import nn
+
+    *sides, features = model.input_shape
+    body: list[Any] = []
+    for filters, stride in model.convolutions:
+        body += [nn.Conv2d(features, filters, 3, stride, padding=1), nn.ReLU()]
+        features = filters
+        sides = [math.ceil(side / stride) for side in sides]
+    if body:
+        body.append(nn.Flatten())
+    features *= math.prod(sides)
+    for width in model.widths:
+        body += [nn.Linear(features, width), nn.ReLU()]
+        features = width
+    return nn.Sequential(*body, nn.Linear(features, CLASSES))

@@ -1,0 +1,233 @@
+"""How the rows of the benchmark train, in one of their processes.
+
+Each is set up the way that its users do. TensorFlow is imported inside the
+functions, so that naming a row does not start it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_towers.bench.meeting import Meeting
+from keras_towers.bench.models import SGD, BenchModel
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process trains, and on what.
+
+    Attributes:
+        model: a model of the benchmark.
+        meeting: this process and the others.
+        devices: the towers of this process; none: the row chooses.
+        batch: examples of a step in each process.
+        steps: the steps that there is data for.
+    """
+
+    model: BenchModel
+    meeting: Meeting
+    devices: Sequence[str]
+    batch: int
+    steps: int
+
+    def data(self) -> tuple[Any, Any]:
+        """Return the global batches of all steps, one after the other."""
+        return self.model.data(self.steps * self.meeting.size * self.batch)
+
+    def part(self) -> tuple[Any, Any]:
+        """Return this process's part of each global batch."""
+
+        def mine(array: Any) -> Any:
+            shape = (self.steps, self.meeting.size, self.batch)
+            parts = array.reshape(*shape, *array.shape[1:])
+            return parts[:, self.meeting.rank].reshape(-1, *array.shape[1:])
+
+        x, y = self.data()
+        return mine(x), mine(y)
+
+
+@dataclass(frozen=True)
+class Times:
+    """When something started: batches, epochs and, at last, the end.
+
+    A loop has no epochs: nothing is done at their end.
+    """
+
+    batches: list[float]
+    epochs: list[float] = field(default_factory=list)
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One process of a row, ready to train.
+
+    Attributes:
+        train: trains on the first so many steps, for so many epochs.
+        bias: returns the last layer's, by which to see that ranks agree.
+        choice: what the row chose to do, if it had a choice.
+        jit_compile: says after training whether XLA compiles the step.
+    """
+
+    train: Callable[[int, int], Times]
+    bias: Callable[[], list[float]]
+    choice: str | None = None
+    jit_compile: Callable[[], bool] = lambda: False
+
+
+def _fit(
+    share: Share, model: Any, choice: str | None = None, whole: bool = False
+) -> Trainer:
+    """Train by ``fit``, on global batches or this process's part of each."""
+    data = share.data() if whole else share.part()
+    batch = share.batch * (share.meeting.size if whole else 1)
+    timer = _make_timer()
+
+    def train(steps: int, epochs: int) -> Times:
+        history = model.fit(
+            *(array[: steps * batch] for array in data),
+            batch_size=batch,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[timer],
+        )
+        loss = float(history.history["loss"][-1])
+        return Times(timer.batches, timer.epochs, loss)
+
+    return Trainer(
+        train, lambda: bias(model), choice, lambda: bool(model.jit_compile)
+    )
+
+
+def loop(
+    batches: Callable[[int], Iterable[tuple[Any, Any]]],
+    step: Callable[[Any, Any], Any],
+    bias: Callable[[], list[float]],
+) -> Trainer:
+    """Train by a loop, without metrics and callbacks.
+
+    Args:
+        batches: returns the first so many batches of inputs and labels.
+        step: trains on one batch and returns its loss.
+        bias: returns the last layer's.
+    """
+
+    def train(steps: int, epochs: int) -> Times:
+        starts, losses = [], []
+        for _ in range(epochs):
+            for x, y in batches(steps):
+                starts.append(time.perf_counter())
+                losses.append(step(x, y))
+        return Times(starts, loss=float(sum(losses)) / len(losses))
+
+    return Trainer(train, bias)
+
+
+def bias(model: Any) -> list[float]:
+    """Return the bias of a Keras model's last layer."""
+    return model.trainable_variables[-1].numpy().tolist()
+
+
+@contextlib.contextmanager
+def keras_alone(
+    share: Share, optimizer: Callable[[], Any] = lambda: None
+) -> Iterator[Trainer]:
+    """Use no strategy; the optimizer may exchange gradients."""
+    yield _fit(share, share.model.build(optimizer()))
+
+
+def averaging_sgd() -> Any:
+    """Return what one writes by hand around Horovod's operations."""
+    import horovod.tensorflow as hvd
+    import keras
+
+    class AveragingSGD(keras.optimizers.SGD):
+        """Averages gradients over the ranks before it applies them."""
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            means = hvd.grouped_allreduce(list(grads), op=hvd.Average)
+            return super().apply(means, trainable_variables)
+
+    hvd.init()
+    return AveragingSGD(**SGD)
+
+
+def drop_in_sgd() -> Any:
+    """Return the optimizer of a script that was written for Horovod."""
+    import keras
+
+    import keras_towers.horovod as hvd
+
+    hvd.init()
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(**SGD))
+
+
+@contextlib.contextmanager
+def mirrored(share: Share, reduction: str | None = None) -> Iterator[Trainer]:
+    """Use ``MirroredStrategy``, with one of its cross-device operations."""
+    import tensorflow as tf
+
+    operations = getattr(tf.distribute, reduction)() if reduction else None
+    strategy = tf.distribute.MirroredStrategy(share.devices, operations)
+    with strategy.scope():
+        model = share.model.build()
+    yield _fit(share, model)
+
+
+@contextlib.contextmanager
+def towers(
+    share: Share, make: Callable[[Sequence[str]], Any]
+) -> Iterator[Trainer]:
+    """Use a strategy of ours in one process, made for its devices."""
+    strategy = make(share.devices)
+    # The model is built outside, as the README shows it.
+    model = share.model.build()
+    with strategy:
+        yield _fit(share, model, strategy.mode)
+
+
+@contextlib.contextmanager
+def horovod_strategy(
+    share: Share, compression: str | None = None
+) -> Iterator[Trainer]:
+    """Use ``HorovodStrategy``, to which every rank gives the same data."""
+    import keras_towers as kt
+    from keras_towers.reduction import shared_memory
+
+    with kt.HorovodStrategy(compression=compression) as strategy:
+        # What the strategy looks at, too: GPUs are hidden from the ranks.
+        memory = shared_memory.available(strategy.transport)
+        choice = "shared memory" if memory and not compression else None
+        yield _fit(share, share.model.build(), choice, whole=True)
+
+
+def _make_timer() -> Any:
+    """Make a callback that notes when batches and epochs start.
+
+    From one start to the next, so that handing over the data and the metrics
+    counts too.
+    """
+    import keras
+
+    class Timer(keras.callbacks.Callback):
+        """Has the times since the last ``fit`` started."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.batches: list[float] = []
+            self.epochs: list[float] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epochs.append(time.perf_counter())
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.batches.append(time.perf_counter())
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.epochs.append(time.perf_counter())
+
+    return Timer()

@@ -1,0 +1,1 @@
+"""Building engines from source, without importing TensorFlow."""

@@ -1,0 +1,248 @@
+"""Builds an engine for the TensorFlow of this environment, and installs it.
+
+Engines are published as source only. Compiling takes minutes, so the wheel is
+kept for every environment of this machine that it fits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from keras_towers import subprocesses
+from keras_towers.building import build_log, toolchain, wheel_cache
+from keras_towers.building.recipe import Found, InstallError, Recipe
+
+Progress = Callable[[str, float | None], None]
+"""Called with what is being done, and how much of it from 0 to 1 or None."""
+# A build takes minutes; this is for one that stands still.
+_LIMIT_S = 2 * 3600
+
+
+@dataclass(frozen=True)
+class Built:
+    """A wheel of an engine.
+
+    Attributes:
+        wheel: the file, in the cache.
+        cached: whether it was there already.
+        seconds: how long it took.
+    """
+
+    wheel: Path
+    cached: bool
+    seconds: float
+
+
+def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
+    """Get a wheel of an engine for this environment: from the cache, or built.
+
+    Args:
+        recipe: the engine, with its options.
+        progress: is told what is being done.
+        rebuild: do not use the cache.
+
+    Raises:
+        InstallError: something is missing here, or it does not compile.
+    """
+    start = time.monotonic()
+    shelf = wheel_cache.Shelf(recipe)
+
+    def done(wheel: Path, cached: bool) -> Built:
+        return Built(wheel, cached, time.monotonic() - start)
+
+    found = shelf.find()
+    if found and not rebuild:
+        return done(found, cached=True)
+    problems = toolchain.problems(recipe.tools())
+    if problems:
+        raise InstallError(
+            f"{recipe.title} is compiled on this machine, and for that is "
+            "missing:\n" + "\n".join(f"  - {problem}" for problem in problems)
+        )
+
+    def waiting() -> None:
+        progress("waiting for another build of the same wheel", None)
+
+    with shelf.locked(waiting):
+        found = shelf.find()
+        if found and not rebuild:
+            return done(found, cached=True)
+        with tempfile.TemporaryDirectory(
+            prefix="keras-towers-", ignore_cleanup_errors=True
+        ) as folder:
+            wheel = _compile(recipe, Path(folder), progress)
+            return done(shelf.store(wheel), cached=False)
+
+
+def install(
+    recipe: Recipe, built: Built, progress: Progress
+) -> tuple[Built, Found]:
+    """Install a wheel that ``build`` gave, and see that it loads.
+
+    A wheel of the cache that does not load here is built anew, once.
+
+    Returns:
+        What was installed, and what is found of it.
+
+    Raises:
+        InstallError: pip failed, or what was built does not load.
+    """
+    while True:
+        progress("installing", None)
+        _install(recipe, built.wheel)
+        progress("loading it with TensorFlow", None)
+        found = recipe.look()
+        if found is not None and found.loads:
+            return built, found
+        reason = found.error if found else "it is not there"
+        if not built.cached:
+            built.wheel.unlink(missing_ok=True)
+            raise InstallError(
+                f"{recipe.title} was built and installed but does not load: "
+                f"{reason}\nDoes TensorFlow itself? keras-towers doctor says."
+            )
+        built = build(recipe, progress, rebuild=True)
+
+
+def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
+    """The environment of a build: the user's, with what is decided here.
+
+    Args:
+        recipe: the engine, with its options.
+        folder: an empty one, for what the build needs beside the source.
+    """
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    variables = {
+        **os.environ,
+        "PATH": toolchain.search_path(),
+        # What pip leaves when it is stopped goes away with the folder.
+        "TMPDIR": str(temporary),
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CXX": toolchain.find_compiler().path or "",
+    }
+    if "MAKELEVEL" in variables:
+        # Run by a make: its flags are about its own jobs, not the user's wish.
+        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
+            variables.pop(name, None)
+    # What an engine's own setup.py sets can take more memory than there is.
+    variables.setdefault("MAKEFLAGS", f"-j{toolchain.jobs()}")
+    return recipe.environment(variables, folder, _tools(folder))
+
+
+def _tools(folder: Path) -> Path:
+    return folder / "tools"
+
+
+def _install(recipe: Recipe, wheel: Path) -> None:
+    """Install the wheel and what the engine imports, and nothing else."""
+    needed = []
+    for package in recipe.runtime:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            needed.append(package)
+    if needed:
+        _pip(recipe, ["install", *needed], "install")
+    # In place of the same version too: that may be for another TensorFlow.
+    replace = ["--no-deps", "--force-reinstall"]
+    _pip(recipe, ["install", *replace, str(wheel)], "install")
+
+
+def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
+    """Build the wheel in an empty folder."""
+    progress("getting build tools", None)
+    variables = environment(recipe, folder)
+    tools = str(_tools(folder))
+    # Into a folder of their own: the user's environment stays as it is.
+    arguments = ["install", "--target", tools, *recipe.build_tools()]
+    _pip(recipe, arguments, "tools", variables)
+    variables["PYTHONPATH"] = tools
+
+    requirements = folder / "requirements.txt"
+    requirements.write_text(
+        f"{recipe.name}=={recipe.version} --hash=sha256:{recipe.sha256}\n"
+    )
+    progress(f"getting {recipe.title} {recipe.version}", None)
+
+    def on_line(line: str) -> None:
+        share = build_log.progress_in(line)
+        if share is not None:
+            progress("compiling", share)
+
+    wheels = folder / "wheels"
+    arguments = [
+        "wheel",
+        "--verbose",
+        # pip's own cache does not know what a wheel was built for.
+        "--no-cache-dir",
+        "--no-deps",
+        "--no-build-isolation",
+        "--use-pep517",
+        f"--no-binary={recipe.name}",
+        "--require-hashes",
+        f"--requirement={requirements}",
+        f"--wheel-dir={wheels}",
+    ]
+    _pip(recipe, arguments, "build", variables, on_line)
+    return next(wheels.glob("*.whl"))
+
+
+def _pip(
+    recipe: Recipe,
+    arguments: list[str],
+    what: str,
+    variables: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run pip with its output in a log, which stays if it fails."""
+    logs = wheel_cache.folder() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    log = logs / f"{recipe.name}-{what}-{stamp}-{os.getpid()}.log"
+    command = [sys.executable, "-m", "pip", *arguments]
+    failed = False
+    try:
+        ended = subprocesses.run(
+            command, _LIMIT_S, variables, log=log, on_line=on_line
+        )
+        failed = ended.code != 0
+    finally:
+        if not failed:
+            log.unlink(missing_ok=True)
+    if failed:
+        temporary = (variables or {}).get("TMPDIR")
+        raise InstallError(_why(recipe, what, ended, log, temporary))
+
+
+def _why(
+    recipe: Recipe,
+    what: str,
+    ended: subprocesses.Ended,
+    log: Path,
+    temporary: str | None,
+) -> str:
+    errors = build_log.errors_in(ended.stdout.splitlines())
+    hint = build_log.hint_for(errors, recipe.hints)
+    if temporary:
+        # Long, gone already, and of no help.
+        errors = [line.replace(f"{temporary}/", "") for line in errors]
+    failed = {
+        "tools": "The build tools could not be installed",
+        "build": f"{recipe.title} {recipe.version} could not be built",
+        "install": "pip could not install",
+    }[what]
+    if ended.code is None:
+        failed += f" in {_LIMIT_S / 3600:.0f} hours"
+    told = [f"{failed}. The first errors:", *(f"  {line}" for line in errors)]
+    if hint:
+        told.append(hint)
+    return "\n".join([*told, f"The whole log: {log}"])

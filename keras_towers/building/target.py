@@ -1,0 +1,83 @@
+"""What an engine is built for: this environment's TensorFlow, and the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from keras_towers.building.recipe import InstallError
+
+_TENSORFLOW_NAMES = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+
+
+def facts() -> dict[str, str]:
+    """What every wheel depends on, whichever engine it is of.
+
+    Raises:
+        InstallError: TensorFlow is not installed.
+    """
+    tensorflow, library = _tensorflow()
+    return {
+        "python": sysconfig.get_config_var("EXT_SUFFIX") or sys.version,
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "tensorflow": tensorflow,
+        # Says which build of this version it is, so its C++ ABI as well.
+        "tensorflow_library": library,
+    }
+
+
+def tensorflow_folder() -> Path:
+    """Where TensorFlow is installed, without importing it.
+
+    Raises:
+        InstallError: it is not installed.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.submodule_search_locations:
+        raise InstallError(
+            "TensorFlow is not installed in this environment, and engines are "
+            "built for it: pip install 'keras-towers[cpu]' (or [gpu]) first."
+        )
+    return Path(list(spec.submodule_search_locations)[0])
+
+
+def cpu_flags(wanted: Iterable[str]) -> list[str]:
+    """Those of the wanted instruction sets that this CPU has."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            words = set(line.split())
+            return [flag for flag in wanted if flag in words]
+    return []
+
+
+def _tensorflow() -> tuple[str, str]:
+    """TensorFlow's package with version, and what tells its builds apart."""
+    home = tensorflow_folder()
+    library = "libtensorflow_framework.so.2"
+    for name in _TENSORFLOW_NAMES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            package = metadata.distribution(name)
+            record = package.read_text("RECORD") or ""
+            for line in record.splitlines():
+                if line.startswith(f"tensorflow/{library},"):
+                    return f"{name} {package.version}", line.split(",")[1]
+    with contextlib.suppress(OSError):
+        return "tensorflow", f"{(home / library).stat().st_size} bytes"
+    return "tensorflow", str(home)

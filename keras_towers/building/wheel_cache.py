@@ -1,0 +1,83 @@
+"""Wheels that were built on this machine, by what they were built for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from keras_towers.building import target
+from keras_towers.building.recipe import Recipe
+
+
+def folder() -> Path:
+    """Where wheels and logs are kept; ``KERAS_TOWERS_CACHE`` overrides it."""
+    chosen = os.environ.get("KERAS_TOWERS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return platformdirs.user_cache_path("keras-towers", appauthor=False)
+
+
+class Shelf:
+    """The place of one wheel: another target or option, another place.
+
+    Args:
+        recipe: what it is built by.
+
+    Raises:
+        InstallError: TensorFlow is not installed.
+    """
+
+    def __init__(self, recipe: Recipe):
+        self._key = {**target.facts(), **recipe.key()}
+        text = json.dumps(self._key, sort_keys=True).encode()
+        digest = hashlib.sha256(text).hexdigest()[:16]
+        self.path = folder() / recipe.name / digest
+
+    def find(self) -> Path | None:
+        """The wheel, if it was built before."""
+        return next(iter(sorted(self.path.glob("*.whl"))), None)
+
+    def store(self, wheel: Path) -> Path:
+        """Put a wheel here in one step, so that nobody sees half of it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
+            copy = Path(new) / wheel.name
+            shutil.copyfile(wheel, copy)
+            described = Path(new) / "built-for.json"
+            described.write_text(json.dumps(self._key, indent=2) + "\n")
+            os.replace(described, self.path / described.name)
+            os.replace(copy, self.path / wheel.name)
+        return self.path / wheel.name
+
+    @contextlib.contextmanager
+    def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Let one process at a time build the wheel.
+
+        The second waits and then finds the first one's wheel. Where files
+        cannot be locked (some network disks) both build, which is only slower.
+
+        Args:
+            on_wait: called once before waiting for another process.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.path / ".lock")
+        # A lock that is not held is released in vain.
+        with contextlib.ExitStack() as stack:
+            stack.callback(lock.release)
+            try:
+                lock.acquire(blocking=False)
+            except filelock.Timeout:
+                on_wait()
+                lock.acquire()
+            except (OSError, NotImplementedError):
+                pass
+            yield

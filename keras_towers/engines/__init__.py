@@ -1,1 +1,0 @@
-"""Building engines and looking at them, without importing TensorFlow."""

@@ -1,0 +1,1 @@
+"""Calls and updates of asynchronous towers."""

@@ -1,0 +1,154 @@
+"""Calls of Keras's methods, with asynchronous training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_towers.callbacks import Start
+from keras_towers.fit.asynchronous.staleness import Staleness, ToTensorBoard
+from keras_towers.fit.asynchronous.threads import TowerThreads
+from keras_towers.fit.asynchronous.training import AsyncTraining, Steps
+from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
+
+
+class AsyncCalls(TowerCalls):
+    """Runs training asynchronously and all other methods synchronously.
+
+    Args:
+        step: runs a step on all towers, for methods that do not train.
+        adoption: the models placed on the towers.
+
+    Attributes:
+        update: applies the gradients of a tower.
+        staleness: the staleness of the steps of the last epoch.
+    """
+
+    def __init__(self, step: GlobalStep, adoption: Adoption):
+        super().__init__(step, adoption)
+        assert isinstance(step.update, UpdateAlone)
+        self.update = step.update
+        self.staleness = Staleness()
+
+    def open(
+        self,
+        model: keras.Model,
+        kind: str,
+        prepared: bool,
+        start: Start | None,
+    ) -> TowerCall:
+        """Create the call object that Keras's loop uses."""
+        if kind not in TRAINING:
+            return super().open(model, kind, prepared, start)
+        given = (self._step, self._adoption, model, kind, prepared, start)
+        return _AsyncCall(self, *given)
+
+    def _run(
+        self,
+        call: TowerCall,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if call.kind == "fit":
+            args, kwargs = self._with_staleness(original, args, kwargs)
+        return super()._run(call, original, args, kwargs)
+
+    def _with_staleness(
+        self,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Log the staleness if there is a ``TensorBoard`` callback."""
+        given = callbacks_lib.by_name(method, args, kwargs)
+        callbacks = given.get("callbacks")
+        listed = callbacks_lib.listed(callbacks)
+        board = keras.callbacks.TensorBoard
+        boards = [c for c in listed if isinstance(c, board)]
+        if not boards:
+            return args, kwargs
+        writer = ToTensorBoard(boards, lambda: self.staleness)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(writer)
+        else:
+            given["callbacks"] = [*listed, writer]
+        return (), given
+
+
+class _TrainFunction:
+    """The model's train function: runs the next steps of the current call."""
+
+    def __init__(self, training: AsyncTraining):
+        self.training = training
+
+    def __call__(self, iterator: Any) -> Any:
+        call = call_lib.current()
+        assert isinstance(call, _AsyncCall)
+        return call.train(self.training, iterator)
+
+
+class _AsyncCall(TowerCall):
+    """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
+
+    def __init__(self, calls: AsyncCalls, *args: Any):
+        super().__init__(*args)
+        self._calls = calls
+        self._steps = Steps(self.logs, fits=self.kind == "fit")
+
+    def shadows(self) -> dict[str, Any]:
+        return {
+            **super().shadows(),
+            "make_train_function": self._make_train_function,
+        }
+
+    def _make_train_function(self, force: bool = False) -> None:
+        model = self.model
+        if not isinstance(model.train_function, _TrainFunction):
+            model.train_function = _TrainFunction(
+                AsyncTraining(
+                    self.config, self.adoption, self._calls.update, model
+                )
+            )
+        elif force:
+            model.train_function.training.forget()
+            return
+        if self._steps.fits and not model.run_eagerly:
+            self._steps.threads = TowerThreads(self.config.num_towers)
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        whole = kind == "fit"
+        return TowerEpochIterator(
+            self.config, kind, self.order, whole, **kwargs
+        )
+
+    def train(self, training: AsyncTraining, iterator: Any) -> Any:
+        """Train on the next batches of Keras's loop."""
+        at_last_step = self._steps.fits and self.epoch_iterator.at_last_step
+        return training.train(self._steps, iterator, at_last_step)
+
+    def end_of_steps(self, logs: Any) -> Any:
+        function = self.model.train_function
+        if not self._steps.fits or not isinstance(function, _TrainFunction):
+            return logs
+        logs, seen = function.training.end(self._steps, logs)
+        self._calls.staleness = seen
+        return logs
+
+    def settle(self) -> None:
+        if self._steps.threads is not None:
+            self._steps.threads.drain()
+
+    def close(self) -> None:
+        if self._steps.threads is not None:
+            self._steps.threads.close()

@@ -1,0 +1,157 @@
+"""Threads of asynchronous towers, fed from one queue of batches."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_towers.fit.asynchronous import staleness as staleness_lib
+
+NAME = "keras_towers-async"
+
+
+class TowerThreads:
+    """One thread per tower, for the length of a ``fit``.
+
+    Idle towers take batches from a shared queue, so a slow tower takes fewer
+    and never blocks a fast one. The queue holds as many batches as there are
+    towers, so that fast towers do not wait for data.
+
+    Args:
+        towers: number of towers.
+
+    Attributes:
+        latest: the result of the step that ended last; None before the first.
+    """
+
+    def __init__(self, towers: int):
+        self._towers = towers
+        lock = threading.Lock()
+        self._work = threading.Condition(lock)
+        self._progress = threading.Condition(lock)
+        self._waiting: collections.deque[tuple] = collections.deque()
+        self._running = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._clock = staleness_lib.Clock()
+        self._threads: list[threading.Thread] = []
+        self.latest: Any = None
+
+    def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
+        """Queue a batch for the next idle tower; block while the queue is full.
+
+        Args:
+            steps: the step functions of all towers.
+            batch: the argument of the step.
+
+        Raises:
+            BaseException: any error of an earlier step.
+        """
+        with self._progress:
+            self._progress.wait_for(
+                lambda: self._error or len(self._waiting) < self._towers
+            )
+            self._raise()
+            self._waiting.append((steps, batch))
+            self._work.notify()
+        if not self._threads:
+            self._start()
+
+    def drain(self) -> None:
+        """Wait until all submitted batches are done.
+
+        Raises:
+            BaseException: any error of a step.
+        """
+        with self._progress:
+            self._progress.wait_for(
+                lambda: not self._running and not self._waiting
+            )
+            self._raise()
+
+    def wait_for_a_step(self) -> None:
+        """Wait until at least one step has ended.
+
+        Raises:
+            BaseException: any error of a step.
+        """
+        with self._progress:
+            self._progress.wait_for(
+                lambda: self._error or self.latest is not None
+            )
+            self._raise()
+
+    def take_staleness(self) -> staleness_lib.Staleness:
+        """Return the staleness recorded since the last call."""
+        with self._work:
+            return self._clock.take()
+
+    def close(self) -> None:
+        """End the threads once all submitted batches are done.
+
+        After an error on a tower, queued batches are dropped.
+        """
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+        for thread in self._threads:
+            # None if a Ctrl-C came before it was started.
+            if thread.ident is not None:
+                thread.join()
+        self._threads.clear()
+        # Its traceback would keep all objects of the fit call alive.
+        self._error = None
+
+    def _start(self) -> None:
+        for index in range(self._towers):
+            # Daemons, so that a second Ctrl-C exits without waiting for steps.
+            thread = threading.Thread(
+                target=self._tower,
+                args=(index,),
+                name=f"{NAME}-{index}",
+                daemon=True,
+            )
+            # Recorded first, so that a Ctrl-C in between leaks no thread.
+            self._threads.append(thread)
+            thread.start()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _tower(self, index: int) -> None:
+        while (job := self._take()) is not None:
+            steps, batch, read = job
+            try:
+                result = steps[index](batch)
+            except BaseException as error:
+                self._failed(error)
+            else:
+                self._ended(result, read)
+            # Frees the batch while waiting for the next one.
+            del job, steps, batch
+
+    def _take(self) -> tuple | None:
+        with self._work:
+            self._work.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return None
+            self._running += 1
+            self._progress.notify()
+            return *self._waiting.popleft(), self._clock.read()
+
+    def _ended(self, result: Any, read: int) -> None:
+        with self._work:
+            self._running -= 1
+            self._clock.update(read)
+            self.latest = result
+            self._progress.notify()
+
+    def _failed(self, error: BaseException) -> None:
+        with self._work:
+            self._running -= 1
+            self._error = self._error or error
+            self._waiting.clear()
+            self._progress.notify()

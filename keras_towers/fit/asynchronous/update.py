@@ -1,0 +1,167 @@
+"""Asynchronous updates of shared weights.
+
+A step is traced as on one device, but its writes must not undo concurrent ones
+of other towers. Adding to a weight is one atomic TensorFlow operation.
+``assign_add`` of a Keras variable is not (it reads, adds and writes), so it is
+replaced by an atomic one here. Slot variables may lose writes of other towers,
+as in Hogwild! (Recht et al., 2011), except for SGD, whose update is atomic. An
+update that depends on the number of previous updates, or reads a weight that
+it writes, runs under a lock.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.patches import Shadows
+from keras_towers.fit.update.one_device import home, updating
+from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.reduction import scaled
+
+_numbers = itertools.count()
+
+
+class UpdateAlone(UpdateOnce):
+    """Every tower applies its own gradients to shared weights.
+
+    In custom training loops the towers run synchronously, as ``UpdateOnce``.
+
+    Args:
+        scale: factor for a tower's gradients.
+        *together: the arguments of ``UpdateOnce``.
+    """
+
+    name = "alone"
+    description = "every tower updates the shared weights independently"
+
+    def __init__(self, scale: float, *together: Any):
+        super().__init__(*together)
+        self.scale = scale
+        self._turns: dict[int, tf.CriticalSection] = {}
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Keep a single copy of a weight, where it is."""
+        if isinstance(variable._value, compat.DistributedVariable):
+            variable._value = variables_lib.unbind(variable._value)
+        return False
+
+    def release(self) -> None:
+        """Stop intercepting the calls of all optimizers; drop their locks."""
+        super().release()
+        self._turns.clear()
+
+    def apply(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[[list[Any], Any], Any],
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None,
+    ) -> None:
+        """Update without waiting for the other towers' gradients."""
+        if tower_lib.current() is None:
+            super().apply(optimizer, original, grads, trainable_variables)
+            return
+        grads = [None if g is None else scaled(g, self.scale) for g in grads]
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or optimizer._trainable_variables
+        # Gradients are copied to the weights, not weights to the tower.
+        with tf.device(home(variables)), updating(optimizer):
+            if _takes_turns(optimizer, variables):
+                self._turn(optimizer).execute(
+                    lambda: _done(original, grads, trainable_variables),
+                    exclusive_resource_access=False,
+                )
+            else:
+                original(grads, trainable_variables)
+
+    def unscaled(self) -> UpdateAlone:
+        """Return a copy with scale 1, for a step that runs on one tower."""
+        other = copy.copy(self)
+        other.scale = 1.0
+        return other
+
+    def _turn(self, optimizer: Any) -> tf.CriticalSection:
+        """Return the lock of an optimizer, shared by all towers."""
+        if id(optimizer) not in self._turns:
+            with tf.init_scope(), tf.device("/device:CPU:0"):
+                # TensorFlow's default name is shared by all sections: a step
+                # with two optimizers would deadlock.
+                name = f"keras_towers/turns_{next(_numbers)}"
+                section = tf.CriticalSection(shared_name=name)
+                self._turns[id(optimizer)] = section
+        return self._turns[id(optimizer)]
+
+
+def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether updates must not overlap.
+
+    They must not if they depend on the number of previous updates, or read a
+    weight and overwrite it.
+    """
+    if tf.executing_eagerly() or not optimizer.built:
+        # Eager towers take turns anyway. The trace that builds the optimizer is
+        # discarded.
+        return False
+    return bool(
+        optimizer.gradient_accumulation_steps
+        or optimizer.use_ema
+        or getattr(optimizer, "inner_optimizer", None) is not None
+        or any(getattr(v, "constraint", None) for v in variables)
+    )
+
+
+def _done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
+    """Return a tensor that is ready once all writes of a call are done."""
+    graph = compat.get_default_graph()
+    begun = len(graph.get_operations())
+    function(*args)
+    made = graph.get_operations()[begun:]
+    with tf.control_dependencies([op for op in made if op.op_def.is_stateful]):
+        return tf.constant(True)
+
+
+def _assign(variable: Any, original: Callable[..., Any], value: Any) -> Any:
+    """``keras.Variable.assign``, recorded as a write of the step."""
+    tower = tower_lib.current()
+    if tower is not None and not compat.in_stateless_scope():
+        tower.written.add(id(variable))
+    return original(value)
+
+
+def _add(
+    name: str, variable: Any, original: Callable[..., Any], value: Any
+) -> Any:
+    """Add to a variable atomically, so that no concurrent write is lost."""
+    tower, native = tower_lib.current(), variable._value
+    if (
+        tower is None
+        or not isinstance(native, tf.Variable)
+        or isinstance(native, compat.DistributedVariable)
+        or not native.shape.is_fully_defined()
+        or compat.in_stateless_scope()
+    ):
+        return original(value)
+    tower.written.add(id(variable))
+    value = tf.cast(tf.convert_to_tensor(value), native.dtype)
+    if value.shape != native.shape:
+        value = tf.broadcast_to(value, native.shape)
+    return getattr(native, name)(value)
+
+
+WRITES: Shadows = {
+    "assign": _assign,
+    "assign_add": functools.partial(_add, "assign_add"),
+    "assign_sub": functools.partial(_add, "assign_sub"),
+}
+"""Replacements for the assign methods of Keras variables that towers share."""

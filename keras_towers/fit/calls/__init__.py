@@ -1,0 +1,1 @@
+"""One call of ``fit``, ``evaluate``, ... inside Keras's own loop."""

@@ -1,0 +1,121 @@
+"""Building a model completely before it is placed on towers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.step.backward import Backward
+
+logger = logging.getLogger("keras_towers")
+
+
+def batch_spec(iterator: Any) -> Any:
+    """Return the element spec of one tower's batch.
+
+    Args:
+        iterator: a ``TowerEpochIterator``.
+
+    Returns:
+        A structure of ``tf.TypeSpec``.
+    """
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
+
+
+def build(model: keras.Model, batch: Any, kind: str) -> None:
+    """Build the model, its metrics and its optimizer as on one device.
+
+    Only shapes and dtypes of a batch are used, so no data is consumed.
+
+    Args:
+        model: the model.
+        batch: structure of tensors or specs, as given to ``train_step``.
+        kind: the running method; parts that it does not use stay unbuilt.
+    """
+    later = []
+    if not _trains(kind) or not _surely_uses_it(model):
+        # _symbolic_build would build it; leave that to its first use.
+        later.append(getattr(model, "optimizer", None))
+    if _predicts(kind):
+        later += _losses_and_metrics(model)
+    with compat.single_device_mode(), contextlib.ExitStack() as stack:
+        for part in later:
+            if part is not None and not part.built:
+                part.built = True
+                stack.callback(setattr, part, "built", False)
+        unbuilt = [
+            part
+            for part in _losses_and_metrics(model)
+            if part is not None and not part.built
+        ]
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            logger.info("building %s by its step: %s", model.name, error)
+            for part in unbuilt:
+                # It may have been built with the wrong shapes.
+                part.built = False
+            _trace_once(model, batch, kind)
+
+
+def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
+    """Build a model by tracing a step on one device, without running it.
+
+    If that fails too, the step on the towers reports the error.
+    """
+    step: Callable[[Any], Any] = model.predict_step
+    if _trains(kind):
+        step = Backward(model, model.train_step)
+    elif not _predicts(kind):
+        step = model.test_step
+    unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]
+    try:
+        tf.function(step, autograph=False).get_concrete_function(batch)
+    except Exception as error:
+        logger.info("building %s while tracing: %s", model.name, error)
+        for part in unbuilt:
+            part.built = False
+
+
+def _surely_uses_it(model: keras.Model) -> bool:
+    """Whether ``train_step`` is Keras's own, so that it uses the optimizer."""
+    return type(model).train_step is compat.TensorFlowTrainer.train_step
+
+
+def needs_build(model: keras.Model, kind: str) -> bool:
+    """Whether a step of the model would create variables."""
+    parts = [*model._flatten_layers()]
+    if _trains(kind):
+        parts.append(getattr(model, "optimizer", None))
+    if not _predicts(kind):
+        parts += _losses_and_metrics(model)
+    return not all(part.built for part in parts if part is not None)
+
+
+def _trains(kind: str) -> bool:
+    return kind in TRAINING
+
+
+def _predicts(kind: str) -> bool:
+    return kind.startswith("predict")
+
+
+def _losses_and_metrics(model: keras.Model) -> list[Any]:
+    return [
+        getattr(model, name, None)
+        for name in ("_compile_metrics", "_compile_loss")
+    ]

@@ -1,0 +1,251 @@
+"""One call of a Keras method, and its interface to Keras's own loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+import keras
+import tensorflow as tf
+
+from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls import building
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.data import ranks as ranks_lib
+from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.weights import trainers
+from keras_towers.fit.weights.adoption import Adoption
+
+_calls: Slot[TowerCall] = Slot()
+
+
+def current() -> TowerCall | None:
+    """Return the call that this thread is running, or None."""
+    return _calls.get()
+
+
+class SeenCall(Protocol):
+    """The part of a call that Keras's loop uses."""
+
+    def iterator(self, **kwargs: Any) -> Any:
+        """Create the iterator over an epoch's batches."""
+        ...
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Run one step."""
+        ...
+
+
+class SeenByKeras:
+    """A strategy proxy that Keras uses while a call runs.
+
+    Keras requests an iterator from it and runs its steps through it, so each
+    step is known to belong to this call and to need its batch split. All other
+    access is forwarded to the strategy.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, call: SeenCall):
+        self.strategy = strategy
+        self.call = call
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Run one step on all towers."""
+        if len(args) != 1 or kwargs:
+            return self.strategy.run(fn, args, kwargs, options)
+        return self.call.run_step(fn, args[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.strategy is other
+
+    def __hash__(self) -> int:
+        return hash(self.strategy)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The strategy's class, for ``isinstance``."""
+        return type(self.strategy)
+
+
+class TowerCall:
+    """A call of ``fit``, ``evaluate``, ... of one model on towers.
+
+    While it runs, the attributes of the model by which Keras's loop finds its
+    strategy, builds and ends an epoch's steps are shadowed by this object's.
+
+    Args:
+        step: runs a step on all towers.
+        adoption: the models placed on the towers.
+        model: the model whose method was called.
+        kind: the name of the method.
+        prepared: whether all variables are on the towers already.
+        start: the position in the data where ``fit`` resumes, or None.
+    """
+
+    def __init__(
+        self,
+        step: GlobalStep,
+        adoption: Adoption,
+        model: keras.Model,
+        kind: str,
+        prepared: bool = False,
+        start: Start | None = None,
+    ):
+        self.config = step.config
+        self.adoption = adoption
+        self.model = model
+        self.kind = kind
+        self.start = start
+        self.epoch_iterator: Any = None
+        self.order: ranks_lib.Order | None = None
+        self._step = step
+        self._prepared = prepared
+        written = adoption.written(model, self.trains)
+        self.logs = Logs(model, self.trains, written, self.config.transport)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its steps train."""
+        return self.kind in TRAINING
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its steps return outputs, to be concatenated."""
+        return self.kind.startswith("predict")
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Install this call on the model inside a ``with`` block."""
+        with (
+            _calls.filled(self),
+            patches.shadowed(self.model, self.shadows()),
+            trainers.without_xla(self.model),
+        ):
+            try:
+                yield
+            finally:
+                self.close()
+
+    def shadows(self) -> dict[str, Any]:
+        """Return the model attributes to shadow, by name."""
+        make_predict_function = self.model.make_predict_function
+
+        def prepare_and_make(*args: Any, **kwargs: Any) -> Any:
+            if self.epoch_iterator is not None:
+                self.prepare(building.batch_spec(self.epoch_iterator))
+            return make_predict_function(*args, **kwargs)
+
+        return {
+            "_distribute_strategy": SeenByKeras(self.config.strategy, self),
+            "_maybe_symbolic_build": self.build,
+            "make_predict_function": prepare_and_make,
+            "_get_metrics_result_or_logs": self._end_of_steps_then(
+                self.model._get_metrics_result_or_logs
+            ),
+        }
+
+    def settle(self) -> None:
+        """Wait for steps running in other threads, if any."""
+
+    def close(self) -> None:
+        """End those threads."""
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Run one step on all towers."""
+        # Towers cannot merge gradients inside a user's own tf.function.
+        step = getattr(step, "python_function", step)
+        if self.predicts:
+            return self._step.predict(step, batch)
+        return self._step.run(step, batch, self.logs)
+
+    def iterator(self, **kwargs: Any) -> TowerEpochIterator:
+        """Create an iterator over per-tower batches.
+
+        Args:
+            **kwargs: as for Keras's own iterator.
+        """
+        # The second iterator of a fit is for validation.
+        first = self.epoch_iterator is None
+        kind = self.kind if first else "evaluate"
+        iterator = self._iterator(kind, **kwargs)
+        if kind == "fit" and self.start is not None:
+            iterator.skip_to(self.start)
+        if first:
+            self.epoch_iterator = iterator
+        return iterator
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return TowerEpochIterator(self.config, kind, self.order, **kwargs)
+
+    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Replacement for ``_maybe_symbolic_build``."""
+        if iterator is not None:
+            data_batch = building.batch_spec(iterator)
+        self.prepare(data_batch)
+
+    def prepare(self, batch: Any) -> None:
+        """Build the model, then place all its variables on the towers.
+
+        Args:
+            batch: structure of tensors or specs, as given to ``train_step``.
+        """
+        if self._prepared:
+            return
+        if building.needs_build(self.model, self.kind):
+            building.build(self.model, batch, self.kind)
+        new = self.adoption.bind(self.model)
+        if new or self.kind == "fit":
+            self.adoption.synchronise(self.model)
+        self.adoption.remember(self.model, self.kind)
+        self._prepared = True
+
+    def _end_of_steps_then(
+        self, original: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        def end(logs: Any) -> Any:
+            self.config.transport.mark(f"end of {self.kind}")
+            logs = self.end_of_steps(logs)
+            iterator = self.epoch_iterator
+            if not logs and iterator is not None and iterator.was_empty():
+                refuse_empty(self.kind, self.model)
+            if self.kind == "fit" and self.config.sync_every_epoch:
+                self.adoption.equalise()
+                self.adoption.copy_from_first(self.model)
+                self.adoption.mark_trained()
+            return self.logs.of_epoch(original(logs))
+
+        return end
+
+    def end_of_steps(self, logs: Any) -> Any:
+        """Return the logs of an epoch, given those of its last step."""
+        return logs
+
+
+def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
+    """Reject a call without any batch, for which Keras only warns.
+
+    Args:
+        kind: the name of the method.
+        model: the model whose method was called.
+
+    Raises:
+        TowerError: always.
+    """
+    raise TowerError(
+        f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
+        "Give at least one example."
+    )

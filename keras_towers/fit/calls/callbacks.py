@@ -1,0 +1,100 @@
+"""Finding the callbacks of a call, and adapting those that need it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.callbacks import ResumesFit, Start
+from keras_towers.fit.context import patches
+from keras_towers.fit.update.one_device import as_one_device
+from keras_towers.fit.weights import variables as variables_lib
+
+
+def are_taken_by(method: Callable[..., Any]) -> bool:
+    """Whether a Keras method takes callbacks."""
+    return "callbacks" in inspect.signature(method).parameters
+
+
+def by_name(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Bind all arguments of a call to their names.
+
+    Args:
+        method: the method, as Keras defines it.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+
+    Returns:
+        The arguments given, by name.
+    """
+    given = inspect.signature(method).bind(None, *args, **kwargs).arguments
+    del given["self"]
+    given.update(given.pop("kwargs", {}))
+    return given
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Return callbacks, in any form that Keras accepts, as a flat list."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return [c for c in tf.nest.flatten(callbacks) if c is not None]
+
+
+def start(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Start | None, tuple[Any, ...], dict[str, Any]]:
+    """Find where ``fit`` resumes, if one of its callbacks resumes it.
+
+    Args:
+        method: the method, as Keras defines it.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+
+    Returns:
+        The start or None, and the arguments to call the method with.
+    """
+    if method.__name__ != "fit":
+        return None, args, kwargs
+    given = by_name(method, args, kwargs)
+    for callback in listed(given.get("callbacks")):
+        if isinstance(callback, ResumesFit):
+            begin = callback.start
+            return begin, (), {**given, "initial_epoch": begin.epoch}
+    return None, args, kwargs
+
+
+@contextlib.contextmanager
+def on_one_device(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Make ``SwapEMAWeights`` work with weights on towers, for a block."""
+    with contextlib.ExitStack() as stack:
+        if are_taken_by(method):
+            given = by_name(method, args, kwargs)
+            for callback in listed(given.get("callbacks")):
+                if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                    mine = patches.bound(callback, _SWAPS)
+                    stack.enter_context(patches.shadowed(callback, mine))
+        yield
+
+
+def _on_first_tower(
+    callback: Any, original: Callable[[Any], None], optimizer: Any
+) -> None:
+    variables = list(optimizer._trainable_variables)
+    with as_one_device(optimizer, variables):
+        original(optimizer)
+    variables_lib.copy_to_towers([*variables, *optimizer.variables])
+
+
+_SWAPS: patches.Shadows = {
+    "_tf_swap_variables": _on_first_tower,
+    "_tf_finalize_ema_values": _on_first_tower,
+}

@@ -1,0 +1,123 @@
+"""Calls of Keras's methods with synchronous steps on all towers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.callbacks import Start
+from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import callbacks, chief
+from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.data import ranks as ranks_lib
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
+
+
+class TowerCalls:
+    """Runs Keras's methods on towers.
+
+    Args:
+        step: runs a step on all towers.
+        adoption: the models placed on the towers.
+    """
+
+    def __init__(self, step: GlobalStep, adoption: Adoption):
+        self._config = step.config
+        self._adoption = adoption
+        self._step = step
+
+    def run(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run one call, as ``keras_towers.fit.contract.Calls``."""
+        start, args, kwargs = callbacks.start(original, args, kwargs)
+        if self._config.num_replicas == 1 and start is None:
+            self._adoption.refuse_others(model)
+            self._adoption.release_model(model)
+            return run_alone(kind, original, model, args, kwargs)
+        outer = call_lib.current()
+        if outer is not None:
+            outer.settle()
+        # Loops over batches call this for every batch: prepare only once.
+        prepared = kind.endswith("_on_batch") and self._adoption.knows(
+            model, kind
+        )
+        try:
+            with self._config.strategy.scope():
+                if not prepared:
+                    self._adoption.claim(model)
+                if kind in TRAINING:
+                    self._adoption.mark_trained()
+                else:
+                    self._adoption.equalise()
+                call = self.open(model, kind, prepared, start)
+                return self._run(call, original, args, kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            if not self._step.order.failed(error):
+                raise
+            raise self._step.order.difference() from None
+        finally:
+            if outer is None:
+                self._config.transport.mark("")
+
+    def open(
+        self,
+        model: keras.Model,
+        kind: str,
+        prepared: bool,
+        start: Start | None,
+    ) -> TowerCall:
+        """Create the call object that Keras's loop uses."""
+        return TowerCall(
+            self._step, self._adoption, model, kind, prepared, start
+        )
+
+    def _run(
+        self,
+        call: TowerCall,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        order: Any = contextlib.nullcontext()
+        if call.kind == "fit" and (
+            call.start or self._config.transport.size > 1
+        ):
+            call.order = ranks_lib.Order(self._config.transport, call.start)
+            order = call.order.of_sequences()
+        with call.opened():
+            if call.kind == "predict_on_batch":
+                call.prepare((args or (kwargs["x"],))[:1])
+            args, kwargs = chief.arguments(
+                self._config, self._adoption, original, args, kwargs
+            )
+            with order, callbacks.on_one_device(original, args, kwargs):
+                return original(call.model, *args, **kwargs)
+
+
+def run_alone(
+    kind: str,
+    original: Callable[..., Any],
+    model: keras.Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a call as plain Keras does, on one device."""
+    with (
+        compat.single_device_mode(),
+        tower_lib.training_alone.filled(kind in TRAINING),
+    ):
+        return original(model, *args, **kwargs)

@@ -1,0 +1,1 @@
+"""The current tower of a thread, and temporary patching of attributes."""

@@ -1,0 +1,215 @@
+"""Temporary patches of classes, modules and single objects."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+_lock = threading.RLock()
+_users = 0
+_undo: list[Callable[[], None]] = []
+
+
+@contextlib.contextmanager
+def held(install: Callable[[], None]) -> Iterator[None]:
+    """Keep the patches that ``install`` makes for the length of the block.
+
+    Blocks may overlap in several threads: the first one installs the patches,
+    the last one to exit undoes them.
+    """
+    global _users
+    with _lock:
+        _users += 1
+    try:
+        with _lock:
+            if not _undo:
+                install()
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            while _undo and _users == 0:
+                _undo.pop()()
+
+
+def replace(owner: Any, name: str, ours: Callable) -> None:
+    """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
+
+    A decorated method is replaced inside its decorator's closure, so that
+    references taken earlier call the replacement too. For a property the getter
+    is replaced.
+
+    Args:
+        owner: a class or a module.
+        name: the attribute.
+        ours: called with the original and the arguments of the call.
+    """
+    with _lock:
+        there = getattr(owner, name)
+        if name in vars(owner) and _is_ours(there):
+            return
+        cell = _cell_of_wrapped(there)
+        if cell is not None:
+            if not _is_ours(cell.cell_contents):
+                _replace_in_cell(cell, ours)
+            return
+        if isinstance(there, property):
+            assert there.fget is not None
+            replacement = there.getter(_replacement(there.fget, ours))
+        else:
+            replacement = _replacement(there, ours)
+        if name in vars(owner):
+            _undo.append(lambda: setattr(owner, name, there))
+        else:
+            _undo.append(lambda: delattr(owner, name))
+        setattr(owner, name, replacement)
+
+
+def _replacement(original: Callable, ours: Callable) -> Any:
+    @functools.wraps(original)
+    def replacement(*args, **kwargs):
+        return ours(original, *args, **kwargs)
+
+    replacement.__keras_towers__ = True  # type: ignore[attr-defined]
+    return replacement
+
+
+def _is_ours(value: Any) -> bool:
+    value = value.fget if isinstance(value, property) else value
+    return "__keras_towers__" in getattr(value, "__dict__", {})
+
+
+def _cell_of_wrapped(function: Any) -> Any:
+    """The closure cell in which a decorated function keeps the original."""
+    wrapped = getattr(function, "__wrapped__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        if wrapped is not None and _innermost(cell) is wrapped:
+            return cell
+    return None
+
+
+def _innermost(cell: Any) -> Any:
+    """The contents of a cell, before any replacement of ours."""
+    contents = cell.cell_contents
+    return contents.__wrapped__ if _is_ours(contents) else contents
+
+
+def _replace_in_cell(cell: Any, ours: Callable) -> None:
+    original = cell.cell_contents
+
+    def undo() -> None:
+        cell.cell_contents = original
+
+    _undo.append(undo)
+    cell.cell_contents = _replacement(original, ours)
+
+
+Shadows: TypeAlias = Mapping[str, Callable[..., Any]]
+"""Replacement functions by method name.
+
+Each is called with the object, its original method, and the arguments of the
+call.
+"""
+
+
+class _Shadow:
+    """The replacement of a method of one object."""
+
+    def __init__(self, instance: Any, name: str, ours: Callable):
+        self.had_own = name in vars(instance)
+        self.original = getattr(instance, name)
+        self._instance = instance
+        self._ours = ours
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ours(self._instance, self.original, *args, **kwargs)
+
+
+def shadow(instance: Any, methods: Shadows) -> None:
+    """Replace methods of one object until ``unshadow``.
+
+    The object keeps its class, and ``super()`` calls reach the originals.
+    Methods that are shadowed already stay as they are.
+
+    Args:
+        instance: the object.
+        methods: the replacements.
+    """
+    own = vars(instance)
+    for name, ours in methods.items():
+        if not is_shadowed(instance, name):
+            own[name] = _Shadow(instance, name, ours)
+
+
+def unshadow(instance: Any, names: Iterable[str]) -> None:
+    """Restore the methods of an object that ``shadow`` replaced."""
+    own = vars(instance)
+    for name in names:
+        ours = own.get(name)
+        if isinstance(ours, _Shadow):
+            del own[name]
+            if ours.had_own:
+                own[name] = ours.original
+
+
+def is_shadowed(instance: Any, name: str) -> bool:
+    """Whether a method of the object is shadowed."""
+    return isinstance(vars(instance).get(name), _Shadow)
+
+
+@contextlib.contextmanager
+def shadowing(instances: Iterable[Any], methods: Shadows) -> Iterator[None]:
+    """Shadow methods of several objects inside a block."""
+    instances = list(instances)
+    try:
+        for instance in instances:
+            shadow(instance, methods)
+        yield
+    finally:
+        for instance in instances:
+            unshadow(instance, methods)
+
+
+@contextlib.contextmanager
+def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Override attributes of an object inside a block.
+
+    An attribute that other code sets in the block keeps that value.
+
+    Args:
+        instance: the object.
+        attributes: values, or methods, by name.
+    """
+    # Bypasses Keras's __setattr__, which tracks attributes.
+    own = vars(instance) if attributes else {}
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name, ours in attributes.items():
+            if own.get(name) is not ours:
+                continue
+            del own[name]
+            if name in before:
+                own[name] = before[name]
+
+
+def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
+    """Bind replacements to an object and its methods, for ``shadowed``."""
+    return {
+        name: functools.partial(ours, instance, getattr(instance, name))
+        for name, ours in methods.items()
+    }
+
+
+def with_subclasses(cls: type) -> list[type]:
+    """Return a class and all its subclasses, without duplicates."""
+    found: list[type] = [cls]
+    child: type
+    for child in cls.__subclasses__():
+        found += [c for c in with_subclasses(child) if c not in found]
+    return found

@@ -1,0 +1,236 @@
+"""The protocols that a strategy is composed of.
+
+The constructor of a strategy combines:
+
+* a ``TowerConfig``: its devices, the transport between processes, and how a
+  batch is distributed;
+* an ``Update``: where trained weights and slot variables live, and how reduced
+  gradients are applied;
+* ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
+
+``fit/`` depends only on these, never on the type of the strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from keras_towers.transport import Transport
+
+Batches: TypeAlias = Literal["split", "each"]
+Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
+
+# Methods of keras.Model that a strategy runs on its towers.
+METHODS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+TRAINING = ("fit", "train_on_batch")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TowerConfig:
+    """The towers of a strategy, and how batches are distributed to them.
+
+    Attributes:
+        strategy: the ``tf.distribute.Strategy`` itself.
+        devices: one device for each tower of this process.
+        transport: connects the processes.
+        batches: ``"split"``: the global batch is split over the towers.
+            ``"each"``: every tower draws its own batch.
+        average: whether a loss is a mean over the batch (gradients are
+            averaged over examples) or a sum (gradients are summed).
+        sync_every_epoch: whether all towers are synchronized at the end of
+            every epoch.
+        prefetches_to_towers: whether TensorFlow prefetches batches to the
+            tower devices, as accelerators need.
+        replicas_are_called: what a replica is called in messages.
+    """
+
+    strategy: tf.distribute.Strategy
+    devices: Sequence[str]
+    transport: Transport
+    batches: Batches = "split"
+    average: bool = True
+    sync_every_epoch: bool = True
+    prefetches_to_towers: bool = False
+    replicas_are_called: str = "tower"
+
+    @property
+    def name(self) -> str:
+        """The class name of the strategy, for messages."""
+        return type(self.strategy).__name__
+
+    @property
+    def num_towers(self) -> int:
+        """Number of towers in this process."""
+        return len(self.devices)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of towers in all processes."""
+        return self.num_towers * self.transport.size
+
+    @property
+    def first_tower(self) -> int:
+        """Global index of this process's first tower."""
+        return self.num_towers * self.transport.rank
+
+
+class TakesGradients(Protocol):
+    """Receives the gradients that a tower's step computes."""
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Place an optimizer's slot variables and intercept its calls."""
+        ...
+
+    def apply(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[[list[Any], list[Any]], Any],
+        grads: Gradients,
+        trainable_variables: Sequence[Any] | None,
+    ) -> None:
+        """Apply the gradients of one tower.
+
+        Called on a tower, instead of ``optimizer.apply``.
+
+        Args:
+            optimizer: the optimizer that the step called.
+            original: its own ``apply``, taking gradients and variables.
+            grads: this tower's N gradients; None for a missing one.
+            trainable_variables: the N variables; None for those that the
+                optimizer was built with.
+        """
+        ...
+
+
+class Update(TakesGradients, Protocol):
+    """Where trained weights and slot variables live, and who updates them.
+
+    Attributes:
+        name: one word: ``"once"``, ``"each"``, ...
+        description: a short phrase for ``describe()``.
+    """
+
+    name: str
+    description: str
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Place a weight of a model; return whether it moved."""
+        ...
+
+    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Intercept the calls of an optimizer, which may be half built."""
+        ...
+
+    def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Undo ``place_optimizer`` and ``take_optimizer``."""
+        ...
+
+    def take_back(self, variable: keras.Variable) -> bool:
+        """Undo ``place``; return False if the variable was not moved."""
+        ...
+
+    def release(self) -> None:
+        """Undo every placement that is still in effect."""
+        ...
+
+
+class Calls(Protocol):
+    """Runs calls of the Keras methods in ``METHODS``."""
+
+    def run(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run one call.
+
+        Args:
+            kind: one of ``METHODS``.
+            original: Keras's implementation of the method.
+            model: the model it is called on.
+            args: the user's positional arguments.
+            kwargs: the user's keyword arguments.
+
+        Returns:
+            What the method returns.
+        """
+        ...
+
+
+class Residents(Protocol):
+    """The models, variables and optimizers that belong to a strategy."""
+
+    def created(self, model: keras.Model) -> None:
+        """Register a model that was created in the strategy's scope."""
+        ...
+
+    def made_variable(self, variable: keras.Variable) -> None:
+        """Register a variable that was created in the scope."""
+        ...
+
+    def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Make an optimizer created in the scope reduce over the towers."""
+        ...
+
+    def equalise(self) -> None:
+        """Average per-tower state over all towers."""
+        ...
+
+    def mark_trained(self) -> None:
+        """Record that per-tower state may differ between towers."""
+        ...
+
+
+class KerasStrategy:
+    """The base class of all strategies, as ``fit/`` sees them.
+
+    Attributes:
+        config: the towers.
+        update: places and updates the weights.
+        calls: runs Keras's methods.
+        adoption: the models placed on its towers.
+    """
+
+    config: TowerConfig
+    update: Update
+    calls: Calls
+    adoption: Residents
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Make it TensorFlow's current strategy inside a ``with`` block."""
+        raise NotImplementedError
+
+
+def in_force() -> KerasStrategy | None:
+    """Return the current strategy if it is a ``KerasStrategy``, else None."""
+    strategy = tf.distribute.get_strategy()
+    return strategy if isinstance(strategy, KerasStrategy) else None
+
+
+def home_of(model: Any) -> Any:
+    """Return the strategy of any kind that a model is placed on, or None."""
+    home = getattr(model, "_distribute_strategy", None)
+    # During a call the attribute holds a SeenByKeras proxy.
+    return getattr(home, "strategy", home)
+
+
+def owner_of(model: Any) -> KerasStrategy | None:
+    """Return the ``KerasStrategy`` that a model is placed on, or None."""
+    home = home_of(model)
+    return home if isinstance(home, KerasStrategy) else None

@@ -1,0 +1,1 @@
+"""Per-tower batches, and agreement between ranks on their data."""

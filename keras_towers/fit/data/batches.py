@@ -1,0 +1,268 @@
+"""Per-tower batches: a global batch split, or one batch for each tower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import TowerConfig
+
+_PREFETCHED_BATCHES = 2
+
+
+class TowerBatch(NamedTuple):
+    """One step's data for the K towers of this process.
+
+    Attributes:
+        pieces: K structures, one for each tower. A tower without examples
+            borrows the first one of the batch.
+        counts: number of examples of each piece, 0 for a borrowed one, int64 of
+            shape [K]; an empty tuple if no piece is borrowed.
+        total: number of examples of the step on all towers of all processes;
+            an empty tuple if it takes communication to find out.
+    """
+
+    pieces: tuple[Any, ...]
+    counts: Any = ()
+    total: Any = ()
+
+
+def batch_size_of(structure: Any) -> tf.Tensor | int | None:
+    """Return the batch size: the rows of the first leaf that has rows."""
+    size = static_size(structure)
+    leaf = _leaf_with_rows(structure)
+    return _rows(leaf) if size is None and leaf is not None else size
+
+
+def static_size(structure: Any) -> int | None:
+    """Return the static batch size of a batch or spec, or None."""
+    leaf = _leaf_with_rows(structure)
+    return None if leaf is None else tf.TensorShape(leaf.shape)[0]
+
+
+def _leaf_with_rows(structure: Any) -> Any:
+    return next(filter(_has_rows, tf.nest.flatten(structure)), None)
+
+
+def _has_rows(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    return shape is not None and tf.TensorShape(shape).rank not in (0, None)
+
+
+def _rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def split(
+    batch: Any, replicas: int, first: int = 0, towers: int | None = None
+) -> TowerBatch:
+    """Split a global batch into pieces whose sizes differ by at most one.
+
+    Args:
+        batch: structure of dense, ragged or sparse tensors of shape
+            [examples, ...]; scalars go to every tower.
+        replicas: number of pieces; larger ones come first.
+        first: index of the first piece to return.
+        towers: number of pieces to return; None for all.
+
+    Returns:
+        The requested pieces and their sizes.
+    """
+    batch = tf.nest.map_structure(
+        lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
+    )
+    mine = range(first, first + (replicas if towers is None else towers))
+    size = batch_size_of(batch)
+    if isinstance(size, int) and size >= replicas:
+        counts: Any = [
+            size // replicas + (k < size % replicas) for k in range(replicas)
+        ]
+        starts = [sum(counts[:k]) for k in range(replicas)]
+        lengths, known = counts, True
+    else:
+        size = tf.cast(1 if size is None else size, tf.int64)
+        index = tf.range(replicas, dtype=tf.int64)
+        counts = size // replicas + tf.cast(index < size % replicas, tf.int64)
+        starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
+        lengths, known = tf.maximum(counts, 1), False
+        starts = tf.unstack(starts, num=replicas)
+        lengths = tf.unstack(lengths, num=replicas)
+    pieces = tuple(
+        tf.nest.map_structure(
+            lambda leaf, k=k: _slice(leaf, starts[k], lengths[k]), batch
+        )
+        for k in mine
+    )
+    if known:
+        return TowerBatch(pieces, (), size)
+    return TowerBatch(pieces, counts[mine.start : mine.stop], size)
+
+
+def _keeps(leaf: Any) -> bool:
+    return leaf is None or isinstance(
+        leaf,
+        (
+            tf.Tensor,
+            tf.RaggedTensor,
+            tf.SparseTensor,
+            tf.experimental.Optional,
+        ),
+    )
+
+
+def _slice(leaf: Any, start: Any, length: Any) -> Any:
+    if not _has_rows(leaf):
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
+        size = tf.concat([[length], shape[1:]], 0)
+        piece = tf.sparse.slice(leaf, begin, size)
+        return tf.sparse.reset_shape(piece, size)
+    return leaf[start : start + length]
+
+
+def first_rows(leaf: Any, count: Any) -> Any:
+    """Return the first ``count`` rows of a tensor of any kind."""
+    return _slice(leaf, tf.zeros_like(count), count)
+
+
+def concatenate(pieces: Any) -> Any:
+    """Concatenate tensors of the towers in order, or stack scalars."""
+    if isinstance(pieces[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(pieces))
+    if not _has_rows(pieces[0]):
+        return tf.stack(pieces)
+    return tf.concat(pieces, 0)
+
+
+def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
+    """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
+    spec = dataset.element_spec
+    if towers == 1:
+        return dataset.map(_one_piece)
+
+    @tf.autograph.experimental.do_not_convert
+    def pieces_of(*window) -> TowerBatch:
+        window = window[0] if not isinstance(spec, tuple) else window
+        batches = tf.data.Dataset.zip(window)
+        size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
+
+        def piece(k):
+            place = tf.where(k < size, tf.constant(k, tf.int64), 0)
+            return batches.skip(place).take(1).get_single_element()
+
+        pieces = tuple(piece(k) for k in range(towers))
+        counts = tf.stack(
+            [
+                tf.cast(batch_size_of(pieces[k]), tf.int64)
+                * tf.cast(k < size, tf.int64)
+                for k in range(towers)
+            ]
+        )
+        return TowerBatch(pieces, counts)
+
+    return dataset.window(towers).map(pieces_of)
+
+
+@tf.autograph.experimental.do_not_convert
+def _one_piece(*batch: Any) -> TowerBatch:
+    batch = batch if len(batch) > 1 else batch[0]
+    count = tf.cast(batch_size_of(batch), tf.int64)
+    return TowerBatch((batch,), count[tf.newaxis])
+
+
+def distribute(
+    config: TowerConfig,
+    dataset: tf.data.Dataset,
+    each: bool,
+    to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
+    whole: bool = False,
+) -> Any:
+    """Prefetch a dataset of batches for the towers.
+
+    For towers in host memory batches are split when they are used. For
+    accelerators TensorFlow's multi-device iterator copies the next batches
+    while the current one computes.
+
+    Args:
+        config: the towers.
+        dataset: yields what ``train_step`` takes.
+        each: whether every tower gets its own batch.
+        to_one_end: gives all ranks the same number of ``TowerBatch``es.
+        whole: whether towers take whole batches as they come.
+
+    Returns:
+        An iterable with one element per step, for ``as_tower_batch``.
+    """
+    if whole:
+        return dataset.prefetch(max(_PREFETCHED_BATCHES, config.num_towers))
+    if config.prefetches_to_towers:
+        if not each:
+            return config.strategy.experimental_distribute_dataset(dataset)
+        dataset = dataset.map(_forget_sizes)
+        return config.strategy.distribute_datasets_from_function(
+            lambda _: dataset
+        )
+    if each:
+        dataset = to_one_end(group(dataset, config.num_towers))
+    return dataset.prefetch(_PREFETCHED_BATCHES)
+
+
+@tf.autograph.experimental.do_not_convert
+def _forget_sizes(*batch: Any) -> Any:
+    """Erase the static batch size.
+
+    With it, TensorFlow would drop the last batches if there are too few for
+    all towers.
+    """
+
+    def forget(leaf):
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+        shape = [None, *leaf.shape[1:]]
+        return tf.compat.v1.placeholder_with_default(leaf, shape)
+
+    batch = tf.nest.map_structure(forget, batch)
+    return batch if len(batch) > 1 else batch[0]
+
+
+def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
+    """Convert whatever Keras passes to a step into a ``TowerBatch``."""
+    if isinstance(batch, TowerBatch):
+        return batch
+    towers = config.num_towers
+    if not any(
+        isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
+    ):
+        if config.batches == "split":
+            return split(batch, config.num_replicas, config.first_tower, towers)
+        return split(batch, towers)._replace(total=())
+    pieces = [compat.select_replica(index, batch) for index in range(towers)]
+    if all(static_size(piece) for piece in pieces):
+        return TowerBatch(tuple(pieces))
+    counts = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
+    return TowerBatch(
+        tuple(
+            tf.nest.map_structure(
+                lambda own, first, n=count: _or_borrow(own, first, n),
+                piece,
+                pieces[0],
+            )
+            for piece, count in zip(pieces, counts, strict=True)
+        ),
+        tf.stack(counts),
+    )
+
+
+def _or_borrow(own: Any, first: Any, count: tf.Tensor) -> Any:
+    if own is first or not _has_rows(own):
+        return own
+    return tf.cond(count > 0, lambda: own, lambda: _slice(first, 0, 1))

@@ -1,0 +1,259 @@
+"""Keras's epoch iterator over per-tower batches."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import ranks as ranks_lib
+from keras_towers.transport import Transport
+
+logger = logging.getLogger("keras_towers")
+
+# For Dataset.take(): all elements; the steps find the end by themselves.
+_UNTIL_ALL_END = -1
+
+
+class TowerEpochIterator(compat.TFEpochIterator):
+    """Keras's epoch iterator over per-tower batches.
+
+    Args:
+        config: the towers.
+        kind: the Keras method that it is for.
+        order: makes several ranks shuffle identically; None for one rank.
+        whole: whether towers take whole batches as they come.
+        **kwargs: as for Keras's own iterator.
+
+    Raises:
+        TowerError: there is too little training data to occupy all towers
+            once, or the ranks were given different data.
+    """
+
+    _distributed_dataset: Any
+    data_adapter: Any
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        kind: str,
+        order: ranks_lib.Order | None = None,
+        whole: bool = False,
+        **kwargs: Any,
+    ):
+        trains = kind == "fit"
+        transport = config.transport
+        ranks = transport.size > 1
+        self._transport, self._kind = transport, kind
+        self._towers = config.num_towers
+        self._order = order
+        # Ranks with their own training data have their own validation data.
+        self.at_last_step = False
+        self._each = config.batches == "each" and (trains or ranks)
+        with order.of_arrays() if order else contextlib.nullcontext():
+            super().__init__(distribute_strategy=_Undistributed, **kwargs)
+            own = None
+            arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
+            if arrays and ranks and not self._each:
+                own = ranks_lib.of_arrays(self.data_adapter, config)
+        by_user = isinstance(
+            self._distributed_dataset, tf.distribute.DistributedDataset
+        )
+        self._each = self._each and not by_user and not whole
+        if whole and by_user:
+            raise TowerError(
+                f"{config.name} gives each tower whole batches, but fit() got "
+                "a distributed dataset: pass the original dataset instead."
+            )
+        self._agreed: int | None = None
+        # Only iterators over arrays: creating one over a dataset may draw a new
+        # shuffle, which one device would have drawn too.
+        self._reuses = arrays
+        self._unused: Any = None
+        self._skip = self._done = 0
+        self._whole: tuple[int | None, int | None] | None = None
+        dataset = self.source = self._distributed_dataset
+        if not by_user:
+            if trains:
+                self._check_enough(dataset, config, whole)
+            if ranks and not (self._each and kind.startswith("predict")):
+                self._agree(transport, kind, dataset, config.num_replicas)
+            self._distributed_dataset = data_lib.distribute(
+                config, own or dataset, self._each, self._to_one_end, whole
+            )
+        self._set_steps()
+
+    def _agree(
+        self,
+        transport: Transport,
+        kind: str,
+        dataset: tf.data.Dataset,
+        replicas: int,
+    ) -> None:
+        """Make all ranks run the same number of steps."""
+        numbers = ranks_lib.agree(
+            transport, kind, self.data_adapter.num_batches
+        )
+        if not self._each:
+            ranks_lib.check_alike(numbers)
+            ranks_lib.warn_of_shuffles(dataset)
+            self._warn_of_idle_ranks(dataset, replicas)
+        elif None in numbers or self.steps_per_epoch:
+            self._agreed = _UNTIL_ALL_END
+        else:
+            self._agreed = max(-(-n // self._towers) for n in numbers)
+
+    def _warn_of_idle_ranks(
+        self, dataset: tf.data.Dataset, replicas: int
+    ) -> None:
+        size = data_lib.static_size(dataset.element_spec)
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            size = self.data_adapter._batch_size
+        if size and size < replicas and self._transport.rank == 0:
+            logger.warning(
+                "a batch of %d cannot occupy %d towers: in every step some "
+                "towers are idle. Use a batch_size of %d or more.",
+                size,
+                replicas,
+                replicas,
+            )
+
+    def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Give this rank the agreed number of ``TowerBatch``es."""
+        if self._agreed is None:
+            return dataset
+        dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
+        return dataset.take(self._agreed)
+
+    def _first_batch(self) -> tf.data.Dataset:
+        adapter = self.data_adapter
+        if not isinstance(adapter, compat.GeneratorDataAdapter):
+            return self.source
+        # A second iterator over a generator would consume its batches.
+        batch = adapter._first_batches[0]
+        return tf.data.Dataset.from_generator(
+            lambda: iter([batch]), output_signature=self.source.element_spec
+        )
+
+    def _check_enough(
+        self, dataset: tf.data.Dataset, config: TowerConfig, whole: bool
+    ) -> None:
+        """Reject training data that cannot occupy all towers once."""
+        adapter = self.data_adapter
+        batches, size = (
+            adapter.num_batches,
+            data_lib.static_size(dataset.element_spec),
+        )
+        have, what = None, "example"
+        need = self._towers if self._each else config.num_replicas
+        if self._each or whole:
+            have, what = batches, "batch"
+        elif isinstance(adapter, compat.ArrayDataAdapter):
+            have = adapter._num_samples
+        elif batches == 0:
+            have = 0
+        elif batches is not None and size:
+            have = batches * size
+        if whole:
+            # Towers without a batch may be idle.
+            need = 0
+            if have == 0:
+                raise TowerError("the dataset is empty: give it one batch.")
+        if have is not None and have < need:
+            raise TowerError(
+                f"the dataset has {_number(have, what)}, fewer than the "
+                f"{need} {config.replicas_are_called}s: give at least "
+                f"{need}, or use at most "
+                f"{_number(max(have, 1), config.replicas_are_called)}."
+            )
+
+    def skip_to(self, start: Start) -> None:
+        """Skip the batches before ``start`` in the first epoch."""
+        self._skip = self._done = start.batch
+        if self.steps_per_epoch:
+            # With steps_per_epoch, epochs continue where the last one ended.
+            self._skip += start.epoch * self.steps_per_epoch
+        self._whole = self.steps_per_epoch, self._num_batches
+
+    def __iter__(self) -> Any:
+        if self._whole is not None:
+            steps, batches = self._whole
+            self.steps_per_epoch = steps and steps - self._done
+            self._num_batches = batches and batches - self._done
+            self._done = 0
+        return super().__iter__()
+
+    def _get_iterator(self) -> Any:
+        skip, self._skip = self._skip, 0
+        if skip:
+            if self._order is not None:
+                self._order.next_epoch()
+            return self._distributed_dataset.skip(skip)
+        return _Reusing(self) if self._reuses else self._distributed_dataset
+
+    def __next__(self) -> Any:
+        step = super().__next__()
+        self._unused = None
+        steps = self.num_batches
+        self.at_last_step = steps is not None and step[1] + 1 >= steps
+        self._transport.mark(f"step {step[0]} of {self._kind}")
+        return step
+
+    def reset(self) -> None:
+        super().reset()
+        self._set_steps()
+
+    def was_empty(self) -> bool:
+        """Whether an epoch that produced no logs had no batch at all."""
+        return (
+            self.steps_per_epoch is None
+            and self._whole is None
+            and not self.data_adapter.num_batches
+            # Keras counts a step before it draws the step's data.
+            and self._steps_seen <= self.steps_per_execution
+        )
+
+    def _set_steps(self) -> None:
+        if self._agreed is not None:
+            self._num_batches = self._agreed if self._agreed > 0 else None
+        elif self._each and self._num_batches:
+            self._num_batches = -(-self._num_batches // self._towers)
+
+
+def _number(count: int, noun: str) -> str:
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"
+
+
+class _Reusing:
+    """Reuses an iterator that Keras created but never read.
+
+    Keras creates one at the end of an epoch and another at the start of the
+    next, and creating one is expensive.
+    """
+
+    def __init__(self, owner: TowerEpochIterator):
+        self._owner = owner
+
+    def __iter__(self) -> Any:
+        owner = self._owner
+        if owner._unused is None:
+            if owner._order is not None:
+                owner._order.next_epoch()
+            owner._unused = iter(owner._distributed_dataset)
+        return owner._unused
+
+
+class _Undistributed:
+    """A strategy stand-in that does not distribute datasets."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset):
+        return dataset

@@ -1,0 +1,227 @@
+"""Agreement between ranks on the order and the length of their data."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.transport import Transport
+
+logger = logging.getLogger("keras_towers")
+
+
+class Order:
+    """Makes Keras shuffle identically on all ranks.
+
+    Ranks with equal seeds draw the same orders anyway, which are those of one
+    process. Otherwise all ranks shuffle with a seed drawn by rank 0.
+
+    Args:
+        transport: connects the processes.
+        start: the position where ``fit`` resumes, or None; orders then depend
+            only on its seed and on the epoch.
+    """
+
+    def __init__(self, transport: Transport, start: Start | None = None):
+        state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
+        states = transport.gather_objects(
+            (compat.global_seed(), state, random.SystemRandom().getrandbits(31))
+        )
+        self._seed = states[0][2] if start is None else start.seed
+        seeds = {state[0] for state in states}
+        self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
+        self._python_agrees = len({state[1] for state in states}) == 1
+        # The first iterator increments it.
+        self._number = -1 if start is None else start.epoch - 1
+        self._epoch: tf.Variable | None = None
+
+    @contextlib.contextmanager
+    def of_sequences(self) -> Iterator[None]:
+        """Shuffle ``PyDataset`` batches identically during ``fit``."""
+        module: Any = compat.py_dataset_module
+        if self._python_agrees:
+            yield
+            return
+        module.random = random.Random(self._seed)
+        try:
+            yield
+        finally:
+            module.random = random
+
+    @contextlib.contextmanager
+    def of_arrays(self) -> Iterator[None]:
+        """Shuffle examples identically in datasets created inside."""
+        if self._tensorflow_agrees:
+            yield
+            return
+        original = tf.random.shuffle
+        with compat.single_device_mode(), tf.device("CPU:0"):
+            self._epoch = tf.Variable(self._number, trainable=False)
+
+        def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
+            return tf.random.experimental.stateless_shuffle(
+                value, tf.stack([self._seed, self._epoch])
+            )
+
+        tf.random.shuffle = shuffle
+        try:
+            yield
+        finally:
+            tf.random.shuffle = original
+
+    def next_epoch(self) -> None:
+        """Use a new order for the next iterator."""
+        if self._epoch is not None:
+            self._epoch.assign_add(1)
+
+
+def agree(transport: Transport, kind: str, batches: int | None) -> list[Any]:
+    """Gather the number of batches that each rank has for a Keras method.
+
+    Args:
+        transport: connects the processes.
+        kind: the method that this rank runs.
+        batches: its number of batches; None if unknown.
+
+    Returns:
+        The number of batches of each rank; None if unknown.
+
+    Raises:
+        TowerError: the ranks run different methods.
+    """
+    plans = transport.gather_objects((kind, batches))
+    kinds = [plan[0] for plan in plans]
+    if len(set(kinds)) > 1:
+        raise TowerError(
+            "the ranks run different methods: "
+            + ", ".join(f"rank {r} {kind}" for r, kind in enumerate(kinds))
+            + ". Every rank has to call the same methods in the same order."
+        )
+    return [plan[1] for plan in plans]
+
+
+def check_alike(numbers: list[int | None]) -> None:
+    """Check that all ranks have the same number of batches.
+
+    Raises:
+        TowerError: they do not.
+    """
+    if len(set(numbers)) > 1:
+        raise TowerError(
+            "the ranks were given different data: "
+            + ", ".join(
+                f"rank {rank} {'an unknown number of' if n is None else n} "
+                "batches"
+                for rank, n in enumerate(numbers)
+            )
+            + ". Give every rank all of the data, and it takes its part of "
+            'each batch; or set batches="each" to let every rank read its own '
+            "data."
+        )
+
+
+def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
+    """Read only this process's examples from arrays.
+
+    Keras shuffles the indices of the examples; this process then gathers its
+    part of each batch from the arrays.
+
+    Args:
+        adapter: Keras's adapter for the arrays.
+        config: the towers.
+
+    Returns:
+        A dataset of ``TowerBatch``, or None if an array is sparse or ragged.
+    """
+    arrays = keras.tree.lists_to_tuples(
+        compat.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
+        return None
+    numbers = compat.ArrayDataAdapter(
+        np.arange(adapter._num_samples),
+        batch_size=adapter._batch_size,
+        shuffle=adapter._shuffle,
+    ).get_tf_dataset()
+
+    def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
+        mine = data_lib.split(
+            batch,
+            config.num_replicas,
+            config.first_tower,
+            config.num_towers,
+        )
+        pieces = tuple(
+            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
+            for piece in mine.pieces
+        )
+        return mine._replace(pieces=pieces)
+
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
+        examples, num_parallel_calls=tf.data.AUTOTUNE
+    )
+
+
+def warn_of_shuffles(dataset: tf.data.Dataset) -> None:
+    """Warn of a dataset that each rank would shuffle differently."""
+    for part in _parts(dataset):
+        if type(part).__name__ == "_ShuffleDataset" and not any(
+            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+        ):
+            logger.warning(
+                "the dataset shuffles without a seed, so every rank reads it "
+                "in a different order, and an epoch uses some examples twice: "
+                "call keras.utils.set_random_seed() before creating it, or "
+                "pass a seed to shuffle()."
+            )
+            return
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for parent in dataset._inputs():
+        yield from _parts(parent)
+
+
+def endless(
+    dataset: tf.data.Dataset, towers: int, first: Callable[[], tf.data.Dataset]
+) -> tf.data.Dataset:
+    """Extend a dataset endlessly by steps without examples.
+
+    A rank whose data has ended thus still takes part in collectives.
+
+    Args:
+        dataset: yields ``TowerBatch``.
+        towers: number of towers in this process.
+        first: returns a dataset whose first element is a batch.
+
+    Returns:
+        An infinite dataset of ``TowerBatch``.
+    """
+
+    def borrowed(*batch: Any) -> data_lib.TowerBatch:
+        batch = batch if len(batch) > 1 else batch[0]
+        row = tf.nest.map_structure(
+            lambda leaf: data_lib.first_rows(leaf, 1), batch
+        )
+        counts = tf.zeros([towers], tf.int64)
+        return data_lib.TowerBatch((row,) * towers, counts)
+
+    lent = first().take(1).map(borrowed).cache().repeat()
+    return dataset.concatenate(lent)

@@ -1,0 +1,153 @@
+"""Every Keras name that is patched, and for how long.
+
+The names in ``_install`` are patched while the scope of at least one of our
+strategies is active; each patch defers to Keras unless such a strategy is the
+current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
+Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
+several ranks with different seeds (``fit/data/ranks.py``).
+
+All other patches are attributes of a single object, not of a class: model
+attributes during a call (``TowerCall.shadows``), methods of an optimizer on
+towers (``optimizers.py`` and ``one_device.py`` in ``fit/update/``), and the
+assign methods of variables shared by asynchronous towers
+(``fit/asynchronous/update.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit import contract
+from keras_towers.fit.calls.call import SeenByKeras
+from keras_towers.fit.context import patches
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.step import losses as losses_lib
+from keras_towers.fit.step import metrics as metrics_lib
+from keras_towers.fit.update import optimizers as optimizers_lib
+
+
+def installed() -> contextlib.AbstractContextManager[None]:
+    """Patch Keras until the last of all such blocks exits."""
+    return patches.held(_install)
+
+
+def _install() -> None:
+    trainer = compat.TensorFlowTrainer
+    # Every one of these places the model on the towers first.
+    for name in contract.METHODS:
+        patches.replace(trainer, name, functools.partial(_method, name))
+    # Catches references to Keras's methods taken before the patch.
+    patches.replace(trainer, "distribute_strategy", _seen_by_keras)
+    # Keras's loops create their iterator by this name.
+    patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
+    # Objects created in a scope belong to its strategy.
+    patches.replace(trainer, "__init__", _made_model)
+    patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
+    patches.replace(compat.KerasVariable, "_initialize", _made_variable)
+    # Optimizers created outside any scope may be called on a tower.
+    for owner in patches.with_subclasses(compat.BaseOptimizer):
+        if "apply" in vars(owner):
+            patches.replace(owner, "apply", optimizers_lib.apply_of_any)
+    # Loss denominators have to be those of the global batch.
+    losses = compat.loss_module
+    patches.replace(losses, "reduce_values", losses_lib.reduce_values)
+    patches.replace(losses, "apply_mask", losses_lib.apply_mask)
+    # A scalar per batch is weighted by the tower's share of the batch.
+    for metric in (keras.metrics.Mean, keras.metrics.Sum):
+        patches.replace(metric, "update_state", metrics_lib.update_state)
+
+
+def _method(
+    kind: str,
+    original: Callable[..., Any],
+    model: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    strategy = contract.in_force() or contract.owner_of(model)
+    in_tower = tf.distribute.get_replica_context() is not None
+    if strategy is None or (in_tower and tf.distribute.has_strategy()):
+        alone = tower_lib.training_alone
+        outer = alone.get()
+        trains = None if outer is None else kind in contract.TRAINING
+        with alone.filled(trains):
+            return original(model, *args, **kwargs)
+    return strategy.calls.run(kind, original, model, args, kwargs)
+
+
+def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
+    """Return a proxy that fails if Keras's method was called directly."""
+    seen = original(model)
+    if isinstance(seen, SeenByKeras) or not isinstance(
+        seen, contract.KerasStrategy
+    ):
+        return seen
+    return SeenByKeras(seen, _Unopened(model))
+
+
+class _Unopened:
+    """Placeholder for a missing call; rejects every use."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def iterator(self, **kwargs: Any) -> Any:
+        self._refuse()
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TowerError(
+            f"a method of model {self._model.name!r} was called bypassing "
+            "keras_towers: it was wrapped or stored before the strategy's "
+            "block and called inside it. Call the model's own fit, evaluate, "
+            "predict, train_on_batch, test_on_batch or predict_on_batch, or "
+            "wrap it inside the block."
+        )
+
+
+def _epoch_iterator(
+    original: Callable[..., Any],
+    *args: Any,
+    distribute_strategy: Any = None,
+    **kwargs: Any,
+) -> Any:
+    if isinstance(distribute_strategy, SeenByKeras):
+        return distribute_strategy.call.iterator(*args, **kwargs)
+    return original(*args, distribute_strategy=distribute_strategy, **kwargs)
+
+
+def _made_model(
+    original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(model, *args, **kwargs)
+    strategy = contract.in_force()
+    if strategy is not None:
+        strategy.adoption.created(model)
+
+
+def _made_optimizer(
+    original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(optimizer, *args, **kwargs)
+    strategy = contract.in_force()
+    if strategy is not None:
+        strategy.adoption.made_optimizer(optimizer)
+
+
+def _made_variable(
+    original: Callable[[Any, Any], None], variable: Any, value: Any
+) -> None:
+    original(variable, value)
+    strategy = contract.in_force()
+    if strategy is not None:
+        strategy.adoption.made_variable(variable)

@@ -1,0 +1,1 @@
+"""One global batch on all towers, and its logs."""

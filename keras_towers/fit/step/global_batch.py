@@ -1,0 +1,166 @@
+"""One global batch on all towers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TowerConfig, Update
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.update.order import StepOrder
+
+
+class GlobalStep:
+    """Runs steps on all towers as if they were one device.
+
+    Args:
+        config: the towers.
+        order: keeps the steps of all ranks in order.
+        update: applies the towers' gradients.
+        run_on_towers: TensorFlow's own ``Strategy.run``.
+    """
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        order: StepOrder,
+        update: Update,
+        run_on_towers: Callable[..., Any],
+    ):
+        self.order = order
+        self.config = config
+        self.update = update
+        self._run_on_towers = run_on_towers
+        self._devices = [tower_lib.short_name(d) for d in config.devices]
+
+    def predict(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Run a step that returns outputs of shape [examples, ...].
+
+        Args:
+            step: ``predict_step``.
+            batch: as for ``run``.
+
+        Returns:
+            The outputs for all examples, in order.
+        """
+        batch = self._begin(batch, counts_ranks=False)
+        outputs = self._outputs(step, batch, training=False, written=set())
+        result = _in_order(outputs, batch)
+        if self.config.batches == "split":
+            result = self.order.gather(result)
+        return self.order.end(result)
+
+    def run(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        logs: Logs,
+    ) -> Any:
+        """Run a step that trains or evaluates.
+
+        Args:
+            step: ``train_step`` or ``test_step``.
+            batch: a ``TowerBatch``, distributed values, or a batch to split.
+            logs: computes the logs of the global batch.
+
+        Returns:
+            The logs that one device would return, as plain tensors.
+        """
+        batch = self._begin(batch, counts_ranks=True)
+        outputs = self._outputs(step, batch, logs.training, logs.written)
+        return self.order.end(logs.of_batch(outputs, _shares(batch)))
+
+    def _begin(self, batch: Any, counts_ranks: bool) -> data_lib.TowerBatch:
+        batch = data_lib.as_tower_batch(self.config, batch)
+        return self._with_total(self.order.begin(batch), counts_ranks)
+
+    def _outputs(
+        self,
+        step: Callable[[Any], Any],
+        batch: data_lib.TowerBatch,
+        training: bool,
+        written: set[int],
+    ) -> list[Any]:
+        """Run the step on each tower of this process; return K results."""
+        shares = _shares(batch)
+        live = None
+        if not isinstance(batch.counts, tuple):
+            live = [count > 0 for count in _counts(batch)]
+
+        def tower_step(index: int, data: Any) -> Any:
+            tower = tower_lib.Tower(
+                index=self.config.first_tower + index,
+                total=self.config.num_replicas,
+                device=self._devices[index],
+                training=training,
+                update=self.update,
+                share=shares[index],
+                live=None if live is None else live[index],
+                average=self.config.average,
+                written=written,
+            )
+            with tower_lib.activate(tower):
+                return step(data)
+
+        towers = range(self.config.num_towers)
+        with self.order.step():
+            outputs = self._run_on_towers(
+                tower_step,
+                args=(
+                    compat.PerReplica(towers),
+                    compat.regroup(batch.pieces, always_wrap=True),
+                ),
+            )
+        return [compat.select_replica(index, outputs) for index in towers]
+
+    def _with_total(
+        self, batch: data_lib.TowerBatch, counts_ranks: bool
+    ) -> data_lib.TowerBatch:
+        """Count the examples of all towers if the total is unknown."""
+        if not (isinstance(batch.total, tuple) and batch.total == ()):
+            return batch
+        counts = _counts(batch)
+        if all(isinstance(count, int) for count in counts):
+            here = sum(counts)
+        else:
+            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+        if not counts_ranks or self.config.transport.size == 1:
+            # Outputs need only the number of examples in this process.
+            return batch._replace(total=here)
+        return self.order.count(batch, here)
+
+
+def _counts(batch: data_lib.TowerBatch) -> list[Any]:
+    """Number of real examples per tower: ints or scalar tensors."""
+    if isinstance(batch.counts, tuple):
+        return [data_lib.batch_size_of(piece) for piece in batch.pieces]
+    return tf.unstack(batch.counts, num=len(batch.pieces))
+
+
+def _shares(batch: data_lib.TowerBatch) -> list[Any]:
+    """Each tower's fraction of the global batch; 1 in total."""
+    counts = _counts(batch)
+    if all(isinstance(count, int) for count in (*counts, batch.total)):
+        return [count / batch.total for count in counts]
+    total = tf.cast(batch.total, tf.float32)
+    return [tf.cast(count, tf.float32) / total for count in counts]
+
+
+def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
+    """Concatenate the towers' outputs, dropping borrowed examples."""
+    if not isinstance(batch.counts, tuple):
+        counts = _counts(batch)
+        outputs = [
+            tf.nest.map_structure(
+                lambda t, n=count: data_lib.first_rows(t, n), output
+            )
+            for output, count in zip(outputs, counts, strict=True)
+        ]
+    return tf.nest.map_structure(
+        lambda *tensors: data_lib.concatenate(tensors), *outputs
+    )

@@ -1,0 +1,1 @@
+"""From per-tower gradients to new weights."""

@@ -1,0 +1,75 @@
+"""Weights that exist once, updated on the device that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.held_once import HeldOnce
+from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.reduction import Gradient, Gradients, sum_at_variables
+
+
+class UpdateAtVariable(UpdateOnce):
+    """Every trained weight exists once; gradients are summed on its device.
+
+    Non-trainable weights get a component on every tower, because a step may
+    write them.
+
+    Args:
+        config: the towers.
+        spread: the variables with a component on every tower.
+        order: keeps the steps of all ranks in order.
+        place: returns the device to hold a given weight.
+    """
+
+    name = "at_variable"
+    description = "trained weights exist once and are updated in place"
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        spread: SpreadVariables,
+        order: StepOrder,
+        place: Callable[[keras.Variable], str],
+    ):
+        super().__init__(config, spread, order)
+        self._held = HeldOnce(place)
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Hold a trainable weight once; spread any other."""
+        spread = isinstance(variable._value, variables_lib.TowerVariable)
+        if variable.trainable and not spread:
+            return self._held.hold(variable)
+        return super().place(variable)
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Intercept its calls; put its slots on their weights' devices."""
+        super().place_optimizer(optimizer)
+        if optimizer.built:
+            self._held.hold_slots(optimizer)
+
+    def take_back(self, variable: keras.Variable) -> bool:
+        """Move a weight or slot variable back to where it was."""
+        return self._held.give_back(variable)
+
+    def release(self) -> None:
+        """Move all weights and slot variables back."""
+        self._held.give_all_back()
+        super().release()
+
+    def _shared(self, variables: Sequence[Any]) -> set[int]:
+        return set()
+
+    def _reduce(
+        self, rows: Gradients, variables: Sequence[Any]
+    ) -> list[list[Gradient]]:
+        places = [getattr(v, "_value", v).device for v in variables]
+        sums = sum_at_variables(rows, self._config.devices, places)
+        return [sums for _ in self._config.devices]

@@ -1,0 +1,72 @@
+"""The towers' gradients, and the check that they match."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+
+
+@dataclasses.dataclass(eq=False)
+class TowerGradients:
+    """The gradients of one tower.
+
+    Attributes:
+        names: the names of the N variables.
+        grads: their N gradients; None for a missing one.
+    """
+
+    names: tuple[str, ...]
+    grads: list[Any]
+
+    def described(self) -> list[str]:
+        """Describe each gradient: variable, shape or ``sparse``, dtype."""
+        return [
+            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
+            for name, grad in zip(self.names, self.grads, strict=True)
+            if grad is not None
+            for sparse in [isinstance(grad, tf.IndexedSlices)]
+        ]
+
+
+def name_of(variable: Any) -> str:
+    """Return the Keras path of a variable if it has one, else its name."""
+    return getattr(variable, "path", variable.name)
+
+
+def check_equal(towers: Sequence[TowerGradients]) -> None:
+    """Check that all towers have gradients for the same variables.
+
+    Args:
+        towers: the gradients of each of the K towers.
+
+    Raises:
+        TowerError: they do not; the message names the variables.
+    """
+    first = towers[0]
+    for index, other in enumerate(towers[1:], 1):
+        if other.names != first.names:
+            odd = sorted(set(first.names) ^ set(other.names)) or other.names
+            raise TowerError(
+                f"tower {index} and tower 0 train different variables: they "
+                f"differ in {', '.join(odd)}. Every tower has to run the same "
+                "model: create variables in build(), independent of the data "
+                "and of the replica."
+            )
+        odd = [
+            name
+            for name, a, b in zip(
+                first.names, first.grads, other.grads, strict=True
+            )
+            if (a is None) != (b is None)
+        ]
+        if odd:
+            raise TowerError(
+                f"tower {index} and tower 0 do not have gradients for the same "
+                f"variables: they differ in {', '.join(odd)}. Every tower has "
+                "to compute the same loss."
+            )

@@ -1,0 +1,125 @@
+"""Running an optimizer on a single tower, as on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import patches
+from keras_towers.fit.update import fused, new_buffers
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
+
+
+class _AtTheVariable:
+    """The strategy interface that optimizers use; updates run in place.
+
+    TensorFlow's default strategy leaves the device of an update open; here it
+    runs on the device of the variable.
+    """
+
+    def __init__(self, default: tf.distribute.Strategy):
+        self._default = default
+        self.extended = self
+
+    def colocate_vars_with(self, variable: Any) -> Any:
+        return self._default.extended.colocate_vars_with(variable)
+
+    def update(
+        self,
+        variable: Any,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        with tf.device(variable.device):
+            return fn(variable, *args, **(kwargs or {}))
+
+
+def component(variable: Any, index: int = 0) -> Any:
+    """Return the component of a ``tf.Variable`` on one tower."""
+    if isinstance(variable, compat.DistributedVariable):
+        return variable.values[index]
+    return variable
+
+
+def home(variables: Sequence[Any], index: int = 0) -> str | None:
+    """Return the device of the first variable; None without variables."""
+    for variable in variables:
+        return component(getattr(variable, "_value", variable), index).device
+    return None
+
+
+@contextlib.contextmanager
+def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
+    """Make an optimizer, and those it wraps, use fewer operations.
+
+    Args:
+        optimizer: the optimizer.
+        shared: ids of the ``tf.Variable``s whose buffers towers share.
+    """
+    default = _AtTheVariable(tf.distribute.get_strategy())
+    with contextlib.ExitStack() as stack:
+        for part in optimizers_in(optimizer):
+            methods: patches.Shadows = {
+                "_all_reduce_sum_gradients": _as_they_are,
+                **(new_buffers.shadows(shared) if shared else {}),
+            }
+            if fused.applies_to(part):
+                methods = {**methods, "update_step": fused.update_step}
+            mine = patches.bound(part, methods)
+            mine["_distribution_strategy"] = default
+            stack.enter_context(patches.shadowed(part, mine))
+        yield
+
+
+def _as_they_are(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Skip TensorFlow's all-reduce, which is the identity on one replica.
+
+    It registers a custom gradient that TensorFlow never frees, which would
+    keep the graph of every trace in memory.
+    """
+    return list(grads_and_vars)
+
+
+@contextlib.contextmanager
+def as_one_device(
+    optimizer: Any,
+    trainable_variables: Sequence[Any],
+    index: int = 0,
+    shared: Collection[int] = (),
+) -> Iterator[None]:
+    """Run ``optimizer`` on one tower as if it were the only one.
+
+    Inside, the Keras variables of the model and of the optimizer resolve to
+    their components on tower ``index``, and no strategy is active. Operations
+    that do not update a variable run on the device of the first one.
+
+    Args:
+        optimizer: the optimizer.
+        trainable_variables: the variables it updates.
+        index: the tower.
+        shared: ids of the ``tf.Variable``s whose buffers towers share.
+    """
+    known = [*trainable_variables, *optimizer.variables]
+    for part in optimizers_in(optimizer):
+        known.extend(part._trainable_variables)
+    device = home(trainable_variables, index)
+    with (
+        compat.single_device_mode(),
+        updating(optimizer, shared),
+        variables_lib.viewed(
+            [v for v in known if isinstance(v, keras.Variable)],
+            lambda v: v.values[index],
+        ),
+        tf.device(device),
+    ):
+        yield

@@ -1,0 +1,150 @@
+"""Intercepting the methods of an optimizer on towers.
+
+Its ``apply`` passes the gradients of a tower to the ``Update`` of the current
+strategy; ``scale_loss`` weights the loss of the tower by its share of the
+batch. The optimizer keeps its class: only methods of the instance are shadowed,
+until it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit import contract
+from keras_towers.fit.context import patches
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TakesGradients
+from keras_towers.fit.update.one_device import as_one_device
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
+
+
+def take(optimizer: Any) -> None:
+    """Make an optimizer reduce over the towers when called on a tower."""
+    for part in optimizers_in(optimizer):
+        patches.shadow(part, _SHADOWS)
+
+
+def settle(optimizer: Any) -> None:
+    """Set an optimizer's strategy to TensorFlow's default one."""
+    with compat.single_device_mode():
+        default = tf.distribute.get_strategy()
+    for part in optimizers_in(optimizer):
+        part._distribution_strategy = default
+
+
+def give_back(optimizer: Any) -> None:
+    """Undo ``take``."""
+    for part in optimizers_in(optimizer):
+        patches.unshadow(part, _SHADOWS)
+    settle(optimizer)
+
+
+def is_taken(optimizer: Any) -> bool:
+    """Whether ``take`` is in effect for an optimizer."""
+    return patches.is_shadowed(optimizer, "apply")
+
+
+def update_in_force() -> TakesGradients | None:
+    """Return what applies gradients computed here; None to leave it to Keras.
+
+    Also None during an update, where an optimizer calls the one it wraps.
+    """
+    tower = tower_lib.current()
+    if tower is not None:
+        return tower.update
+    if tf.distribute.get_replica_context() is None:
+        return None
+    strategy = contract.in_force()
+    return None if strategy is None else strategy.update
+
+
+def _apply(
+    optimizer: Any,
+    original: Callable[..., None],
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    update = update_in_force()
+    if update is None:
+        original(grads, trainable_variables)
+        return
+    tower = tower_lib.current()
+    if tower is not None:
+        tower.update = None
+    try:
+        update.apply(optimizer, original, list(grads), trainable_variables)
+    finally:
+        if tower is not None:
+            tower.update = update
+
+
+def _apply_gradients(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Replace ``apply_gradients``, which a subclass may override."""
+    pairs = list(grads_and_vars)
+    if update_in_force() is None or not pairs:
+        return original(pairs)
+    grads, variables = zip(*pairs, strict=True)
+    _apply(
+        optimizer,
+        lambda grads, variables: original(zip(grads, variables, strict=True)),
+        grads,
+        variables,
+    )
+    return optimizer._iterations
+
+
+def _scale_loss(
+    optimizer: Any, original: Callable[..., Any], loss: tf.Tensor
+) -> tf.Tensor:
+    update = update_in_force()
+    if optimizer.built and update is not None:
+        # A trace made before the first apply() would keep reading the copy of
+        # the scale that was created in the strategy's scope.
+        with tf.init_scope():
+            update.place_optimizer(optimizer)
+    scaled = original(loss)
+    tower = tower_lib.with_a_share()
+    if tower is None:
+        return scaled
+    tower.weighted_losses[id(optimizer)] += 1
+    return scaled * tf.cast(tower.loss_weight, scaled.dtype)
+
+
+def _finalize_variable_values(
+    optimizer: Any, original: Callable[..., None], var_list: Sequence[Any]
+) -> None:
+    if contract.in_force() is None:
+        original(var_list)
+        return
+    with as_one_device(optimizer, var_list):
+        original(var_list)
+    variables_lib.copy_to_towers(var_list)
+
+
+_SHADOWS: patches.Shadows = {
+    "apply": _apply,
+    "apply_gradients": _apply_gradients,
+    "scale_loss": _scale_loss,
+    "finalize_variable_values": _finalize_variable_values,
+}
+
+
+def apply_of_any(
+    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replace ``Optimizer.apply`` for optimizers created outside a scope.
+
+    On its first call on a tower the optimizer is taken and called again.
+    """
+    strategy = contract.in_force()
+    if strategy is None or update_in_force() is None or is_taken(optimizer):
+        return original(optimizer, *args, **kwargs)
+    strategy.adoption.made_optimizer(optimizer)
+    return optimizer.apply(*args, **kwargs)

@@ -1,0 +1,220 @@
+"""Ordering of steps, and of their collectives, over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.weights import agreement
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport, next_key
+
+_UNLIKE = "the ranks have mismatched gradients"
+
+
+class StepOrder:
+    """Keeps the ranks' steps in order, and checks that they match.
+
+    TensorFlow may overlap steps of one function that no variable orders; two
+    collectives would then be in flight with the same key. And if ranks had
+    gradients for different variables, an all-reduce would hang.
+
+    Args:
+        transport: connects the processes.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._turn = _variable(0, "turn")
+        self._alike = _variable(True, "alike")
+        self._traced: dict[int, list[str]] = {}
+        self._inside = False
+        self._begun = 0
+        self._gate: list[Any] = []
+
+    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+        """Return the batch of a step once the previous step has ended."""
+        if self._transport.size == 1 or tf.executing_eagerly():
+            return batch
+        self._begun = len(compat.get_default_graph().get_operations())
+        self._gate = [self._turn.read_value()]
+        with tf.control_dependencies(self._gate):
+            return _identity(batch)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Order all operations of a step, even those without a batch."""
+        before, self._inside = self._inside, True
+        gate = [] if tf.executing_eagerly() else self._gate
+        try:
+            with tf.control_dependencies(gate):
+                yield
+        finally:
+            self._inside = before
+
+    def end(self, result: Any) -> Any:
+        """Let the next step begin, and return the result of this one.
+
+        A step with mismatched gradients fails here, once all of its operations
+        have ended.
+        """
+        if self._transport.size == 1 or tf.executing_eagerly():
+            return result
+        tensors = tf.nest.flatten(result, expand_composites=True)
+        operations = compat.get_default_graph().get_operations()[self._begun :]
+        effects = [op for op in operations if op.op_def.is_stateful]
+        with tf.control_dependencies(
+            [t for t in tensors if tf.is_tensor(t)] + effects
+        ):
+            done = self._turn.assign_add(1, read_value=False)
+            check = _assert_alike(self._alike.read_value())
+        with tf.control_dependencies([done, check]):
+            return _identity(result)
+
+    def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
+        """Count a step's examples on all ranks; stop when there are none.
+
+        A rank whose data has ended takes part without examples until then.
+
+        Args:
+            batch: the batch of this rank.
+            here: its number of examples on this rank.
+
+        Returns:
+            The batch, with its total over all ranks.
+
+        Raises:
+            tf.errors.OutOfRangeError: at run time, when no rank has examples.
+        """
+        (total,) = sum_over_ranks(
+            self._transport, [tf.convert_to_tensor(here, tf.int64)]
+        )
+        self._gate = [_end_of_data_if(total <= 0)]
+        with tf.control_dependencies(self._gate):
+            return _identity(batch)._replace(total=tf.identity(total))
+
+    def gather(self, outputs: Any) -> Any:
+        """Concatenate the outputs of all ranks in order.
+
+        Args:
+            outputs: a structure of tensors of shape [examples, ...].
+
+        Raises:
+            TowerError: an output is sparse or ragged.
+        """
+        if self._transport.size == 1:
+            return outputs
+
+        def one(tensor):
+            if not isinstance(tensor, tf.Tensor):
+                raise TowerError(
+                    f"an output of the model is a {type(tensor).__name__}, "
+                    "which cannot be gathered over processes: make it dense, "
+                    "or predict in one process."
+                )
+            return self._transport.all_gather(tensor, next_key("outputs"))
+
+        return tf.nest.map_structure(one, outputs)
+
+    def reduce(
+        self,
+        described: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
+    ) -> list[list[Any]]:
+        """Reduce gradients, if all ranks have them for the same variables.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then skips the all-reduce and fails at its end on every rank, so
+        that no other collective is left hanging.
+
+        Args:
+            described: descriptions of the N gradients.
+            rows: K lists of N gradients, one for each tower of this process.
+            reduction: maps these to K lists of N sums over all processes.
+
+        Returns:
+            K lists of N sums.
+        """
+        if self._transport.size == 1:
+            return reduction(rows) if rows[0] else [list(row) for row in rows]
+        kinds = map(agreement.unnumbered, described)
+        digest = zlib.crc32("\n".join(kinds).encode())
+        self._traced[digest] = list(described)
+        if tf.executing_eagerly():
+            if len(set(self._transport.gather_objects(digest))) > 1:
+                raise self.difference()
+            return reduction(rows)
+        # TensorFlow's constant folding would run the gather of a constant.
+        mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
+        digests = self._transport.all_gather(
+            mine[tf.newaxis], next_key("gradients")
+        )
+        alike = tf.reduce_all(digests == mine)
+        if self._inside:
+            self._alike.assign(self._alike & alike)
+        else:
+            with tf.control_dependencies([_assert_alike(alike)]):
+                alike = tf.identity(alike)
+        sums = tf.cond(alike, lambda: reduction(rows)[0], lambda: rows[0])
+        return [sums for _ in rows]
+
+    def failed(self, error: Exception) -> bool:
+        """Whether a step failed because of mismatched gradients."""
+        return _UNLIKE in str(error)
+
+    def difference(self) -> TowerError:
+        """Return the error that names the mismatched gradients.
+
+        Collective: every rank has to call it.
+        """
+        self._alike.assign(True)
+        lists = self._transport.gather_objects(dict(self._traced))
+        known = set.intersection(*(set(traced) for traced in lists))
+        odd = [
+            {e for digest in traced.keys() - known for e in traced[digest]}
+            for traced in lists
+        ]
+        common = set.intersection(*odd)
+        told = (
+            f"rank {rank}: {', '.join(sorted(own - common)) or 'no others'}"
+            for rank, own in enumerate(odd)
+        )
+        return TowerError(
+            "the ranks do not have the same gradients. Only on "
+            + "; only on ".join(told)
+            + ". Every rank has to run the same model, and to compute the same "
+            "loss for the same variables."
+        )
+
+
+def _variable(value: Any, name: str) -> tf.Variable:
+    with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
+        dtype = tf.bool if isinstance(value, bool) else tf.int64
+        return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+
+
+def _identity(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+        structure,
+        expand_composites=True,
+    )
+
+
+def _assert_alike(alike: Any) -> tf.Operation:
+    return tf.debugging.Assert(alike, [_UNLIKE])
+
+
+def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
+    def end():
+        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+    return tf.cond(condition, end, lambda: 0)

@@ -1,0 +1,221 @@
+"""Reduce gradients first, then apply once, as on a single device.
+
+``Optimizer.apply`` on a tower contributes the tower's gradients to an
+all-reduce; Keras's own ``apply`` then runs on the sums, exactly as on one
+device. Clipping, accumulation, loss scaling, weight decay, moving averages and
+constraints thus see the gradient of the global batch without special handling.
+The new weights are then copied to the towers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update import gradients, optimizers
+from keras_towers.fit.update.one_device import as_one_device, component
+from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
+
+
+class UpdateOnce:
+    """Tower 0 updates the weights and copies them to the other towers.
+
+    Slot variables exist only on tower 0. This takes one update instead of K;
+    on towers that share memory, the copies share buffers.
+
+    Args:
+        config: the towers.
+        spread: the variables with a component on every tower.
+        order: keeps the steps of all ranks in order.
+        reduction: maps K lists of N gradients to K lists of N sums; None if a
+            subclass overrides ``_reduce``.
+    """
+
+    name = "once"
+    description = "weights are updated on tower 0 and copied to the others"
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        spread: SpreadVariables,
+        order: StepOrder,
+        reduction: Reduction | None = None,
+    ):
+        self._config = config
+        self._spread = spread
+        self._order = order
+        self._reduction = reduction
+        self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Give every tower a copy of a weight."""
+        return self._spread.spread_weight(variable)
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Intercept its calls; keep its slot variables once."""
+        self.take_optimizer(optimizer)
+        optimizers.settle(optimizer)
+        for variable in optimizer.variables:
+            self._place_slot(variable)
+
+    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Make it reduce its gradients over the towers."""
+        optimizers.take(optimizer)
+        self._taken.add(optimizer)
+
+    def _place_slot(self, variable: keras.Variable) -> None:
+        value = variable._value
+        if isinstance(value, compat.DistributedVariable) and not isinstance(
+            value, variables_lib.TowerVariable
+        ):
+            variable._value = variables_lib.unbind(value)
+
+    def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Stop intercepting its calls."""
+        optimizers.give_back(optimizer)
+
+    def take_back(self, variable: keras.Variable) -> bool:
+        """Return False: nothing was moved."""
+        return False
+
+    def release(self) -> None:
+        """Stop intercepting the calls of all optimizers."""
+        for optimizer in self._taken:
+            optimizers.give_back(optimizer)
+        self._taken.clear()
+
+    def apply(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[[list[Any], list[Any]], Any],
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None,
+    ) -> None:
+        """Sum gradients over all towers, then update once."""
+        if trainable_variables is None:
+            trainable_variables = optimizer._trainable_variables
+        variables = list(trainable_variables)
+        mine = gradients.TowerGradients(
+            tuple(gradients.name_of(v) for v in variables),
+            _weighted(optimizer, list(grads)),
+        )
+
+        def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
+            towers = strategy.experimental_local_results(towers)
+            gradients.check_equal(towers)
+            self._make_ready(optimizer, variables)
+            self._update(optimizer, original, variables, towers)
+
+        tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
+
+    def _make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build the optimizer if needed, and place its slot variables.
+
+        They are created outside the graph being traced, which they outlive.
+        """
+        if not optimizer.built and not tf.executing_eagerly():
+            # The trace so far treats the optimizer as unbuilt (a loss scale is
+            # then a constant); creating a variable makes tf.function retrace.
+            tf.Variable(0, trainable=False)
+        with tf.init_scope():
+            if not optimizer.built:
+                with as_one_device(optimizer, variables):
+                    optimizer.build(list(variables))
+            self.place_optimizer(optimizer)
+
+    def _update(
+        self,
+        optimizer: Any,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        towers: Sequence[gradients.TowerGradients],
+    ) -> None:
+        rows = self._sums(variables, towers)
+        self._update_tower(optimizer, original, variables, rows[0], 0)
+        variables_lib.copy_to_towers(variables)
+
+    def _update_tower(
+        self,
+        optimizer: Any,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        sums: list[Any],
+        index: int,
+    ) -> None:
+        mine = [component(v, index) for v in variables]
+        with as_one_device(optimizer, variables, index, self._shared(mine)):
+            original(sums, mine)
+
+    def _shared(self, variables: Sequence[Any]) -> set[int]:
+        """Ids of the ``tf.Variable``s whose buffers other towers share."""
+        if self._config.num_towers == 1:
+            return set()
+        return {id(component(getattr(v, "_value", v))) for v in variables}
+
+    def _sums(
+        self,
+        variables: Sequence[Any],
+        towers: Sequence[gradients.TowerGradients],
+    ) -> list[list[Any]]:
+        """K lists of N sums; None for a missing gradient."""
+        present = [grad is not None for grad in towers[0].grads]
+        trained = list(itertools.compress(variables, present))
+        reduced = self._order.reduce(
+            towers[0].described(),
+            [[g for g in tower.grads if g is not None] for tower in towers],
+            lambda rows: self._reduce(rows, trained),
+        )
+        rows = []
+        for row in reduced:
+            sums = iter(row)
+            rows.append([next(sums) if there else None for there in present])
+        return rows
+
+    def _reduce(
+        self, rows: Gradients, variables: Sequence[Any]
+    ) -> list[list[Gradient]]:
+        assert self._reduction is not None
+        return self._reduction(rows, self._config.devices)
+
+
+class UpdateEach(UpdateOnce):
+    """Every tower applies the same sums to its own copy of the weights.
+
+    Without shared memory this can be cheaper than copying the weights.
+    """
+
+    name = "each"
+    description = "every tower updates its own weights"
+
+    def _place_slot(self, variable: keras.Variable) -> None:
+        self._spread.spread(variable, variables_lib.FIRST)
+
+    def _update(self, optimizer, original, variables, towers) -> None:
+        rows = self._sums(variables, towers)
+        for index, row in enumerate(rows):
+            self._update_tower(optimizer, original, variables, row, index)
+
+    def _shared(self, variables: Sequence[Any]) -> set[int]:
+        return set()
+
+
+def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Weight the gradients, unless ``scale_loss`` weighted the loss."""
+    tower = tower_lib.with_a_share()
+    if tower is None:
+        return grads
+    if tower.weighted_losses[id(optimizer)]:
+        tower.weighted_losses[id(optimizer)] -= 1
+        return grads
+    return [None if g is None else scaled(g, tower.loss_weight) for g in grads]

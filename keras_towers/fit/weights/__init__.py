@@ -1,0 +1,1 @@
+"""Models placed on towers, and where their variables live."""

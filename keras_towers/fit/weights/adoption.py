@@ -1,0 +1,228 @@
+"""Placing models on towers and releasing them again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig, Update, home_of
+from keras_towers.fit.weights import agreement, trainers
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.spread import SpreadVariables
+
+
+class Adoption:
+    """The models placed on a strategy's towers.
+
+    A model built outside gets copies of its variables on towers 1 to K - 1; its
+    own ``tf.Variable``s become the components of tower 0. The ``Update`` places
+    trained weights and optimizers.
+
+    Args:
+        config: the towers.
+        spread: the variables with a component on every tower.
+        update: places and updates the weights.
+    """
+
+    def __init__(
+        self, config: TowerConfig, spread: SpreadVariables, update: Update
+    ):
+        self._config = config
+        self._spread = spread
+        self._update = update
+        self._models: list[keras.Model] = []
+        self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._written: dict[tuple[int, bool], set[int]] = {}
+        # Whether towers may have written per-tower state since it was last
+        # averaged.
+        self._trained = False
+        self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+        self._made_variables: list[weakref.ref] = []
+        self._notes = False
+
+    def note_what_is_made(self) -> None:
+        """Track objects created in the scope from here on, for release."""
+        self._notes = True
+
+    def created(self, model: keras.Model) -> None:
+        """Bind a model created in the scope to the strategy.
+
+        It may be trained outside the scope, so its methods enter the scope
+        themselves.
+        """
+        if self._notes:
+            self._created.add(model)
+        trainers.run_in_scope(model, self._config)
+
+    def made_variable(self, variable: keras.Variable) -> None:
+        """Register a variable created in the scope."""
+        if self._notes:
+            self._made_variables.append(weakref.ref(variable))
+
+    def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Make an optimizer created in the scope reduce over the towers."""
+        self._update.take_optimizer(optimizer)
+
+    def claim(self, model: keras.Model) -> None:
+        """Bind ``model``, its optimizers and nested models to the strategy.
+
+        Raises:
+            TowerError: the model is placed on another strategy.
+        """
+        self.refuse_others(model)
+        if not any(known is model for known in self._models):
+            self._models.append(model)
+        for optimizer in state_lib.collect(model).optimizers:
+            self._update.place_optimizer(optimizer)
+        for trainer in state_lib.trainers(model):
+            trainers.settle(trainer, self._config)
+
+    def refuse_others(self, model: keras.Model) -> None:
+        """Reject a model that is placed on another strategy.
+
+        Raises:
+            TowerError: it is.
+        """
+        for trainer in state_lib.trainers(model):
+            owner = home_of(trainer)
+            if owner is not None and owner is not self._config.strategy:
+                raise TowerError(
+                    f"model {model.name!r} lives on another strategy "
+                    f"({type(owner).__name__}). A model can be on one strategy "
+                    "at a time: leave the other one's `with` block first, or "
+                    "build the model outside of any scope."
+                )
+
+    def knows(self, model: keras.Model, kind: str) -> bool:
+        """Whether a method is prepared for the model's current compilation."""
+        return self._known.get((id(model), kind)) == _compilation(model)
+
+    def remember(self, model: keras.Model, kind: str) -> None:
+        """Record that a method of the model is prepared."""
+        self._known[id(model), kind] = _compilation(model)
+
+    def written(self, model: keras.Model, training: bool) -> set[int]:
+        """Return the ids of the variables that the model's steps assign.
+
+        Args:
+            model: the model.
+            training: whether the steps train or evaluate.
+        """
+        return self._written.setdefault((id(model), training), set())
+
+    def bind(self, model: keras.Model) -> bool:
+        """Place all variables of ``model`` that are not on the towers yet.
+
+        Returns:
+            Whether any were placed.
+        """
+        state = state_lib.collect(model)
+        moved = [
+            *(
+                self._spread.spread(v, variables_lib.STREAM)
+                for v in state.seeds
+            ),
+            *(self._update.place(v) for v in state.weights),
+            *(self._spread.spread(v, variables_lib.SUM) for v in state.metrics),
+        ]
+        for optimizer in state.optimizers:
+            self._update.place_optimizer(optimizer)
+        for variable in state.synchronized:
+            variable._value.same_on_all_towers = True
+        if any(moved):
+            for trainer in state_lib.trainers(model):
+                trainers.renew_functions(trainer)
+        return any(moved)
+
+    def synchronise(self, model: keras.Model) -> None:
+        """Broadcast weights, optimizer state and seeds from rank 0.
+
+        Raises:
+            TowerError: the ranks do not have the same variables.
+        """
+        transport = self._config.transport
+        if transport.size > 1:
+            agreement.check_same(transport, _held_in_common(model))
+            self._broadcast(model)
+
+    def _broadcast(self, model: keras.Model) -> None:
+        agreement.broadcast(
+            self._config.transport, [v._value for v in _held_in_common(model)]
+        )
+
+    def mark_trained(self) -> None:
+        """Record that per-tower state may differ between towers."""
+        self._trained = True
+
+    def equalise(self) -> None:
+        """Average per-tower state, such as moving statistics, over all towers.
+
+        Weights that the optimizer updates are equal on all towers anyway.
+        """
+        transport = self._config.transport
+        if transport.size == 1 or self._trained:
+            agreement.average(
+                transport,
+                [v for v in self._spread.averaged() if v.written_by_towers],
+            )
+        self._trained = False
+
+    def copy_from_first(self, model: keras.Model) -> None:
+        """Copy weights and state from the first tower of all to the others."""
+        variables_lib.copy_to_towers(
+            [v for v in self._spread.averaged() if not v.written_by_towers]
+        )
+        if self._config.transport.size > 1:
+            self._broadcast(model)
+
+    def release(self) -> None:
+        """Turn all models back into plain Keras ones, keeping their values."""
+        self._spread.gather_all()
+        self._update.release()
+        models = {id(m): m for m in (*self._models, *self._created)}
+        for model in models.values():
+            self.release_model(model)
+        for made in self._made_variables:
+            if (variable := made()) is not None:
+                self._release_variable(variable)
+        self._models.clear()
+        self._known.clear()
+        self._written.clear()
+        self._made_variables.clear()
+        self._created = weakref.WeakSet()
+        self._notes = False
+
+    def release_model(self, model: keras.Model) -> None:
+        """Turn one model back into a plain Keras model."""
+        if model._distribute_strategy is None:
+            return
+        state = state_lib.collect(model)
+        for variable in state.everything():
+            self._release_variable(variable)
+        for optimizer in state.optimizers:
+            self._update.release_optimizer(optimizer)
+        for trainer in state_lib.trainers(model):
+            trainers.leave(trainer)
+
+    def _release_variable(self, variable: keras.Variable) -> None:
+        if not self._update.take_back(variable):
+            self._spread.gather(variable)
+
+
+def _held_in_common(model: keras.Model) -> list[keras.Variable]:
+    """All variables but those of metrics: equal on all ranks."""
+    state = state_lib.collect(model)
+    return [*state.seeds, *state.weights, *state.optimizer_variables]
+
+
+def _compilation(model: keras.Model) -> tuple[Any, ...]:
+    """A key that changes when the model is recompiled or built further."""
+    parts = [
+        getattr(model, name, None)
+        for name in ("optimizer", "_compile_metrics", "_compile_loss")
+    ]
+    return tuple((id(part), getattr(part, "built", None)) for part in parts)

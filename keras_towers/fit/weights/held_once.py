@@ -1,0 +1,82 @@
+"""Weights that exist once for all towers, each on a chosen device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.weights import variables as variables_lib
+
+
+class HeldOnce:
+    """Moves weights and slot variables to chosen devices, and back.
+
+    Args:
+        place: returns the device to hold a given weight.
+    """
+
+    def __init__(self, place: Callable[[keras.Variable], str]):
+        self._place = place
+        # The original tf.Variable of each, to which users may hold references.
+        self._before: dict[int, tuple[keras.Variable, tf.Variable]] = {}
+
+    def hold(self, variable: keras.Variable) -> bool:
+        """Move a weight to the device that is to hold it.
+
+        Returns:
+            False if it is held already.
+        """
+        if id(variable) in self._before:
+            return False
+        value = variable._value
+        if isinstance(value, compat.DistributedVariable):
+            value = variables_lib.unbind(value)
+        self._move(variable, value, self._place(variable))
+        return True
+
+    def hold_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Move slot variables to the devices of their weights."""
+        weights = {
+            weight.path.replace("/", "_"): weight
+            for weight in optimizer._trainable_variables
+            if id(weight) in self._before
+        }
+        for slot in optimizer.variables:
+            # Keras names a slot "<weight path>_<role>".
+            name = slot.name
+            while name not in weights and "_" in name:
+                name = name.rpartition("_")[0]
+            if name in weights and id(slot) not in self._before:
+                device = weights[name]._value.device
+                self._move(slot, slot._value, device)
+
+    def _move(
+        self, variable: keras.Variable, value: tf.Variable, device: str
+    ) -> None:
+        moved = variables_lib.moved(value, device)
+        # Recorded first, so that a Ctrl-C in between is undone too.
+        self._before[id(variable)] = variable, value
+        variable._value = moved
+
+    def give_back(self, variable: keras.Variable) -> bool:
+        """Restore the original ``tf.Variable``, with the current value.
+
+        Returns:
+            Whether the variable was held.
+        """
+        if id(variable) not in self._before:
+            return False
+        _, before = self._before[id(variable)]
+        if before is not variable._value:
+            before.assign(variable._value)
+            variable._value = before
+        del self._before[id(variable)]
+        return True
+
+    def give_all_back(self) -> None:
+        """Restore every variable that is still held."""
+        for variable, _ in list(self._before.values()):
+            self.give_back(variable)

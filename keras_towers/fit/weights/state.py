@@ -1,0 +1,145 @@
+"""Finding all variables, optimizers and trainers of a compiled model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from keras_towers import compat
+
+_NOT_USER_STATE = frozenset(
+    ("_tracker", "_layers", "_inbound_nodes", "_outbound_nodes")
+)
+
+
+@dataclasses.dataclass
+class ModelState:
+    """Every Keras variable that a step of the model may use, by role.
+
+    Attributes:
+        seeds: states of seed generators.
+        weights: weights of the model, trainable or not.
+        synchronized: the variables of synchronized layers, which compute the
+            same values on every tower, from the whole global batch.
+        metrics: metric state.
+        optimizers: every optimizer, wrapped ones after their wrapper.
+    """
+
+    seeds: list[keras.Variable]
+    weights: list[keras.Variable]
+    synchronized: list[keras.Variable]
+    metrics: list[keras.Variable]
+    optimizers: list[keras.optimizers.Optimizer]
+
+    @property
+    def optimizer_variables(self) -> list[keras.Variable]:
+        """The variables of all optimizers, without duplicates."""
+        return _unique(
+            v for optimizer in self.optimizers for v in optimizer.variables
+        )
+
+    def everything(self) -> list[keras.Variable]:
+        """Return all variables of all roles."""
+        return [
+            *self.seeds,
+            *self.weights,
+            *self.metrics,
+            *self.optimizer_variables,
+        ]
+
+
+def collect(model: keras.Model) -> ModelState:
+    """Collect the state of ``model``, its nested models and its training."""
+    layers = list(model._flatten_layers())
+    seeds = [
+        generator.state
+        for layer in layers
+        for generator in getattr(layer, "_seed_generators", ())
+    ]
+    shared = compat.get_global_attribute("global_seed_generator")
+    if shared is not None:
+        seeds.append(shared.state)
+    seeds = _unique(seeds)
+    weights = _unique(model.variables, but=seeds)
+    synchronized = _unique(
+        variable
+        for layer in layers
+        if getattr(layer, "synchronized", False)
+        for variable in layer.variables
+    )
+    metrics = _unique(
+        (v for metric in _metrics(model, layers) for v in metric.variables),
+        but=[*seeds, *weights],
+    )
+    return ModelState(
+        seeds, weights, synchronized, metrics, _optimizers(layers)
+    )
+
+
+def trainers(model: keras.Model) -> Iterator[keras.Model]:
+    """Yield the model and every model nested in it."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, compat.TensorFlowTrainer):
+            yield layer
+
+
+def optimizers_in(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and, recursively, those that it wraps."""
+    yield optimizer
+    held = getattr(optimizer, "inner_optimizer", None)
+    for part in (held, *getattr(optimizer, "optimizers", ())):
+        if isinstance(part, compat.BaseOptimizer):
+            yield from optimizers_in(part)
+
+
+def _unique(
+    variables: Iterable[Any], but: Iterable[keras.Variable] = ()
+) -> list[keras.Variable]:
+    seen = {id(variable) for variable in but}
+    found = []
+    for variable in variables:
+        if not isinstance(variable, keras.Variable) or id(variable) in seen:
+            continue
+        seen.add(id(variable))
+        if variable._value is not None:
+            found.append(variable)
+    return found
+
+
+def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
+    yield from model.metrics
+    for layer in layers:
+        yield from getattr(layer, "_metrics", ())
+        for name in ("_loss_tracker", "_compile_metrics", "_compile_loss"):
+            holder = getattr(layer, name, None)
+            if holder is None:
+                continue
+            if hasattr(holder, "variables"):
+                yield holder
+            else:
+                yield from getattr(holder, "metrics", ())
+
+
+def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
+    found: list[keras.optimizers.Optimizer] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, compat.BaseOptimizer):
+            for part in optimizers_in(value):
+                if not any(part is known for known in found):
+                    found.append(part)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+
+    for layer in layers:
+        for name, value in list(vars(layer).items()):
+            if name not in _NOT_USER_STATE:
+                visit(value)
+    return found

@@ -1,0 +1,93 @@
+"""Binding a model's trainer to a strategy, and unbinding it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.fit.contract import METHODS, TowerConfig, home_of
+
+logger = logging.getLogger("keras_towers")
+
+_xla_logged: set[str] = set()
+
+
+def settle(trainer: keras.Model, config: TowerConfig) -> None:
+    """Bind a model to a strategy, so that its methods run in the scope."""
+    if home_of(trainer) is not config.strategy:
+        trainer._distribute_strategy = config.strategy
+        drop_functions(trainer)
+        run_in_scope(trainer, config)
+
+
+def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
+    """Make a model's methods enter the strategy's scope by themselves."""
+    for name in METHODS:
+        # Bypasses Keras's __setattr__, which tracks attributes.
+        vars(trainer)[name] = functools.partial(
+            _in_scope, config.strategy, name, trainer
+        )
+
+
+def _in_scope(
+    strategy: tf.distribute.Strategy,
+    name: str,
+    model: keras.Model,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with strategy.scope():
+        return getattr(type(model), name)(model, *args, **kwargs)
+
+
+def leave(trainer: keras.Model) -> None:
+    """Unbind a model from its strategy."""
+    trainer._distribute_strategy = None
+    drop_functions(trainer)
+    vars(trainer).pop("_eval_epoch_iterator", None)
+    for name in METHODS:
+        vars(trainer).pop(name, None)
+
+
+def drop_functions(trainer: keras.Model) -> None:
+    """Drop the traced train, test and predict functions."""
+    trainer.train_function = None
+    trainer.test_function = None
+    trainer.predict_function = None
+
+
+def renew_functions(trainer: keras.Model) -> None:
+    """Recreate existing traced functions, for a ``fit`` that is running."""
+    for kind in ("train", "test", "predict"):
+        if getattr(trainer, f"{kind}_function") is not None:
+            getattr(trainer, f"make_{kind}_function")(force=True)
+
+
+@contextlib.contextmanager
+def without_xla(trainer: keras.Model) -> Iterator[None]:
+    """Trace a model's steps without XLA, which cannot span devices.
+
+    ``jit_compile`` is restored at the end, unless the model was recompiled in
+    the block.
+    """
+    wanted = trainer._jit_compile
+    compiled = getattr(trainer, "_compile_config", None)
+    if wanted and trainer.name not in _xla_logged:
+        _xla_logged.add(trainer.name)
+        logger.info(
+            "jit_compile is off for %s on towers: XLA cannot compile a step "
+            "that spans devices",
+            trainer.name,
+        )
+    trainer._jit_compile = False
+    try:
+        yield
+    finally:
+        if getattr(trainer, "_compile_config", None) is compiled:
+            trainer._jit_compile = wanted

@@ -1,0 +1,284 @@
+"""What travels between the processes: one step's gradients, reduced."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.reduction import divided
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options:
+    """How gradients are reduced; see ``DistributedOptimizer``."""
+
+    name: str
+    device_dense: str = ""
+    device_sparse: str = ""
+    compression: Any = hvd.Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    op: Any = hvd.Average
+    groups: Any = None
+    process_set: Any = hvd.global_process_set
+    scale_local: bool = True
+
+
+class GradientReducer:
+    """Reduces the gradients of one optimizer over the ranks.
+
+    Horovod brings tensors of the same name together, so that a name has to be
+    the same on all ranks. Those of layers and optimizers are not where one rank
+    has made a model more than the others; names here count only what all ranks
+    do alike: the optimizers in the order of their first step, and gradients.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.local_keys: set[Any] = set()
+        self.local_layers: list[Any] = []
+        self._number: int | None = None
+        self._eager: dict[Any, Any] = {}
+
+    def communicates(self) -> bool:
+        """Whether there is any other rank to reduce with."""
+        if _is_elastic():  # the number of ranks may change later
+            return True
+        processes = self.options.process_set
+        return processes.included() and processes.size() > 1
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients over all ranks, None where there is none.
+
+        Args:
+            grads: this rank's, tensors or ``tf.IndexedSlices``.
+            variables: the variables they belong to.
+
+        Raises:
+            TowerError: a gradient that cannot be reduced as was asked.
+        """
+        grads = [self._as_tensor(grad) for grad in grads]
+        if not self.communicates():
+            return grads
+        for grad, variable in zip(grads, variables, strict=True):
+            self._check(grad, variable)
+        local = self._local_indices(variables)
+        chosen = [
+            index
+            for index, grad in enumerate(grads)
+            if grad is not None and index not in local
+        ]
+        reduced = self._reduce_chosen(
+            [grads[index] for index in chosen],
+            [variables[index] for index in chosen],
+            tuple(chosen),
+        )
+        for index, grad in zip(chosen, reduced, strict=True):
+            grads[index] = grad
+        if self.options.scale_local:
+            for index in local:
+                grads[index] = self._divided(grads[index])
+        return grads
+
+    def _as_tensor(self, grad: Any) -> Any:
+        sparse = isinstance(grad, tf.IndexedSlices)
+        if grad is None or (sparse and not self.options.sparse_as_dense):
+            return grad
+        return tf.convert_to_tensor(grad)
+
+    def _reduce_chosen(
+        self,
+        grads: list[Any],
+        variables: list[Any],
+        indices: tuple[int, ...],
+    ) -> list[Any]:
+        if not grads:
+            return []
+        if self._number is None:
+            self._number = next(self._numbers)
+        names = [
+            re.sub(
+                "[^a-zA-Z0-9_]",
+                "_",
+                f"{self.options.name}_{self._number}_grad_{index}_"
+                f"{variable.name.split(':')[0]}",
+            )
+            for index, variable in zip(indices, variables, strict=True)
+        ]
+        groups = self._groups(grads, variables)
+        if not tf.executing_eagerly():
+            self._refuse_xla()
+            return self._reduce_groups(grads, names, groups)
+        # Eager operations wait for one another; in a function they overlap.
+        if indices not in self._eager:
+            self._eager[indices] = tf.function(
+                lambda grads: self._reduce_groups(grads, names, groups),
+                reduce_retracing=True,
+                autograph=False,
+            )
+        return self._eager[indices](grads)
+
+    def _reduce_groups(
+        self, grads: list[Any], names: list[str], groups: list[list[int]]
+    ) -> list[Any]:
+        results: list[Any] = [None] * len(grads)
+        for group in groups:
+            if len(group) == 1:
+                results[group[0]] = self._reduce_one(
+                    grads[group[0]], names[group[0]]
+                )
+                continue
+            reduced = hvd.grouped_allreduce(
+                [grads[index] for index in group],
+                device_dense=self.options.device_dense,
+                name=names[group[0]] + "_group",
+                **self._arguments(),
+            )
+            for index, grad in zip(group, reduced, strict=True):
+                results[index] = grad
+        return results
+
+    def _reduce_one(self, grad: Any, name: str) -> Any:
+        if not isinstance(grad, tf.IndexedSlices):
+            return hvd.allreduce(
+                grad,
+                device_dense=self.options.device_dense,
+                name=name,
+                **self._arguments(),
+            )
+        with tf.device(self.options.device_sparse):
+            values, indices = (
+                hvd.allgather(
+                    tensor,
+                    name=f"{name}_{part}",
+                    ignore_name_scope=True,
+                    process_set=self.options.process_set,
+                )
+                for part, tensor in (
+                    ("values", grad.values),
+                    ("indices", grad.indices),
+                )
+            )
+        gathered = tf.IndexedSlices(values, indices, grad.dense_shape)
+        if self.options.op == hvd.Sum:
+            return gathered
+        return self._divided(gathered)
+
+    def _arguments(self) -> dict[str, Any]:
+        # Horovod divides by the number of ranks after the sum, in either case.
+        return {
+            "compression": self.options.compression,
+            "op": self.options.op,
+            "prescale_factor": 1.0 / self.options.predivide,
+            "postscale_factor": self.options.predivide,
+            "process_set": self.options.process_set,
+            "ignore_name_scope": True,
+        }
+
+    def _divided(self, grad: Any) -> Any:
+        if grad is None:
+            return None
+        processes = self.options.process_set
+        size = (
+            hvd.size_op(process_set_id=processes.process_set_id)
+            if _is_elastic()
+            else processes.size()
+        )
+        return divided(grad, size)
+
+    def _groups(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[list[int]]:
+        """Which gradients are reduced together, by their places."""
+        dense = [
+            index
+            for index, grad in enumerate(grads)
+            if not isinstance(grad, tf.IndexedSlices)
+        ]
+        groups = self.options.groups
+        together: list[list[int]] = []
+        if isinstance(groups, int) and groups > 0:
+            each = -(-len(dense) // groups) or 1
+            together = [
+                dense[start : start + each]
+                for start in range(0, len(dense), each)
+            ]
+        elif isinstance(groups, list):
+            places = {variable_key(variables[i]): i for i in dense}
+            together = [
+                [
+                    places.pop(variable_key(variable))
+                    for variable in group
+                    if variable_key(variable) in places
+                ]
+                for group in groups
+            ]
+        together = [group for group in together if group]
+        placed = {index for group in together for index in group}
+        together += [[i] for i in range(len(grads)) if i not in placed]
+        return together
+
+    def _local_indices(self, variables: Sequence[Any]) -> set[int]:
+        keys = self.local_keys | {
+            variable_key(variable)
+            for layer in self.local_layers
+            for variable in layer.trainable_weights
+        }
+        return {
+            index
+            for index, variable in enumerate(variables)
+            if variable_key(variable) in keys
+        }
+
+    def _check(self, grad: Any, variable: Any) -> None:
+        if grad is None:
+            return
+        sparse = isinstance(grad, tf.IndexedSlices)
+        if sparse and self.options.op == hvd.Adasum:
+            raise TowerError(
+                f"Adasum cannot reduce the sparse gradient of {variable.name}. "
+                "Give DistributedOptimizer sparse_as_dense=True."
+            )
+        if (
+            self.options.compression is not hvd.Compression.none
+            and not grad.dtype.is_floating
+        ):
+            raise TowerError(
+                f"the gradient of {variable.name} is {grad.dtype.name}, which "
+                "cannot be compressed. Give DistributedOptimizer "
+                "compression=hvd.Compression.none."
+            )
+
+    def _refuse_xla(self) -> None:
+        if os.environ.get("HOROVOD_ENABLE_XLA_OPS", "0") != "0":
+            return
+        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+            raise TowerError(
+                "Horovod's operations do not run inside XLA: say "
+                "model.compile(..., jit_compile=False), or leave jit_compile "
+                "out of your tf.function."
+            )
+
+
+def variable_key(variable: Any) -> Any:
+    """What tells a variable, of Keras or of TensorFlow, from others."""
+    if isinstance(variable, compat.KerasVariable):
+        variable = variable.value
+    return id(variable)
+
+
+def _is_elastic() -> bool:
+    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")

@@ -1,0 +1,72 @@
+"""What strategies have in common that all-reduce gradients over towers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from keras_towers import devices as devices_lib
+from keras_towers import reduction as reduction_lib
+from keras_towers.fit.contract import Update
+from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.strategies import modes
+from keras_towers.strategies.base import BaseStrategy, Rooms, one_of
+from keras_towers.transport import SingleProcess, Transport
+
+
+class AllReduceStrategy(BaseStrategy):
+    """Every tower has a replica; gradients are summed over all of them.
+
+    Args:
+        towers: as for ``TowerStrategy``.
+        mode: as for ``TowerStrategy``.
+        updates: as for ``TowerStrategy``.
+        packer: as for ``TowerStrategy``.
+        transport: connects the processes; None: there is one.
+        exchange: how gradients travel between them.
+        **options: for ``BaseStrategy``.
+
+    Raises:
+        TowerError: devices, modes or other arguments that do not exist.
+    """
+
+    def __init__(
+        self,
+        towers: int | Sequence[int | str] | None,
+        mode: modes.ModeName | None = None,
+        updates: Literal["once", "each"] | None = None,
+        packer: reduction_lib.GradientPacker | bool | None = None,
+        transport: Transport | None = None,
+        exchange: reduction_lib.Exchange = reduction_lib.exact,
+        **options: Any,
+    ):
+        one_of("updates", updates, ("once", "each", None))
+        transport = transport or SingleProcess()
+        devices = devices_lib.resolve(towers)
+        self._mode = modes.choose(devices, mode, packer)
+        reduction = all_reduce = self._mode.reduce
+        if transport.size > 1:
+            # Only gradients may be compressed.
+            across = reduction_lib.across_ranks
+            reduction = across(self._mode.reduce, transport, exchange)
+            all_reduce = across(self._mode.reduce, transport)
+        if updates is None:
+            on_host = devices_lib.all_on_host(devices)
+            updates = "once" if on_host else "each"
+        kind = {"once": UpdateOnce, "each": UpdateEach}[updates]
+
+        def update(rooms: Rooms) -> Update:
+            return kind(rooms.config, rooms.spread, rooms.order, reduction)
+
+        super().__init__(
+            devices, update, all_reduce, transport=transport, **options
+        )
+
+    @property
+    def mode(self) -> str:
+        """The mode that runs."""
+        return self._mode.name
+
+    def _described(self) -> list[str]:
+        mode = f'mode "{self.mode}": {self._mode.reason}'
+        return [mode, *super()._described()]

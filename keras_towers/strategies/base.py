@@ -1,0 +1,263 @@
+"""What all strategies are: pieces put together, as a TensorFlow strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import devices as devices_lib
+from keras_towers import reduction as reduction_lib
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import interrupts
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import (
+    Batches,
+    Calls,
+    KerasStrategy,
+    TowerConfig,
+    Update,
+)
+from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.strategies.extended import TowerExtended
+from keras_towers.transport import SingleProcess, Transport
+
+# TensorFlow numbers the collectives of every strategy from this base; two
+# strategies of different size in one process must not share numbers.
+_collective_key_bases = itertools.count(1_000_000, 100_000)
+
+Self = TypeVar("Self", bound="BaseStrategy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rooms:
+    """What the pieces of a strategy are made with.
+
+    Attributes:
+        config: the towers.
+        spread: the variables with a component on every tower.
+        order: keeps the processes' steps alike.
+    """
+
+    config: TowerConfig
+    spread: SpreadVariables
+    order: StepOrder
+
+
+class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
+    """A ``tf.distribute.Strategy`` made of the pieces that ``fit/`` asks for.
+
+    Args:
+        devices: the towers of this process.
+        update: makes the piece that updates the weights.
+        calls: makes the piece that runs Keras's methods.
+        all_reduce: sums K lists of N values over all processes, exactly; for
+            what is no gradient.
+        transport: connects the processes.
+        average: True for a loss that is a mean over the batch, False for one
+            that is a sum.
+        batches: ``"split"`` or ``"each"``.
+        sync_every_epoch: set all towers equal at each epoch's end.
+        replicas_are_called: the word for one of them in messages.
+
+    Raises:
+        TowerError: ``average`` or ``batches`` that are not allowed.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        update: Callable[[Rooms], Update],
+        all_reduce: reduction_lib.Reduction,
+        calls: Callable[[GlobalStep, Adoption], Calls] = TowerCalls,
+        transport: Transport | None = None,
+        average: bool = True,
+        batches: Batches = "split",
+        sync_every_epoch: bool = True,
+        replicas_are_called: str = "tower",
+    ):
+        one_of("batches", batches, ("split", "each"))
+        if not isinstance(average, (bool, np.bool_)):
+            raise TowerError(
+                f"average={average!r} is not allowed: give True for a loss "
+                "that is a mean over the batch, or False for one that is a sum."
+            )
+        transport = transport or SingleProcess()
+        self._collective_key_base = next(_collective_key_bases)
+        tf.distribute.Strategy.__init__(
+            self,
+            TowerExtended(
+                self,
+                devices,
+                reduction_lib.ReductionCrossDeviceOps(all_reduce, transport),
+                transport,
+            ),
+        )
+        on_host = devices_lib.all_on_host(devices)
+        self.config = TowerConfig(
+            strategy=self,
+            devices=tuple(self.extended.worker_devices),
+            transport=transport,
+            batches=batches,
+            average=bool(average),
+            sync_every_epoch=bool(sync_every_epoch),
+            prefetches_to_towers=not on_host and transport.size == 1,
+            replicas_are_called=replicas_are_called,
+        )
+        spread = SpreadVariables(self.config)
+        order = StepOrder(transport)
+        self.update = update(Rooms(self.config, spread, order))
+        self._adoption = Adoption(self.config, spread, self.update)
+        self.adoption = self._adoption
+        step = GlobalStep(self.config, order, self.update, self.run)
+        self.calls = calls(step, self._adoption)
+        self._entered: contextlib.ExitStack | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """What connects the processes."""
+        return self.config.transport
+
+    @property
+    def num_towers(self) -> int:
+        """The number of towers of this process."""
+        return self.config.num_towers
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of towers of all processes."""
+        return self.config.num_replicas
+
+    @property
+    def first_tower(self) -> int:
+        """The number of this process's first tower among all."""
+        return self.config.first_tower
+
+    @property
+    def average(self) -> bool:
+        """Whether a loss is a mean over the batch."""
+        return self.config.average
+
+    @property
+    def batches(self) -> Batches:
+        """Whether the global batch is split, or each tower draws one."""
+        return self.config.batches
+
+    @property
+    def sync_every_epoch(self) -> bool:
+        """Whether all towers are set equal at each epoch's end."""
+        return self.config.sync_every_epoch
+
+    @property
+    def updates(self) -> str:
+        """Who updates the weights: ``"once"``, ``"each"``, ..."""
+        return self.update.name
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of towers everywhere; 1 inside a step of ``fit``.
+
+        There the strategy itself averages over the towers, and a loss must not
+        be divided once more. ``tf.distribute.get_replica_context()`` tells the
+        number of towers everywhere.
+        """
+        inside = tower_lib.current() is not None
+        return 1 if inside else self.num_replicas
+
+    def describe(self) -> str:
+        """Say on which towers what runs, and why.
+
+        Example:
+            >>> print(TowerStrategy(4).describe())
+            TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)
+              mode "cpu": all towers are on the host, ...
+        """
+        names = [tower_lib.short_name(d) for d in self.config.devices]
+        span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
+        first = f"{type(self).__name__}: {towers} ({span})"
+        return "\n".join([first, *(f"  {line}" for line in self._described())])
+
+    def _described(self) -> list[str]:
+        """What ``describe`` says below its first line."""
+        gradients = "averaged over examples" if self.average else "summed"
+        data = {
+            "split": "the global batch is split over the towers",
+            "each": "every tower draws a whole batch",
+        }[self.batches]
+        return [f"gradients are {gradients}; {self.update.description}", data]
+
+    @contextlib.contextmanager
+    def scope(self: Self) -> Iterator[Self]:
+        """Make this strategy the current one, as for any strategy.
+
+        A model that is built inside lives on the towers for good.
+        """
+        current = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and current is not self:
+            raise TowerError(
+                f"{type(self).__name__} cannot be entered inside the scope of "
+                f"another strategy ({type(current).__name__}): leave that one "
+                "first."
+            )
+        with hooks.installed(), super().scope():
+            yield self
+
+    def __enter__(self: Self) -> Self:
+        if self._entered is not None:
+            raise TowerError(
+                f"this {type(self).__name__} has been entered already: a "
+                "strategy can be entered once at a time."
+            )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.scope())
+            self._entered = stack.pop_all()
+        self._adoption.note_what_is_made()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack, self._entered = self._entered, None
+        try:
+            if error[0] is None and self.transport.size > 1:
+                self.adoption.equalise()
+            if stack is not None:
+                stack.__exit__(*error)
+        finally:
+            # An impatient second Ctrl-C would leave a model half on towers.
+            with interrupts.deferred():
+                self._adoption.release()
+
+    def adopt(self, model: keras.Model) -> None:
+        """Put a built model on the towers now, not at its first ``fit``.
+
+        Raises:
+            TowerError: the model lives on another strategy.
+        """
+        if self.num_replicas > 1:
+            self._adoption.claim(model)
+            with self.scope():
+                self._adoption.bind(model)
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse a value that is not among those that are allowed.
+
+    Raises:
+        TowerError: it is not; the message names both.
+    """
+    if value not in allowed:
+        raise TowerError(
+            f"{name}={value!r} is not allowed: give one of "
+            f"{', '.join(map(repr, allowed))}."
+        )

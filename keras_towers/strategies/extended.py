@@ -1,0 +1,100 @@
+"""TensorFlow's side of a strategy: reductions and data span processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.transport import Transport
+
+
+class TowerExtended(compat.MirroredExtended):
+    """What a strategy does for TensorFlow, over all processes.
+
+    Args:
+        strategy: the strategy that it belongs to.
+        devices: the towers of this process.
+        cross_device_ops: reduces over all processes.
+        transport: connects the processes.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        devices: Sequence[str],
+        cross_device_ops: tf.distribute.CrossDeviceOps,
+        transport: Transport,
+    ):
+        super().__init__(strategy, list(devices), cross_device_ops)
+        self._transport = transport
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        if self._transport.size == 1:
+            return super()._reduce_to(reduce_op, value, destinations, options)
+
+        def reduce(leaf: Any) -> Any:
+            mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            if mean and isinstance(leaf, compat.Mirrored):
+                return leaf
+            if not isinstance(leaf, tf.distribute.DistributedValues):
+                leaf = tf.convert_to_tensor(leaf)
+                leaf = compat.PerReplica([leaf] * len(self.worker_devices))
+            return self._get_cross_device_ops(leaf).reduce(
+                reduce_op, leaf, destinations, options
+            )
+
+        return tf.nest.map_structure(reduce, value)
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self._transport.size > 1 and not isinstance(
+            value, tf.distribute.DistributedValues
+        ):
+            value = compat.PerReplica([value])
+        return super()._gather_to_implementation(
+            value, destinations, axis, options
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        return super()._experimental_distribute_dataset(
+            self._of_this_rank(dataset), options
+        )
+
+    def _of_this_rank(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """This rank's part of every global batch."""
+        size, rank = self._transport.size, self._transport.rank
+        if size == 1:
+            return dataset
+
+        @tf.autograph.experimental.do_not_convert
+        def part(*batch):
+            batch = batch if len(batch) > 1 else batch[0]
+            split = data_lib.split(batch, size, rank, 1)
+            (piece,) = split.pieces
+            if isinstance(split.counts, tuple):
+                return piece
+            return tf.nest.map_structure(
+                lambda leaf: data_lib.first_rows(leaf, split.counts[0]), piece
+            )
+
+        return dataset.map(part)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        transport = self._transport
+
+        def fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return dataset_fn(
+                tf.distribute.InputContext(
+                    num_input_pipelines=transport.size,
+                    input_pipeline_id=transport.rank,
+                    num_replicas_in_sync=len(self.worker_devices)
+                    * transport.size,
+                )
+            )
+
+        if transport.size == 1:
+            fn = dataset_fn
+        return super()._distribute_datasets_from_function(fn, options)

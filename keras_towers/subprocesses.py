@@ -1,0 +1,169 @@
+"""Commands that outlive neither a time limit nor the process that runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: its exit status, -N for signal N; None if it ran out of time.
+        stdout: what it wrote there.
+        stderr: what it wrote there.
+    """
+
+    code: int | None
+    stdout: str
+    stderr: str
+
+
+class NoAnswer(Exception):
+    """A process that printed no result; the text says why in one line.
+
+    Attributes:
+        ended: how it ended.
+    """
+
+    def __init__(self, text: str, ended: Ended):
+        super().__init__(text)
+        self.ended = ended
+
+
+def run(
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    *,
+    log: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+    grace_s: float = 10,
+) -> Ended:
+    """Run a command in a process group of its own.
+
+    When this function is left, also by Ctrl-C or an error of ``on_line``, the
+    whole group has ended: by SIGTERM, and what the command leaves behind or
+    has not ended after a grace period by SIGKILL.
+
+    Args:
+        command: program and arguments.
+        timeout_s: the seconds it may take.
+        environment: all of its environment; None: that of this process.
+        log: a file that gets both streams; they are in ``stdout`` then.
+        on_line: called with every line of ``stdout`` as it comes.
+        grace_s: the seconds the command has to clean up after SIGTERM.
+
+    Returns:
+        How it ended and what it wrote.
+
+    Raises:
+        OSError: it cannot be started.
+
+    Example:
+        >>> run(["nproc"], timeout_s=5).code
+        0
+    """
+    # Not pipes: what the command leaves running would hold them open.
+    with tempfile.TemporaryDirectory(
+        prefix="keras-towers-", ignore_cleanup_errors=True
+    ) as folder:
+        out = log or Path(folder, "stdout")
+        err = log or Path(folder, "stderr")
+        with out.open("ab") as stdout, err.open("ab") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            code = _wait(process, timeout_s, out, on_line)
+        finally:
+            _end_group(process, grace_s)
+        return Ended(code, _text(out), "" if log else _text(err))
+
+
+def ask_python(
+    arguments: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run Python afresh and return the JSON object that it prints last.
+
+    How it ends after that is of no interest: libraries that are unloaded may
+    still crash.
+
+    Args:
+        arguments: what follows ``python``.
+        timeout_s: the seconds it may take.
+        environment: all of its environment; None: that of this process.
+
+    Raises:
+        NoAnswer: it printed none.
+    """
+    ended = run([sys.executable, *arguments], timeout_s, environment)
+    for line in reversed(ended.stdout.splitlines()):
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+    if ended.code is None:
+        raise NoAnswer(f"no answer in {timeout_s:.0f} s", ended)
+    said = ended.stderr.strip().splitlines()
+    reason = f"exit status {ended.code}"
+    raise NoAnswer(f"{reason}: {said[-1]}" if said else reason, ended)
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    timeout_s: float,
+    out: Path,
+    on_line: Callable[[str], None],
+) -> int | None:
+    until = time.monotonic() + timeout_s
+    line = ""
+    with out.open(encoding="utf-8", errors="replace") as written:
+        while True:
+            # Asked before the file is read, so that its last lines are, too.
+            code = process.poll()
+            for part in written:
+                line += part
+                if line.endswith("\n"):
+                    on_line(line)
+                    line = ""
+            if code is not None or time.monotonic() > until:
+                return code
+            time.sleep(_POLL_S)
+
+
+def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,226 @@
+"""Building and keeping Horovod's wheel, with a pip that only pretends.
+
+The real build is what `make test` begins with.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_towers import subprocesses
+from keras_towers.building import target, toolchain
+from keras_towers.building.build import build, environment, install
+from keras_towers.building.horovod import Horovod
+from keras_towers.building.recipe import Found, InstallError
+from keras_towers.building.wheel_cache import Shelf
+
+WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KERAS_TOWERS_CACHE", str(folder))
+    monkeypatch.setattr(toolchain, "problems", lambda tools: [])
+    return folder
+
+
+@pytest.fixture
+def pip(monkeypatch):
+    """A pip that writes a wheel, or ends as it is told to."""
+
+    class Pip:
+        said = "  [ 50%] Building CXX object a.o\n"
+        status = 0
+        takes_s = 0.0
+
+        def __init__(self):
+            self.calls = []
+
+        def __call__(self, command, timeout_s, environment, log, on_line):
+            self.calls.append(command[3:])
+            log.write_text(self.said)
+            if command[3] != "wheel":
+                return subprocesses.Ended(0, self.said, "")
+            for line in self.said.splitlines():
+                on_line(line)
+            time.sleep(self.takes_s)
+            if not self.status:
+                folder = Path(command[-1].removeprefix("--wheel-dir="))
+                folder.mkdir()
+                (folder / WHEEL).write_text("a wheel")
+            return subprocesses.Ended(self.status, self.said, "")
+
+        def builds(self):
+            return sum(call[0] == "wheel" for call in self.calls)
+
+    fake = Pip()
+    monkeypatch.setattr(subprocesses, "run", fake)
+    return fake
+
+
+def silent(what, share):
+    """Take note of no progress."""
+
+
+def test_the_second_time_it_comes_from_the_cache(pip, cache):
+    told = []
+    first = build(Horovod(), lambda *what: told.append(what))
+    assert not first.cached and first.wheel.read_text() == "a wheel"
+    assert first.wheel.is_relative_to(cache)
+    assert ("compiling", 0.5) in told
+    second = build(Horovod(), silent)
+    assert second.cached and second.wheel == first.wheel
+    assert pip.builds() == 1
+    assert not build(Horovod(), silent, rebuild=True).cached
+    assert pip.builds() == 2
+    assert not list((cache / "logs").iterdir())
+
+
+def test_two_at_a_time_build_once(pip):
+    pip.takes_s = 0.5
+    built, told = [], []
+    threads = [
+        threading.Thread(
+            target=lambda: built.append(
+                build(Horovod(), lambda what, share: told.append(what))
+            )
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.cached for one in built) == [False, True]
+    assert pip.builds() == 1
+    assert "waiting for another build of the same wheel" in told
+
+
+def test_what_does_not_compile(pip, cache):
+    pip.status = 1
+    pip.said = "/x/a.cc:1:10: fatal error: mpi.h: No such file or directory\n"
+    with pytest.raises(InstallError) as error:
+        build(Horovod(), silent)
+    message = str(error.value)
+    assert "fatal error: mpi.h" in message and "libopenmpi-dev" in message
+    (log,) = (cache / "logs").iterdir()
+    assert str(log) in message and log.read_text() == pip.said
+    assert not list(cache.rglob("*.whl"))
+
+
+def test_an_interrupt_leaves_nothing(cache, monkeypatch):
+    def interrupt(command, timeout_s, environment, log, on_line):
+        log.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocesses, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build(Horovod(), silent)
+    assert not list((cache / "logs").iterdir())
+    assert not list(cache.rglob("*.whl"))
+
+
+def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
+    problems = ["no make: get it"]
+    monkeypatch.setattr(toolchain, "problems", lambda tools: problems)
+    with pytest.raises(InstallError, match="no make: get it"):
+        build(Horovod(), silent)
+    assert not pip.calls
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"with_mpi": True},
+        {"with_nccl": True},
+        {"CXXFLAGS": "-O0"},
+        {"HOROVOD_CPU_OPERATIONS": "MPI"},
+    ],
+    ids=str,
+)
+def test_another_wheel_for_every(change, monkeypatch):
+    before = Shelf(Horovod()).path
+    options = {}
+    for name, value in change.items():
+        if name.isupper():
+            monkeypatch.setenv(name, value)
+        else:
+            options[name] = value
+    assert Shelf(Horovod(**options)).path != before
+
+
+def test_another_wheel_for_every_version(monkeypatch):
+    before = Shelf(Horovod()).path
+    monkeypatch.setattr(Horovod, "version", "0.28.2")
+    assert Shelf(Horovod()).path != before
+
+
+def test_what_a_wheel_is_for():
+    import tensorflow as tf
+
+    facts = target.facts()
+    assert facts["tensorflow"].endswith(f" {tf.__version__}")
+    assert facts["tensorflow_library"].startswith("sha256=")
+    # What is found without the import is what TensorFlow says itself.
+    headers = target.tensorflow_folder() / "include"
+    assert str(headers) == tf.sysconfig.get_include()
+
+
+def test_the_environment_of_a_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOROVOD_WITHOUT_GLOO", "1")
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", "/mine")
+    # As under `make -j8 test`.
+    monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("MAKEFLAGS", " -j8 --jobserver-auth=3,4")
+    monkeypatch.setattr(toolchain, "jobs", lambda: 3)
+    variables = environment(Horovod(with_mpi=True), tmp_path)
+    assert "HOROVOD_WITHOUT_GLOO" not in variables
+    assert "HOROVOD_GPU_OPERATIONS" not in variables
+    assert variables["HOROVOD_WITH_MPI"] == "1"
+    assert variables["MAKEFLAGS"] == "-j3"
+    *folders, last = variables["CPLUS_INCLUDE_PATH"].split(os.pathsep)
+    assert last == "/mine"
+    assert all(Path(folder).is_dir() for folder in folders)
+    (header,) = (tmp_path / "include").rglob("xla_builder.h")
+    assert '#include "xla/hlo/builder/xla_builder.h"\n' in header.read_text()
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_only_a_header_that_has_moved_is_forwarded(
+    has_old, tmp_path, monkeypatch
+):
+    home = tmp_path / "tensorflow"
+    if has_old:
+        old = home / "include/tensorflow/compiler/xla/client/xla_builder.h"
+        old.parent.mkdir(parents=True)
+        old.touch()
+    monkeypatch.setattr(target, "tensorflow_folder", lambda: home)
+    monkeypatch.delenv("CPLUS_INCLUDE_PATH", raising=False)
+    variables = environment(Horovod(), tmp_path)
+    assert "CPLUS_INCLUDE_PATH" not in variables
+
+
+def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
+    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
+    good = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
+    found = [bad, good]
+    monkeypatch.setattr(Horovod, "look", lambda recipe: found.pop(0))
+    build(Horovod(), silent)
+    recipe = Horovod()
+    built, loaded = install(recipe, build(recipe, silent), silent)
+    assert not built.cached and loaded.built_in == "Gloo"
+    assert pip.builds() == 2
+
+
+def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
+    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
+    monkeypatch.setattr(Horovod, "look", lambda recipe: bad)
+    built = build(Horovod(), silent)
+    with pytest.raises(InstallError, match="undefined symbol"):
+        install(Horovod(), built, silent)
+    assert not built.wheel.exists()

@@ -1,0 +1,97 @@
+"""A worker of an elastic job that is disturbed from outside.
+
+argv: a folder, how gradients travel, and the number of epochs. A worker leaves
+a file with its process's number in the folder ``workers`` when it trains, and
+rank 0 a line in ``steps`` for every batch. An epoch does not end as long as the
+folder has a file ``stay``. Who gets to the end compares with one process.
+"""
+
+import os
+import pathlib
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+
+import keras_towers as kt
+from keras_towers import elastic
+
+FOLDER = pathlib.Path(sys.argv[1])
+COMPRESSION = None if sys.argv[2] == "default" else sys.argv[2]
+EPOCHS = int(sys.argv[3])
+BATCH, UNITS = 24, 1400
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(480, 8)).astype("float32")
+Y = X[:, :3] * 0.5
+
+
+def build():
+    """Two million weights, so that most of a step is their all-reduce."""
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(UNITS, "relu"),
+            keras.layers.Dense(UNITS, "relu"),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    return model
+
+
+class Log(keras.callbacks.Callback):
+    """Says that this worker trains, and lets the test hold it."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy = strategy
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        (FOLDER / "workers" / str(os.getpid())).touch()
+        if self.strategy.is_chief:
+            with (FOLDER / "steps").open("a") as file:
+                file.write(f"{self.epoch} {batch} {self.strategy.size}\n")
+
+    def on_epoch_end(self, epoch, logs=None):
+        while (FOLDER / "stay").exists():
+            time.sleep(0.05)
+
+
+def main():
+    model = build()
+    state = elastic.State(model)
+
+    @elastic.run
+    def train(state):
+        with kt.HorovodStrategy(compression=COMPRESSION) as strategy:
+            return model.fit(
+                X,
+                Y,
+                epochs=EPOCHS,
+                batch_size=BATCH,
+                verbose=0,
+                callbacks=[Log(strategy), elastic.Commit(state, every=4)],
+            )
+
+    history = train(state)
+    reference = build()
+    expected = reference.fit(X, Y, epochs=EPOCHS, batch_size=BATCH, verbose=0)
+    for one, other in zip(
+        model.get_weights(), reference.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert history.epoch == expected.epoch
+    print(f"as undisturbed after {len(history.epoch)} epochs", flush=True)
+
+
+if __name__ == "__main__":
+    (FOLDER / "workers").mkdir(exist_ok=True)
+    main()
