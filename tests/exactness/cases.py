@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.exactness import models as m
+from tests.kit.training import compiled
 
 BATCH = 16
 
@@ -51,23 +52,6 @@ def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
         )
 
     return run
-
-
-def compiled(
-    build,
-    optimizer=m.momentum,
-    loss=m.cross_entropy,
-    metrics=lambda: ["accuracy"],
-    **kwargs,
-):
-    """A function that builds and compiles."""
-
-    def make():
-        model = build()
-        model.compile(optimizer(), loss(), metrics=metrics(), **kwargs)
-        return model
-
-    return make
 
 
 def classifier(optimizer=m.momentum, count=m.EXAMPLES, **kwargs):

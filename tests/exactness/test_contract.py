@@ -3,36 +3,39 @@
 import numpy as np
 import pytest
 
+import keras_towers as kt
 from tests.exactness.cases import CASES, HARDEST
-from tests.exactness.compare import assert_same, on_towers
+from tests.exactness.contract import assert_contract
 
-NUMBERS = (1, 2, 3, 8)
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
+# Every hardest case in every mode, and every mode on every number of towers.
+TURNS = [
+    (name, mode, (2, 3, 4, 8)[(row + column) % 4])
+    for row, mode in enumerate(MODES)
+    for column, name in enumerate(HARDEST)
+]
 
 
-@pytest.mark.parametrize("towers", NUMBERS)
+@pytest.mark.parametrize("towers", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_case_on_towers(name, towers):
-    assert_same(name, on_towers(name, towers))
+    assert_contract(name, kt.TowerStrategy(towers))
 
 
-def _pairs():
-    """Every mode on every number of towers, the hardest cases in turn."""
-    pairs = [(mode, towers) for mode in MODES for towers in (2, 3, 4, 8)]
-    for index, (mode, towers) in enumerate(pairs):
-        yield HARDEST[index % len(HARDEST)], mode, towers
-        yield HARDEST[(index // len(HARDEST)) % len(HARDEST)], mode, towers
+@pytest.mark.parametrize("towers", [1, 4, 8])
+@pytest.mark.parametrize("name", HARDEST)
+def test_hardest_cases_on_other_towers(name, towers):
+    assert_contract(name, kt.TowerStrategy(towers))
 
 
-@pytest.mark.parametrize("name,mode,towers", sorted(set(_pairs())))
+@pytest.mark.parametrize("name, mode, towers", TURNS)
 def test_mode_on_towers(name, mode, towers):
-    assert_same(name, on_towers(name, towers, mode=mode))
+    assert_contract(name, kt.TowerStrategy(towers, mode=mode))
 
 
 @pytest.mark.parametrize("name", [*HARDEST, "loss-scale-overflow", "uneven"])
-@pytest.mark.parametrize("towers", (2, 3))
-def test_every_tower_updates_its_own(name, towers):
-    assert_same(name, on_towers(name, towers, updates="each"))
+def test_every_tower_updates_its_own(name):
+    assert_contract(name, kt.TowerStrategy(3, updates="each"))
 
 
 def test_a_wrong_weight_is_caught():
@@ -42,7 +45,7 @@ def test_a_wrong_weight_is_caught():
         model.set_weights(weights)
 
     with pytest.raises(AssertionError, match="kernel"):
-        assert_same("sgd", on_towers("sgd", 2, spoil))
+        assert_contract("sgd", kt.TowerStrategy(2), spoil)
 
 
 def test_towers_that_differ_are_caught():
@@ -51,4 +54,4 @@ def test_towers_that_differ_are_caught():
         component.assign(component + np.float32(1e-7))
 
     with pytest.raises(AssertionError, match="tower 1"):
-        on_towers("sgd", 2, spoil)
+        assert_contract("sgd", kt.TowerStrategy(2), spoil)

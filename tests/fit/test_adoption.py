@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.cases import CASES, Case, compiled
+from tests.exactness.cases import CASES, Case
 from tests.exactness.cases import fit as fitting
 from tests.kit.compare import assert_exact, close, same_history, same_model
 from tests.kit.ordinary import (
@@ -16,7 +16,15 @@ from tests.kit.ordinary import (
     assert_ordinary,
     optimizers,
 )
-from tests.kit.training import EXAMPLES, X, Y, adam, classifier, fit
+from tests.kit.training import (
+    EXAMPLES,
+    X,
+    Y,
+    adam,
+    classifier,
+    compiled,
+    fit,
+)
 
 
 class Shared(keras.Model):

@@ -1,0 +1,44 @@
+"""The exactness contract: a case on towers is the case on one device."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tests.exactness.cases import CASES
+from tests.kit.compare import Outcome, assert_same, outcome
+
+
+@functools.cache
+def on_one_device(name: str) -> Outcome:
+    """The reference of a case."""
+    return outcome(CASES[name].build, CASES[name].fit)
+
+
+def assert_contract(
+    name: str,
+    strategy: Any,
+    spoil: Callable[[keras.Model], None] | None = None,
+) -> Outcome:
+    """Assert that a case trains on towers as on one device.
+
+    Args:
+        name: the case.
+        strategy: the towers.
+        spoil: called with the model after ``fit``, while it is on the towers.
+
+    Returns:
+        what came of it on the towers.
+    """
+    case = CASES[name]
+
+    def act(model: keras.Model) -> Any:
+        history = case.fit(model)
+        if spoil is not None:
+            spoil(model)
+        return history
+
+    found = outcome(case.build, act, strategy)
+    assert_same(found, on_one_device(name), case.tolerance)
+    return found
