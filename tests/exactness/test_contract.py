@@ -16,8 +16,18 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("towers", [2, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name, towers",
+    [
+        pytest.param(
+            name,
+            towers,
+            marks=pytest.mark.core if name in HARDEST and towers == 2 else (),
+        )
+        for name in CASES
+        for towers in (2, 3)
+    ],
+)
 def test_case_on_towers(name, towers):
     assert_contract(name, kt.TowerStrategy(towers))
 
