@@ -99,8 +99,8 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-# What `make check` runs: one file for each room, and, marked where they are, the
-# contract's hardest cases on two towers.
+# What `make check` runs: one file for each room, and the hardest cases of the
+# contract on two towers, which are marked where they are.
 CORE = (
     "tests/bench/test_results.py",
     "tests/fit/step/test_backward.py",
