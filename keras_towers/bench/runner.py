@@ -26,8 +26,8 @@ _ONE_CORE = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-# Ranks that exchange gradients have equal weights, bit-identical with most
-# engines; those of ranks that do not differ much more than this.
+# Ranks that exchange gradients end with equal weights, bit-identical with most
+# engines. Without an exchange they differ far more than this.
 _SAME_WEIGHTS = 1e-5
 
 
