@@ -95,7 +95,7 @@ def test_too_few_elements_are_left_alone_and_said_once(caplog):
         assert packer.plan(grads) is None
         assert packer.plan(grads) is None
     assert [record.message for record in caplog.records] == [
-        "not packed: 2 gradients of float32, since 2047 elements are fewer "
+        "not packed: 2 gradients of float32, because 2047 elements are fewer "
         "than 1024 in each of 2 buffers"
     ]
     assert packer.plan([*grads, tf.zeros([])]) is not None
