@@ -1,4 +1,4 @@
-"""Train an existing Keras model on many devices by one line around ``fit``.
+"""Train an existing Keras model on many devices with one line around ``fit``.
 
 >>> import keras_towers as kt
 >>> with kt.TowerStrategy():
@@ -53,7 +53,7 @@ __all__ = [
     "virtual_towers",
 ]
 
-# TensorFlow takes seconds to start, which `keras-towers --help` need not pay.
+# Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
     "ChiefOnly": "keras_towers.callbacks",
@@ -70,7 +70,7 @@ _HOMES = {
     "virtual_towers": "keras_towers.devices",
 }
 
-# Modules that are parts of the public interface.
+# Modules that belong to the public interface.
 _MODULES = ("elastic",)
 
 

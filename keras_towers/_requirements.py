@@ -1,4 +1,4 @@
-"""Checks that TensorFlow is there and that Keras runs on it."""
+"""Checks that TensorFlow is installed and that Keras uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_towers.errors import CompatibilityError
 
 
 def check_tensorflow() -> None:
-    """Say what to install, before an import fails less clearly.
+    """Fail with instructions, before an import fails less clearly.
 
     Raises:
         CompatibilityError: TensorFlow is not installed.
@@ -24,20 +24,20 @@ def check_tensorflow() -> None:
 
 
 def check_backend() -> None:
-    """Say what to set where Keras does not run on TensorFlow.
+    """Fail with instructions if Keras does not use TensorFlow.
 
     Raises:
-        CompatibilityError: Keras runs on another backend.
+        CompatibilityError: Keras uses another backend.
     """
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend == "tensorflow" or "keras" in sys.modules:
-        # Only then: a Keras whose backend is not installed says less.
+        # Otherwise not: importing Keras without its backend fails less clearly.
         import keras
 
         backend = keras.backend.backend()
     if backend != "tensorflow":
         raise CompatibilityError(
-            f"keras_towers works with Keras's TensorFlow backend, and Keras "
-            f"runs on {backend!r}. Set "
-            "KERAS_BACKEND=tensorflow before Keras is imported."
+            f"keras_towers needs Keras's TensorFlow backend, but Keras uses "
+            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is "
+            "imported."
         )

@@ -1,4 +1,4 @@
-"""What a user puts in ``callbacks=[...]`` to say which processes run it."""
+"""Callback wrappers that specify which ranks run a callback."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from keras_towers.errors import TowerError
 
 
 class _Marked(keras.callbacks.Callback):
-    """Another callback, and who is to run it."""
+    """A callback, marked with the ranks that run it."""
 
     def __init__(self, callback: keras.callbacks.Callback):
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
             raise TowerError(
-                f"{type(self).__name__} takes one Keras callback, and was "
-                f"given {callback!r}."
+                f"{type(self).__name__} takes one Keras callback, but got "
+                f"{callback!r}."
             )
         self.callback = callback
 
 
 class ChiefOnly(_Marked):
-    """Runs a callback on rank 0 alone.
+    """Runs a callback on rank 0 only.
 
-    For what writes files, draws or sends messages. Keras's ``ModelCheckpoint``,
-    ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger`` run so by
-    themselves. Weights that it changes when training begins reach the other
-    ranks then, later changes at the end of the epoch.
+    For callbacks that write files, draw or send messages. Keras's
+    ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
+    run on rank 0 without it. Weights that the callback changes when training
+    begins are sent to the other ranks immediately, later changes at the end of
+    the epoch.
 
     Args:
         callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
-            ``predict``, for which the other ranks would have to be there.
+            ``predict``, which all ranks would have to call.
 
     Raises:
-        TowerError: it is not a callback.
+        TowerError: ``callback`` is not a callback.
 
     Example:
         >>> model.fit(x, y, callbacks=[kt.ChiefOnly(SendMail())])
@@ -43,14 +44,14 @@ class ChiefOnly(_Marked):
 
 
 class EveryRank(_Marked):
-    """Runs a callback on every rank, also one that only rank 0 would run.
+    """Runs a callback on every rank, even if its default is rank 0 only.
 
     Args:
-        callback: any Keras callback. Where it writes files, their names have
-            to differ between the ranks.
+        callback: any Keras callback. If it writes files, their names have to
+            differ between ranks.
 
     Raises:
-        TowerError: it is not a callback.
+        TowerError: ``callback`` is not a callback.
 
     Example:
         >>> log = keras.callbacks.CSVLogger(f"log-{strategy.rank}.csv")
@@ -59,12 +60,12 @@ class EveryRank(_Marked):
 
 
 class Start(NamedTuple):
-    """Where a call of ``fit`` begins.
+    """Where a call of ``fit`` starts.
 
     Attributes:
         epoch: the epoch, from 0.
-        batch: how many of its global batches are done.
-        seed: what the order of shuffled examples follows from.
+        batch: the number of its global batches that are already done.
+        seed: determines the order of shuffled examples.
     """
 
     epoch: int
@@ -73,9 +74,9 @@ class Start(NamedTuple):
 
 
 class ResumesFit(keras.callbacks.Callback):
-    """Base of callbacks that let ``fit`` begin in the middle of an epoch."""
+    """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
     @property
     def start(self) -> Start:
-        """Where ``fit`` begins."""
+        """Where ``fit`` starts."""
         raise NotImplementedError

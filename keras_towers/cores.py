@@ -1,4 +1,4 @@
-"""How many processor cores this process may use."""
+"""The number of CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def usable_cores() -> int:
-    """The cores that the scheduler may run this process on."""
+    """The number of cores on which the scheduler may run this process."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Which devices are the towers."""
+"""The devices of the towers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from keras_towers.errors import TowerError
 
 
 def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
-    """Split the CPU, or a single GPU, into logical devices to try towers on.
+    """Split the CPU, or the first GPU, into logical devices for testing.
 
-    Call it before TensorFlow uses a device: before the first tensor, variable
-    or model. The logical devices share the hardware, so this shows that a
-    script works on several towers, not how fast it would be on real ones.
+    Call it before TensorFlow initializes its devices: before the first tensor,
+    variable or model. The logical devices share the hardware, so this shows
+    whether a script works on several towers, not how fast it would be on
+    separate devices.
 
     Args:
         towers: number of logical devices, at least 1.
-        memory_limit: MiB of GPU memory for each; only with a GPU, and
-            needed there.
+        memory_limit: MiB of GPU memory per logical device; required to split a
+            GPU instead of the CPU.
 
     Returns:
-        The names of the devices, to be given to ``TowerStrategy`` or not.
+        The names of the devices; passing them to ``TowerStrategy`` is optional.
 
     Raises:
         TowerError: ``towers`` is not a positive whole number, or TensorFlow
-            has started with another number of devices already.
+            has already started with fewer devices.
 
     Example:
         >>> import keras_towers as kt
@@ -57,25 +58,25 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
         have = len(tf.config.list_logical_devices(kind))
         if have < towers:
             raise TowerError(
-                f"virtual_towers({towers}) came too late: TensorFlow has "
+                f"virtual_towers({towers}) was called too late: TensorFlow has "
                 f"started with {have} {kind} device(s). Call it before the "
-                "first tensor, variable or model is made."
+                "first tensor, variable or model is created."
             ) from error
     return [f"/device:{kind}:{index}" for index in range(towers)]
 
 
 def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
-    """Turn what a user gives as ``towers`` into device names.
+    """Convert a user's ``towers`` argument to device names.
 
     Args:
         towers: a number of devices, GPU ids, device names, or None for all
-            visible GPUs, else all logical CPUs.
+            visible GPUs, or all logical CPUs if there are none.
 
     Returns:
         Names like ``"/device:GPU:0"``.
 
     Raises:
-        TowerError: no, too many, doubled or unknown devices.
+        TowerError: no, too many, repeated or unknown devices.
     """
     gpus = [d.name for d in tf.config.list_logical_devices("GPU")]
     cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
@@ -94,7 +95,7 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
                 f"towers={number}, but there are {len(visible)} visible "
                 f"devices ({', '.join(visible)}). Give at most that many, or "
                 f"call keras_towers.virtual_towers({number}) before anything "
-                "else to split a CPU for trying things out."
+                "else to split the CPU for testing."
             )
         return visible[:number]
     if not isinstance(towers, (list, tuple)):
@@ -112,13 +113,13 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     if doubled:
         raise TowerError(
             f"towers={towers!r} names {', '.join(doubled)} more than once: "
-            "every tower needs a device of its own."
+            "every tower needs its own device."
         )
     return names
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number of any type as an ``int``; None for anything else."""
+    """Convert a whole number of any type to ``int``; None otherwise."""
     if isinstance(value, bool):
         return None
     try:
@@ -146,7 +147,7 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 
 
 def _is_named(name: str, wanted: str) -> bool:
-    """Whether a device has a name that may leave out job, task and number."""
+    """Whether a name, possibly without job, task and index, is a device's."""
     try:
         return canonical(name) == canonical(wanted)
     except ValueError:
@@ -154,15 +155,15 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def canonical(name: str) -> tuple[str, int, int, str | None, int]:
-    """What a device's name says, alike for all ways to write the name.
+    """The parts of a device name, independent of its spelling.
 
-    Parts that are left out are those of the first device of this process.
+    Missing parts default to those of the first device of this process.
 
     Returns:
         Job, replica, task, type and index.
 
     Raises:
-        ValueError: it is not the name of a device.
+        ValueError: it is not a device name.
 
     Example:
         >>> canonical("/gpu:1")

@@ -1,13 +1,13 @@
-"""The errors that keras_towers raises itself."""
+"""The errors that keras_towers raises."""
 
 
 class TowerError(ValueError):
-    """Bad input: says what was given, what is allowed and what to do."""
+    """Invalid use: says what was given, what is allowed and what to do."""
 
-    # AutoGraph copies errors out of a tf.function with their class only where
-    # it knows how to make one.
+    # AutoGraph preserves the class of an error raised in a tf.function only if
+    # it has this constructor.
     __init__ = Exception.__init__
 
 
 class CompatibilityError(ImportError):
-    """The installed TensorFlow or Keras lacks a name that is needed here."""
+    """The installed TensorFlow or Keras is missing or incompatible."""

@@ -1,4 +1,4 @@
-"""Commands that outlive neither a time limit nor the process that runs them."""
+"""Running commands that cannot outlive a time limit or their parent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Ended:
     """How a command ended.
 
     Attributes:
-        code: its exit status, -N for signal N; None if it ran out of time.
-        stdout: what it wrote there.
-        stderr: what it wrote there.
+        code: its exit status, -N for signal N; None if it timed out.
+        stdout: its standard output.
+        stderr: its standard error.
     """
 
     code: int | None
@@ -34,7 +34,7 @@ class Ended:
 
 
 class NoAnswer(Exception):
-    """A process that printed no result; the text says why in one line.
+    """A process printed no result; the message says why in one line.
 
     Attributes:
         ended: how it ended.
@@ -54,22 +54,23 @@ def run(
     on_line: Callable[[str], None] = lambda line: None,
     grace_s: float = 10,
 ) -> Ended:
-    """Run a command in a process group of its own.
+    """Run a command in its own process group.
 
-    When this function is left, also by Ctrl-C or an error of ``on_line``, the
-    whole group has ended: by SIGTERM, and what the command leaves behind or
-    has not ended after a grace period by SIGKILL.
+    When this function returns or raises, including on Ctrl-C or an error in
+    ``on_line``, the whole group has ended: it gets SIGTERM, and after a grace
+    period, or once the command itself has ended, SIGKILL.
 
     Args:
         command: program and arguments.
-        timeout_s: the seconds it may take.
-        environment: all of its environment; None: that of this process.
-        log: a file that gets both streams; they are in ``stdout`` then.
-        on_line: called with every line of ``stdout`` as it comes.
-        grace_s: the seconds the command has to clean up after SIGTERM.
+        timeout_s: the time limit in seconds.
+        environment: its complete environment; None: that of this process.
+        log: a file for both output streams, which are then combined in
+            ``stdout``.
+        on_line: called with each line of ``stdout`` as it arrives.
+        grace_s: the seconds it has to clean up after SIGTERM.
 
     Returns:
-        How it ended and what it wrote.
+        How it ended, and its output.
 
     Raises:
         OSError: it cannot be started.
@@ -78,7 +79,7 @@ def run(
         >>> run(["nproc"], timeout_s=5).code
         0
     """
-    # Not pipes: what the command leaves running would hold them open.
+    # Not pipes: orphaned children of the command would keep them open.
     with tempfile.TemporaryDirectory(
         prefix="keras-towers-", ignore_cleanup_errors=True
     ) as folder:
@@ -105,18 +106,18 @@ def ask_python(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run Python afresh and return the JSON object that it prints last.
+    """Run a fresh Python and return the JSON object that it prints last.
 
-    How it ends after that is of no interest: libraries that are unloaded may
-    still crash.
+    Its exit code does not matter then: libraries may crash while they are
+    unloaded.
 
     Args:
-        arguments: what follows ``python``.
-        timeout_s: the seconds it may take.
-        environment: all of its environment; None: that of this process.
+        arguments: the arguments of ``python``.
+        timeout_s: the time limit in seconds.
+        environment: its complete environment; None: that of this process.
 
     Raises:
-        NoAnswer: it printed none.
+        NoAnswer: it printed no JSON object.
     """
     ended = run([sys.executable, *arguments], timeout_s, environment)
     for line in reversed(ended.stdout.splitlines()):
@@ -141,7 +142,7 @@ def _wait(
     line = ""
     with out.open(encoding="utf-8", errors="replace") as written:
         while True:
-            # Asked before the file is read, so that its last lines are, too.
+            # Polled before reading, so that the last lines are read too.
             code = process.poll()
             for part in written:
                 line += part

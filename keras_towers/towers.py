@@ -1,4 +1,4 @@
-"""What code that runs on towers can ask, and how to run code on them."""
+"""Querying the current tower, and running code on each tower."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from keras_towers.fit.update import gradients
 
 @dataclasses.dataclass(frozen=True)
 class CurrentTower:
-    """The tower that runs a piece of code.
+    """The tower on which code runs.
 
     Attributes:
-        index: its position among the towers of all processes, from 0.
+        index: its index among the towers of all processes, from 0.
         total: the number of towers of all processes.
         device: the name of its device, such as ``"/device:GPU:0"``.
         training: True in the steps of ``fit`` and ``train_on_batch``, False in
-            those of ``evaluate`` and ``predict``. None where only the code
-            itself knows: in a loop of one's own, and outside of any tower.
+            those of ``evaluate`` and ``predict``. None if unknown: in custom
+            training loops and outside of any tower.
     """
 
     index: int
@@ -39,23 +39,25 @@ class CurrentTower:
 
     @property
     def is_main(self) -> bool:
-        """Whether it is tower 0, the one to print or to write something."""
+        """Whether it is tower 0, the one that should print or write files."""
         return self.index == 0
 
 
 def current_tower() -> CurrentTower:
-    """Say on which tower this code runs.
+    """Return the tower on which this code runs.
 
-    For layers, losses and steps; also in ``Strategy.run`` of any strategy of
-    TensorFlow. A step that is a ``tf.function`` is traced once for each tower,
-    so that the answer may decide what is traced.
+    For use in layers, losses and steps, and in ``Strategy.run`` of any
+    TensorFlow strategy. A step that is a ``tf.function`` is traced once per
+    tower, so the result may determine what is traced.
 
-    Outside of any tower (plain Keras, a model that is being built, callbacks)
-    the answer is the only tower that there is then, 0 of 1: code that asks runs
-    as well on one device. TensorFlow runs a ``tf.py_function`` outside of the
-    towers: ask before it.
+    Outside of any tower (plain Keras, building a model, callbacks) it returns
+    tower 0 of 1, so that the code also works on one device. TensorFlow runs a
+    ``tf.py_function`` outside of the towers: call this before it.
 
-    It ports tensorpack's ``get_current_tower_context``.
+    Ports tensorpack's ``get_current_tower_context``.
+
+    Returns:
+        The current tower.
 
     Example:
         >>> class Noisy(keras.layers.Layer):
@@ -86,33 +88,34 @@ def current_tower() -> CurrentTower:
 def run_on_each_tower(
     fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> list[Any]:
-    """Run a function on every tower of the strategy in force, for own loops.
+    """Run a function on every tower of the current strategy.
 
-    It works as it is and inside a ``tf.function``, under any strategy of
-    TensorFlow that traces its replicas one by one; with no strategy it runs
-    once. Towers have to do the same, so two things are compared:
+    For custom training loops. It works eagerly and inside a ``tf.function``,
+    under any TensorFlow strategy that traces its replicas one by one; without a
+    strategy the function runs once. All towers have to do the same, so these
+    are compared:
 
-    * the variables that ``fn`` creates. All towers create the same ones, or
-      the first creates them and the others find them there, as with layers;
-    * the variables that it returns gradients for, where it returns them as
-      ``(gradient, variable)`` pairs, in lists, tuples, dictionaries or the
-      ``zip`` object that made them.
+    * the variables that ``fn`` creates: all towers create the same ones, or
+      only the first creates them and the others reuse them, as with layers;
+    * the variables for which it returns gradients, if it returns
+      ``(gradient, variable)`` pairs in lists, tuples, dictionaries or a ``zip``
+      object.
 
-    It ports tensorpack's ``TowerFunc`` and the checks of its
-    ``TowerContext``.
+    Ports tensorpack's ``TowerFunc`` and the checks of its ``TowerContext``.
 
     Args:
         fn: builds and runs one tower.
-        *args: for ``fn``; a tower gets its own part of distributed values.
-        **kwargs: for ``fn`` by name, likewise.
+        *args: arguments of ``fn``; each tower gets its own component of
+            distributed values.
+        **kwargs: keyword arguments of ``fn``, likewise.
 
     Returns:
-        What ``fn`` returned on each tower of this process, in their order, with
-        a list in place of a ``zip`` object, which can be read only once.
+        The results of ``fn`` on the towers of this process, in order. ``zip``
+        objects, which can be read only once, are replaced by lists.
 
     Raises:
-        TowerError: towers created other variables than tower 0, or have no
-            gradients for the same ones; the message names them. Or this was
+        TowerError: a tower created other variables than tower 0, or has
+            gradients for other variables; the message names them. Or this was
             called on a tower.
 
     Example:
@@ -128,14 +131,12 @@ def run_on_each_tower(
         >>> losses = [loss for loss, _ in results]
     """
     if not callable(fn):
-        raise TowerError(
-            f"run_on_each_tower takes a function, and was given {fn!r}."
-        )
+        raise TowerError(f"run_on_each_tower takes a function, but got {fn!r}.")
     in_replica = tf.distribute.get_replica_context() is not None
     if tower_lib.current() or (in_replica and tf.distribute.has_strategy()):
         raise TowerError(
-            "run_on_each_tower was called on a tower: call it where the whole "
-            "batch is, outside of Strategy.run and of a train_step."
+            "run_on_each_tower was called on a tower: call it outside of "
+            "Strategy.run and of train_step, with the whole batch."
         )
     calls = _Calls()
 
@@ -149,7 +150,7 @@ def run_on_each_tower(
 
 
 class _Asked(NamedTuple):
-    """A variable that a tower wants; None is what is not known."""
+    """A variable that a tower requests; None means unknown."""
 
     name: str
     shape: tuple | None
@@ -160,7 +161,7 @@ class _Asked(NamedTuple):
         return f"{self.name!r} {shape} {self.dtype or '?'}"
 
     def same_name(self, other: _Asked) -> bool:
-        # A name that is taken gets a number: it is not the tower's doing.
+        # TensorFlow appends a number to names that are taken.
         mine, others = (
             re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (self, other)
         )
@@ -174,7 +175,7 @@ class _Asked(NamedTuple):
 
 
 class _Calls:
-    """The calls of one function on all towers: what each made and returned."""
+    """The calls of a function on all towers: created variables and results."""
 
     def __init__(self):
         self.results: dict[int, Any] = {}
@@ -183,7 +184,7 @@ class _Calls:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Note, and compare, what this tower creates."""
+        """Record and compare the variables that this tower creates."""
         index = compat.current_replica_id()
         self._created[index] = []
         self._missing[index] = []
@@ -192,7 +193,7 @@ class _Calls:
 
     @tf.autograph.experimental.do_not_convert
     def end(self, result: Any) -> None:
-        """Note what this tower's call returned."""
+        """Record the result on this tower."""
         self.results[compat.current_replica_id()] = _listed(result)
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
@@ -208,8 +209,8 @@ class _Calls:
             )
             self._created[0].append(asked)
             return variable
-        # Before TensorFlow hands tower 0's variable to this tower, whose shape
-        # and dtype it does not look at.
+        # TensorFlow will return tower 0's variable to this tower, without
+        # checking shape and dtype.
         if not self._created[index]:
             self._missing[index] = list(self._created[0])
         asked = _asked(kwargs)
@@ -223,7 +224,7 @@ class _Calls:
 
     @tf.autograph.experimental.do_not_convert
     def check(self) -> None:
-        """Compare the towers once all have been called."""
+        """Compare the towers after all calls."""
         for index, missing in sorted(self._missing.items()):
             if missing:
                 names = ", ".join(asked.described() for asked in missing)
@@ -243,20 +244,20 @@ class _Calls:
 def _unlike(index: int, here: str, there: str) -> TowerError:
     return TowerError(
         f"tower {index} creates other variables than tower 0: it creates "
-        f"{here} where tower 0 creates {there}. Every tower has to create the "
-        "same variables, of the same names, shapes and dtypes, or only tower 0 "
-        "any."
+        f"{here} where tower 0 creates {there}. Either every tower has to "
+        "create the same variables, with the same names, shapes and dtypes, "
+        "or only tower 0 may create any."
     )
 
 
 def _asked(kwargs: dict[str, Any]) -> _Asked:
-    """What a call that creates a variable asks for."""
+    """The variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
     initial = kwargs.get("initial_value")
     if initial is not None:
         with contextlib.suppress(Exception):
             if callable(initial):
-                # Traced only: values are drawn once, for tower 0.
+                # Only traced: the values are drawn once, for tower 0.
                 traced = tf.function(initial, autograph=False)
                 initial = traced.get_concrete_function().structured_outputs
             else:
@@ -275,7 +276,7 @@ def _known(shape: tf.TensorShape) -> tuple | None:
 
 
 def _listed(result: Any) -> Any:
-    """What a tower returned, with lists in place of ``zip`` objects."""
+    """A tower's result, with lists instead of ``zip`` objects."""
     if isinstance(result, zip):
         return list(result)
     if type(result) is dict:
@@ -288,7 +289,7 @@ def _listed(result: Any) -> Any:
 
 
 def _pairs(result: Any) -> Iterator[tuple[Any, Any]]:
-    """The ``(gradient, variable)`` pairs in what a tower returned."""
+    """The ``(gradient, variable)`` pairs in a tower's result."""
     if isinstance(result, Mapping):
         result = list(result.values())
     if not isinstance(result, (list, tuple)):

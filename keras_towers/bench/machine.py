@@ -14,16 +14,19 @@ from keras_towers.errors import TowerError
 
 
 def cpu_threads(towers: int) -> dict[str, int]:
-    """Return the threads of one process on the CPU, the same for all rows."""
+    """Return the CPU threads of one process, the same for all rows."""
     return {"intra_op": 1, "inter_op": max(4, towers)}
 
 
 def prepare_devices(device: str, towers: int) -> list[str]:
-    """Name the devices to train on; call before TensorFlow starts them.
+    """Set up the devices to train on; call before TensorFlow initializes them.
 
-    On the CPU every tower is one logical device, and an operation gets one
-    thread: with more, one device would already use all cores, and the numbers
-    would say how well operations share them instead of how towers do.
+    On the CPU every tower is a logical device, and each operation gets one
+    thread. With more threads one device would already use all cores, and the
+    results would reflect intra-op parallelism instead of the towers.
+
+    Returns:
+        The names of the devices.
     """
     import tensorflow as tf
 
@@ -41,13 +44,13 @@ def prepare_devices(device: str, towers: int) -> list[str]:
 
 
 def machine_facts(timeout_s: float) -> dict[str, Any]:
-    """Return what a reader must know to place the figures.
+    """Return the facts about this machine that put the figures in context.
 
     Args:
-        timeout_s: seconds that TensorFlow may take to start.
+        timeout_s: the time limit for starting TensorFlow in seconds.
 
     Raises:
-        TowerError: it cannot be imported, or Keras.
+        TowerError: TensorFlow or Keras cannot be imported.
     """
     found = probe.look(timeout_s)
     error = found.get("error") or found.get("keras_error")

@@ -14,8 +14,8 @@ from keras_towers.bench.trainers import Trainer
 WARM_UP_BATCHES = 10
 # The first steps of an epoch fill the queues of the input pipeline.
 _SETTLING_BATCHES = 3
-# How many batches each tower takes while one time is measured, if towers take
-# them in bursts.
+# For towers that take batches in bursts: the number of batches per tower over
+# which one time is measured.
 ROUNDS = 3
 _ADOPTIONS = 4
 _SHORT_EPOCHS = 5
@@ -30,22 +30,22 @@ def measure_training(
     over: int = 1,
     alone: bool = False,
 ) -> dict[str, Any]:
-    """Train, and time the steps and what an epoch costs beside them.
+    """Train, and measure the steps and the per-epoch overhead.
 
     Args:
-        trainer: this process.
-        meeting: all processes, which are timed while all of them train.
-        batches: how many times to take.
-        over: how many steps one time is the mean of.
-        alone: whether processes exchange nothing, and so need not keep step.
+        trainer: trains in this process.
+        meeting: all processes; each is timed while all of them train.
+        batches: the number of times to measure.
+        over: the number of steps over which each time is averaged.
+        alone: whether processes exchange nothing, and so are not in lockstep.
 
     Returns:
-        Milliseconds of every timed step; seconds that an epoch costs beside
-        its steps, where there are epochs; the loss, by which rows can be
-        checked to agree, and a few weights, by which ranks can.
+        Milliseconds of every timed step; the per-epoch overhead in seconds, if
+        there are epochs; the loss, to check that rows agree; and a few weights,
+        to check that ranks agree.
     """
     if meeting.size > 1:
-        # They have to wait for each other between warming up and being timed.
+        # Synchronize between the warm-up and the measurement.
         trainer.train(WARM_UP_BATCHES, 1)
         meeting.exchange("warm")
     skipped = _skipped(meeting.size, over)
@@ -59,7 +59,7 @@ def measure_training(
     witness = trainer.bias()
     meeting.leave("done")
     while alone and not meeting.complete("done"):
-        # A rank that is done early would leave the others a quieter machine.
+        # If a rank stopped early, the others would run on a less busy machine.
         trainer.train(_SHORT_EPOCH_STEPS, 1)
     return {
         "step_ms": step_ms,
@@ -72,27 +72,27 @@ def measure_training(
 
 
 def steps_needed(processes: int, batches: int, over: int) -> int:
-    """Return the steps that there has to be data for."""
+    """Return the number of steps that need data."""
     return max(WARM_UP_BATCHES, _skipped(processes, over) + batches + over)
 
 
 def _skipped(processes: int, over: int) -> int:
-    """Return how many steps of the timed run are not timed."""
+    """Return the number of untimed steps at the start of the timed run."""
     return _SETTLING_BATCHES if processes > 1 else max(WARM_UP_BATCHES, over)
 
 
 def differences(times: Sequence[float], over: int = 1) -> list[float]:
-    """Return the seconds of one step between each time and a later one.
+    """Return seconds per step, averaged over ``over`` steps from each time.
 
-    Towers that wait for nobody take batches in bursts: only ``over`` several
-    rounds of them is a mean a rate.
+    Asynchronous towers take batches in bursts, so only a mean over several
+    rounds is a meaningful rate.
     """
     pairs = zip(times, times[over:], strict=False)
     return [(end - start) / over for start, end in pairs]
 
 
 def epoch_cost_s(epochs: Sequence[float], step_ms: Sequence[float]) -> float:
-    """Return the seconds that a short epoch costs beside its steps."""
+    """Return the overhead of a short epoch in seconds."""
     steps_s = _SHORT_EPOCH_STEPS * statistics.median(step_ms) / 1e3
     return statistics.median(differences(epochs)[_SKIPPED_EPOCHS:]) - steps_s
 
@@ -100,11 +100,11 @@ def epoch_cost_s(epochs: Sequence[float], step_ms: Sequence[float]) -> float:
 def measure_adoption(
     make_strategy: Callable[[Sequence[str]], Any], devices: Sequence[str]
 ) -> dict[str, Any]:
-    """Time a strategy taking a model of about 100 MB over and giving it back.
+    """Time how long a strategy takes to adopt and release a 100 MB model.
 
     Returns:
-        Seconds to adopt, to release, and to copy the same bytes once in
-        numpy, each a list with one number for every time; and the bytes.
+        Lists of the seconds to adopt it, to release it, and to copy the same
+        bytes once with numpy; and the number of bytes.
     """
     model = ADOPTED.build()
     model.optimizer.build(model.trainable_variables)

@@ -1,7 +1,7 @@
-"""Where the ranks of a benchmark wait for each other: files in a folder.
+"""Synchronization of a benchmark's ranks by files in a folder.
 
-Rows are to be compared that have no engine in common to wait by, and one that
-has none at all.
+The rows that are compared have no communication engine in common, and some have
+none at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Meeting:
     """The processes that measure one cell.
 
     Attributes:
-        folder: empty at first, and the same on all ranks.
+        folder: initially empty, the same on all ranks.
         rank: this process.
         size: number of processes.
     """
@@ -29,26 +29,26 @@ class Meeting:
     size: int
 
     def leave(self, name: str, text: str = "") -> None:
-        """Leave a text under a name, for the others to see."""
+        """Publish a text under a name."""
         path = self._path(name, self.rank)
-        # Whoever sees the file must see all of it.
+        # Rename, so that readers never see a partial file.
         part = path.with_name(f"{path.name}.part")
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
 
     def complete(self, name: str) -> bool:
-        """Whether all ranks have left something under this name."""
+        """Whether all ranks have published a text under this name."""
         return all(self._path(name, r).exists() for r in range(self.size))
 
     def exchange(self, name: str, text: str = "") -> list[str]:
-        """Leave a text and wait for those of all ranks, in their order."""
+        """Publish a text and wait for those of all ranks, in rank order."""
         self.leave(name, text)
         while not self.complete(name):
             time.sleep(_POLL_S)
         return self.read(name)
 
     def read(self, name: str) -> list[str]:
-        """Return what all ranks have left under this name."""
+        """Return the texts of all ranks under this name."""
         return [
             self._path(name, rank).read_text(encoding="utf-8")
             for rank in range(self.size)

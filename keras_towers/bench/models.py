@@ -1,7 +1,8 @@
 """The models and the data of the benchmark.
 
-Each is an ordinary Keras model, compiled as a user would. Keras is imported
-inside the functions, so that naming a model costs no TensorFlow start.
+Each is an ordinary Keras model, compiled as a user would do it. Keras is
+imported inside the functions, so that listing the models does not start
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ class BenchModel:
     """One model of the benchmark.
 
     Attributes:
-        title: what it is, for the reader of a table.
-        input_shape: of one example, channels last.
-        widths: units of every hidden dense layer.
-        convolutions: filters and strides of every layer before those.
+        title: a description for the reader of a table.
+        input_shape: the shape of one example, channels last.
+        widths: units of each hidden dense layer.
+        convolutions: filters and strides of each convolution before those.
     """
 
     title: str
@@ -30,10 +31,10 @@ class BenchModel:
     convolutions: tuple[tuple[int, int], ...] = ()
 
     def build(self, optimizer: Any = None) -> Any:
-        """Build and compile the model, with the same weights every time.
+        """Build and compile the model, with the same initial weights.
 
         Args:
-            optimizer: another one than SGD with momentum.
+            optimizer: None for SGD with momentum.
         """
         import keras
         from keras import layers
@@ -61,7 +62,7 @@ class BenchModel:
         return model
 
     def data(self, examples: int) -> tuple[Any, Any]:
-        """Return made-up inputs and labels, the same in every process."""
+        """Return random inputs and labels, the same in every process."""
         import numpy as np
 
         random = np.random.default_rng(0)

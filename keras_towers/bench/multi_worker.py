@@ -1,12 +1,12 @@
 """TensorFlow's ``MultiWorkerMirroredStrategy`` in one rank of the benchmark.
 
-``fit`` under it crashes on Keras 3 when it builds the model, so this is the
-training loop of TensorFlow's guide: the model made in the strategy's scope,
-``strategy.run`` on each batch, and Keras's optimizer, which all-reduces the
-gradients. The ring is what the strategy takes on a CPU by itself; asking for it
-keeps the row what it is called on every machine.
+With Keras 3 ``fit`` crashes under it while building the model, so this is the
+training loop from TensorFlow's guide: the model is created in the strategy's
+scope, ``strategy.run`` is called on each batch, and Keras's optimizer
+all-reduces the gradients. The ring is also the default on CPUs; it is set
+explicitly so that the row means the same on every machine.
 
-It has neither metrics nor callbacks, which is to its advantage.
+The loop has no metrics or callbacks, which works in its favour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_towers.bench.trainers import Trainer, Workload, bias, loop
 
 @contextlib.contextmanager
 def ring_loop(work: Workload) -> Iterator[Trainer]:
-    """Make a rank; call it before TensorFlow has run anything."""
+    """Create a rank; call this before TensorFlow has run anything."""
     _join_cluster(work.meeting)
     import keras
     import tensorflow as tf
@@ -37,8 +37,8 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
     )
     with strategy.scope():
         model = work.model.build()
-    # Under a strategy Keras divides it by the number of ranks, over which its
-    # optimizer then sums the gradients.
+    # Under a strategy Keras divides the loss by the number of ranks, because
+    # its optimizer sums gradients over them.
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def step(x: Any, y: Any) -> Any:
@@ -60,7 +60,7 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
 
 
 def _join_cluster(meeting: Meeting) -> None:
-    """Tell TensorFlow where the ranks are, by ports that are free."""
+    """Tell TensorFlow the addresses of the ranks, with free ports."""
     with socket.socket() as held:
         held.bind(("localhost", 0))
         ports = meeting.exchange("port", str(held.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""What to measure: the cells that the options of the benchmark ask for."""
+"""What to measure: the cells selected by the options."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ADOPTION = "adoption"
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement to make, by fresh processes.
+    """One measurement, in fresh processes.
 
     Attributes:
-        kind: of a suite, or ``ADOPTION``.
+        kind: the kind of a suite, or ``ADOPTION``.
         model: a key of ``models.MODELS``.
         row: the name of a row.
         replicas: towers of one process, or processes.
-        repeat: how many such cells come before it.
+        repeat: the number of the repeat, from 0.
     """
 
     kind: str
@@ -31,17 +31,17 @@ class Cell:
 
     @property
     def suite(self) -> Suite:
-        """Where the row comes from."""
+        """The suite that the row belongs to."""
         return PROCESSES if self.kind == PROCESSES.kind else TOWERS
 
     @property
     def processes(self) -> int:
-        """How many processes train."""
+        """The number of processes that train."""
         return self.replicas if self.suite is PROCESSES else 1
 
     @property
     def title(self) -> str:
-        """The cell in words, the same for all repeats."""
+        """The title of the cell, the same for all repeats."""
         suite = self.suite
         noun = suite.replica if self.replicas == 1 else suite.replicas
         return f"{self.model}, {self.replicas} {noun}, {self.row}"
@@ -53,9 +53,9 @@ class Setting:
 
     Attributes:
         device: ``"cpu"`` or ``"gpu"``.
-        batch: examples of a step in each process.
-        batches: how many steps to time.
-        timeout_s: seconds that one cell may take.
+        batch: examples per step and process.
+        batches: the number of steps to time.
+        timeout_s: the time limit of one cell in seconds.
     """
 
     device: str
@@ -72,11 +72,11 @@ def plan_cells(
     repeats: int,
     adoption: bool,
 ) -> list[Cell]:
-    """List the cells in the order to run them, with adoption if wanted.
+    """List the cells in the order to run them, including adoption if wanted.
 
     Rows that are compared with each other run close together in time, so that
-    a machine that slows down half-way slows all of them. For the same reason
-    plain Keras is measured again beside every number of replicas.
+    changes in the machine's speed affect all of them. For the same reason plain
+    Keras is measured again for every number of replicas.
     """
     ordered = [row for row in suite.rows.values() if row.name in rows]
     cells = [
@@ -99,10 +99,10 @@ def plan_cells(
 def choices(
     what: str, text: str | None, allowed: Collection[str], default: list[str]
 ) -> list[str]:
-    """Split names given by commas; None stands for the default.
+    """Split comma-separated names; None means the default.
 
     Raises:
-        TowerError: a name is not allowed, or none is given where there is a
+        TowerError: a name is not allowed, or none is given although there is a
             default.
     """
     if text is None:
@@ -118,7 +118,11 @@ def choices(
 
 
 def numbers(option: str, text: str, least: int) -> list[int]:
-    """Read whole numbers given by commas, or raise ``TowerError``."""
+    """Parse comma-separated whole numbers.
+
+    Raises:
+        TowerError: one is not a whole number, or less than ``least``.
+    """
     try:
         counts = sorted({int(word) for word in text.split(",")})
     except ValueError:

@@ -1,4 +1,4 @@
-"""Showing the benchmark's results: tables for people, JSON for programs."""
+"""The benchmark's results as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from keras_towers.bench.rows import SUITES, TOWERS, Suite
 from keras_towers.bench.runner import Sample
 
 _NOTHING = "–"
-# From so many columns on, a ratio and its range stand on one line.
+# From this terminal width on, a ratio and its range fit on one line.
 _WIDE = 105
 
 
-# Titles of columns, and what is said of them below the table.
+# Titles of columns, and their explanations below the table.
 _COLUMNS = {
     "step_ms": (
         "ms",
         "ms: milliseconds from the start of one batch to the start of the "
-        "next, the median of a run, over all its processes, and then of all "
-        "repeats.",
+        "next: median over a run and its processes, then over all repeats.",
     ),
     "to_plain": ("÷ plain", ""),
     "to_stock_default": ("÷ stock\ndefault", ""),
     "to_best_stock": (
         "÷ best\nstock",
-        "A ratio below 1 means less time than the row it is divided by; beside "
-        "it stand the smallest and largest of all repeats. *: best stock.",
+        "Ratios below 1 mean less time than the row in the denominator; next "
+        "to them are the smallest and largest of all repeats. *: best stock.",
     ),
     "cost_ms": (
         "cost",
-        "cost: how many of them are above compute of the same repeat, where "
-        "the same processes train at the same time and exchange nothing.",
+        "cost: communication overhead: milliseconds above the compute row of "
+        "the same repeat, where the same processes train concurrently without "
+        "exchanging anything.",
     ),
     "to_raw": (
         "÷ raw",
-        "÷ raw: that cost divided by raw Horovod's. Beside them stand the "
+        "÷ raw: that overhead divided by raw Horovod's. Next to them are the "
         "smallest and largest of all repeats.",
     ),
     "epoch_cost_s": (
         "epoch",
-        "epoch: what an epoch of fit costs beside its steps.",
+        "epoch: per-epoch overhead of fit, in addition to the steps.",
     ),
 }
 
@@ -57,7 +57,7 @@ _COLUMNS = {
 def show_report(
     console: Console, facts: dict[str, Any], samples: Sequence[Sample]
 ) -> None:
-    """Print the tables of what was measured, and what failed."""
+    """Print tables of the results, and the failures."""
     separator = " " if console.width >= _WIDE else "\n"
     adoption = summarize_adoption(samples)
     for suite in SUITES.values():
@@ -105,7 +105,7 @@ def _training_table(
 
 
 def _cell(column: str, spread: Spread | None, separator: str) -> str:
-    """Write a median and, where repeats are compared, their range."""
+    """Format a median and, where repeats are compared, their range."""
     if spread is None:
         return _NOTHING
     if column == "epoch_cost_s":
@@ -131,10 +131,10 @@ def _adoption_table(results: Sequence[dict[str, Any]]) -> Table:
             f"{result['release_s'] / result['copy_s']:.1f}",
         ]
 
-    title = "Taking a 100 MB model over, and giving it back"
+    title = "Adopting and releasing a 100 MB model"
     columns = ["first", "again", "÷ copy", "release", "÷ copy"]
     table = _table(title, TOWERS, columns, results, cells)
-    table.caption = "÷ copy: divided by the time numpy takes to copy it once"
+    table.caption = "÷ copy: relative to the time of one copy by numpy"
     return table
 
 
@@ -145,7 +145,7 @@ def _table(
     results: Sequence[dict[str, Any]],
     cells: Callable[[dict[str, Any]], list[str]],
 ) -> Table:
-    """Make a table with a section for each number of replicas."""
+    """Create a table with a section for each number of replicas."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(suite.replicas, justify="right")
     table.add_column("strategy", no_wrap=True)
@@ -165,7 +165,7 @@ def _table(
 def _name(suite: Suite, result: dict[str, Any]) -> str:
     name, choice = result[suite.row_key], result.get(suite.choice_key)
     text = f"[bold]{name}[/]" if suite.rows[name].ours else name
-    # Some names say it already.
+    # Some names already contain it.
     if choice and not name.endswith(choice):
         text += f" ({choice})"
     if name == result.get("best_stock"):

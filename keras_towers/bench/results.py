@@ -1,6 +1,6 @@
-"""The arithmetic of the benchmark: medians, ratios, costs and their ranges.
+"""The arithmetic of the benchmark: medians, ratios, overheads and ranges.
 
-A result is what the JSON says of one row, on one model and number of replicas.
+A result is the JSON entry of one row, for one model and number of replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Repeats = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several repeats, and the smallest and largest of them."""
+    """The median of several repeats, and their minimum and maximum."""
 
     median: float
     low: float
@@ -28,7 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Summarize one value per repeat; of no values there is nothing."""
+        """Summarize one value per repeat; None if there are no values."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -36,10 +36,10 @@ class Spread:
 
 
 def summarize(suite: Suite, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Make one result of all repeats, in the order of the samples.
+    """Combine all repeats into one result per row, in the order of samples.
 
-    Its columns are those of the suite: a ``Spread`` each, or None where there
-    is nothing to be said. A row is compared with others within each repeat.
+    Its columns are those of the suite: each is a ``Spread``, or None if not
+    available. Rows are compared with each other within each repeat.
     """
     # Only rows on the same model and number of replicas are compared.
     groups: dict[tuple[str, int], dict[str, list[Sample]]] = {}
@@ -63,7 +63,7 @@ def _summarize_group(
         name: _cost_ms(mine, steps.get(suite.rows[name].alone or "", {}))
         for name, mine in steps.items()
     }
-    # Where noise hides it, nothing can be divided by it.
+    # If noise hides the overhead, it cannot be a divisor.
     raw = {r: ms for r, ms in costs.get(RAW, {}).items() if ms > 0}
     best = best_stock(suite, steps)
     results = []
@@ -101,7 +101,7 @@ def _step_ms(samples: Sequence[Sample]) -> Repeats:
 
 
 def _cost_ms(mine: Repeats, alone: Repeats) -> Repeats:
-    """Return what lies above the row that exchanges nothing."""
+    """Return the time above that of the row that exchanges nothing."""
     return {r: mine[r] - alone[r] for r in mine if r in alone}
 
 
@@ -121,10 +121,10 @@ def best_stock(suite: Suite, steps: Mapping[str, Repeats]) -> str | None:
 
 
 def summarize_adoption(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Make one result of every adoption sample.
+    """Create one result per adoption sample.
 
-    The first adoption in a process is told apart, because it also pays for
-    what TensorFlow starts only once.
+    The first adoption in a process is reported separately, because it includes
+    one-time initialization by TensorFlow.
     """
     return [_adoption(s) for s in samples if s.cell.kind == ADOPTION]
 

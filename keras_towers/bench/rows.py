@@ -1,6 +1,6 @@
 """The rows of the benchmark, by name, in the order of the tables.
 
-A row is added by one entry here.
+To add a row, add an entry here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from keras_towers.bench.multi_worker import ring_loop
 from keras_towers.bench.torch_loop import torch_loop
 from keras_towers.bench.trainers import Trainer, Workload
 
-# The names that TowerStrategy's ``mode`` and HorovodStrategy's ``compression``
-# take. Lists of their own, because the modules that know them take TensorFlow
-# to import.
+# The values of TowerStrategy's ``mode`` and HorovodStrategy's ``compression``,
+# repeated here because the modules that define them import TensorFlow.
 MODES = ("cpu", "gpu", "hierarchical", "collective", "nccl")
 COMPRESSIONS: tuple[str, ...] = ("none", "fp16", "fp16-shards", "bf16")
 COMPRESSIONS += ("fp16-feedback", "bf16-feedback")
@@ -32,18 +31,20 @@ class Row:
     """One way to train.
 
     Attributes:
-        name: what options and tables call it.
-        train: prepares one process to train.
-        note: what it is, for the reader of the table.
-        ours: whether this package does it.
-        stock: whether it may be the best row of TensorFlow's own.
-        default: whether it is measured if nobody asks for it.
+        name: its name in options and tables.
+        train: prepares one process for training.
+        note: a description for the reader of the table.
+        ours: whether it belongs to this package.
+        stock: whether it is one of TensorFlow's own.
+        default: whether it is measured by default.
         needs: the module that must be installed for it.
-        alone: the row in which the same processes exchange nothing, from where
-            the cost of exchange is counted; None: nothing is exchanged here.
-        bursts: whether towers take their batches all at once, so that only a
-            mean over several rounds of them is a rate.
-        strategy: makes the strategy on such devices, if adoption can be timed.
+        alone: the row in which the same processes exchange nothing, relative to
+            which communication overhead is measured; None: this row exchanges
+            nothing.
+        bursts: whether towers take their batches in bursts, so that only a
+            mean over several rounds is a meaningful rate.
+        strategy: creates the strategy on given devices, if adoption can be
+            timed.
     """
 
     name: str
@@ -65,7 +66,7 @@ def _strategy(name: str, devices: Sequence[str], **options: Any) -> Any:
 
 
 def _towers(name: str, registered: str, mode: str = "", **more: Any) -> Row:
-    """Make the row of a strategy of ours in one process."""
+    """Create the row of one of this package's strategies."""
     options = {"mode": mode} if mode else {}
     strategy = partial(_strategy, registered, **options)
     train = partial(trainers.towers, make=strategy)
@@ -78,7 +79,7 @@ def _stock(name: str, reduction: str | None = None) -> Row:
 
 
 def _ranks(name: str, train: Callable[..., Any], **more: Any) -> Row:
-    """Make the row of Keras in processes that exchange gradients."""
+    """Create the row of Keras in processes that exchange gradients."""
     return Row(name, train, alone="compute", **more)
 
 
@@ -97,14 +98,14 @@ _TOWERS = (
         "async",
         "async",
         bursts=True,
-        note="a step is the mean over some rounds of its towers",
+        note="a step is the mean over several rounds of its towers",
     ),
 )
 _PROCESSES = (
     Row(
         "compute",
         trainers.keras_alone,
-        "plain Keras, every process for itself, all at the same time",
+        "plain Keras in all processes at the same time, without exchange",
     ),
     _ranks(
         RAW,
@@ -135,14 +136,14 @@ _PROCESSES = (
         "stock-loop",
         ring_loop,
         note="MultiWorkerMirroredStrategy's ring in the training loop of "
-        "TensorFlow's guide, without fit, which crashes under it on Keras 3",
+        "TensorFlow's guide, because fit crashes under it on Keras 3",
     ),
     Row("torch-compute", partial(torch_loop, exchanges=False), needs="torch"),
     Row(
         "torch-ddp",
         partial(torch_loop, exchanges=True),
-        "DistributedDataParallel on gloo in a loop; its cost is counted from "
-        "torch-compute, the same loop in every process for itself",
+        "DistributedDataParallel on gloo in a loop; its cost is relative to "
+        "torch-compute, the same loop in every process without exchange",
         needs="torch",
         alone="torch-compute",
     ),
@@ -154,15 +155,15 @@ class Suite:
     """Rows that are compared with each other, with any number of replicas.
 
     Attributes:
-        kind: of its cells.
-        replica: what one replica is called.
-        replicas: what several are called, and the option for their numbers.
-        least: the smallest of these.
-        models: those that are trained if nobody asks for others.
-        row_key: what the JSON calls a row.
-        choice_key: what the JSON calls the choice that a row made.
-        columns: what is said of a row, of what ``results`` computes.
-        rows: by name, in the order of the tables.
+        kind: the kind of its cells.
+        replica: the word for one replica.
+        replicas: the word for several, and the option for their numbers.
+        least: the smallest allowed number of replicas.
+        models: the models that are trained by default.
+        row_key: the JSON key of the row's name.
+        choice_key: the JSON key of the choice that a row made.
+        columns: the columns of its results, from those ``results`` computes.
+        rows: the rows by name, in the order of the tables.
     """
 
     kind: str
@@ -176,7 +177,7 @@ class Suite:
     rows: dict[str, Row]
 
     def default_rows(self) -> list[str]:
-        """Name the rows that are measured here if nobody asks for others."""
+        """Return the names of the rows measured by default."""
         return [
             row.name
             for row in self.rows.values()

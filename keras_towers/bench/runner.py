@@ -1,4 +1,4 @@
-"""Running one cell after another, each in fresh processes with a time limit."""
+"""Runs cells, each in fresh processes with a time limit."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from keras_towers.bench.plan import ADOPTION, Cell, Setting
 from keras_towers.bench.worker import RESULT
 
 _STDERR_LINES = 12
-# A launcher needs some time to end its ranks.
+# The launcher needs time to end its ranks.
 _GRACE_S = 15
-# One core a rank: with more threads, one rank would already use all cores.
+# One core per rank: with more threads a single rank would use all cores.
 _ONE_CORE = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-# Weights of ranks that exchanged their gradients are equal, to the bit with
-# most engines; of ranks that did not they differ in the second digit.
+# Ranks that exchange gradients end with equal weights, bit-identical with most
+# engines. Without an exchange they differ far more than this.
 _SAME_WEIGHTS = 1e-5
 
 
 @dataclass
 class Sample:
-    """The outcome of one cell: what was measured, or why nothing was."""
+    """The outcome of one cell: its measurements, or an error."""
 
     cell: Cell
     result: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it with one name for towers and processes, and their rows."""
+        """Return it with the same keys for towers and processes."""
         job = asdict(self.cell)
         job["strategy"], job["towers"] = job.pop("row"), job.pop("replicas")
         return {"job": job, "result": self.result, "error": self.error}
 
 
 class WorkerFailed(Exception):
-    """A process ended badly; the text is the end of what it said."""
+    """A process failed; the text is the end of its output."""
 
 
 def run_cell(cell: Cell, setting: Setting) -> Sample:
-    """Measure one cell in processes of its own."""
+    """Measure one cell in separate processes."""
     try:
         return Sample(cell, _run_cell(cell, setting))
     except WorkerFailed as error:
@@ -61,7 +61,7 @@ def run_cell(cell: Cell, setting: Setting) -> Sample:
 def failed_before(cell: Cell, samples: Sequence[Sample]) -> bool:
     """Whether an earlier repeat failed.
 
-    One strategy that hangs need not take its time limit in every repeat.
+    So a strategy that hangs does not use up its time limit in every repeat.
     """
     return any(s.error and s.cell.title == cell.title for s in samples)
 
@@ -80,12 +80,12 @@ def _run_cell(cell: Cell, setting: Setting) -> dict[str, Any]:
         try:
             texts = Meeting(Path(folder), 0, cell.processes).read(RESULT)
         except FileNotFoundError:
-            raise WorkerFailed("a process left no result") from None
+            raise WorkerFailed("a process wrote no result") from None
     return combine(cell, [json.loads(text) for text in texts])
 
 
 def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Put what the processes of a cell measured together.
+    """Combine the measurements of the processes of a cell.
 
     Raises:
         WorkerFailed: the processes trained different models.
@@ -101,7 +101,7 @@ def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 rank["witness"], first["witness"], strict=True
             )
         ]
-        # Asked this way round, weights that are no numbers do not agree.
+        # Written so that NaN fails.
         if not all(value <= _SAME_WEIGHTS for value in differences):
             raise WorkerFailed(
                 "after training, the weights of the ranks differ by "
@@ -127,9 +127,9 @@ def _run_python(
     """Run a Python process.
 
     Raises:
-        WorkerFailed: it ended with an error or ran too long.
+        WorkerFailed: it failed or exceeded the time limit.
     """
-    # Workers find this package from wherever the command is run.
+    # So that workers find this package in any current directory.
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     ended = subprocesses.run(
         [sys.executable, *arguments],

@@ -11,13 +11,13 @@ from typing import Any
 from keras_towers.bench.models import CLASSES, SGD, BenchModel
 from keras_towers.bench.trainers import Trainer, Workload, loop
 
-# Where the launcher wants the ranks to meet, by Horovod's word for it.
+# The network interface that the launcher chose, in Horovod's variable.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 @contextlib.contextmanager
 def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
-    """Make a rank on one thread, connected to the others if it exchanges."""
+    """Create a rank with one thread, connected to the others if needed."""
     import torch
     from torch import distributed
 
@@ -26,7 +26,7 @@ def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
     module = build(work.model)
     x, y = map(torch.from_numpy, work.part())
     if x.ndim == 4:
-        # PyTorch has the channels first.
+        # PyTorch expects channels first.
         x = x.permute(0, 3, 1, 2).contiguous()
     if not exchanges:
         yield _loop(module, x, y, work.batch)

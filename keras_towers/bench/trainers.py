@@ -1,7 +1,7 @@
 """How the rows of the benchmark train, in one of their processes.
 
-Each is set up the way that its users do. TensorFlow is imported inside the
-functions, so that naming a row does not start it.
+Each is set up as its users would do it. TensorFlow is imported inside the
+functions, so that listing the rows does not start it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from keras_towers.bench.models import SGD, BenchModel
 
 @dataclass(frozen=True)
 class Workload:
-    """What one process trains, and on what.
+    """The model, data and devices of one process.
 
     Attributes:
         model: a model of the benchmark.
         meeting: this process and the others.
-        devices: the towers of this process; none: the row chooses.
-        batch: examples of a step in each process.
-        steps: the steps that there is data for.
+        devices: the towers of this process; empty: the row chooses.
+        batch: examples per step and process.
+        steps: the number of steps to provide data for.
     """
 
     model: BenchModel
@@ -35,11 +35,11 @@ class Workload:
     steps: int
 
     def data(self) -> tuple[Any, Any]:
-        """Return the global batches of all steps, one after the other."""
+        """Return the global batches of all steps, concatenated."""
         return self.model.data(self.steps * self.meeting.size * self.batch)
 
     def part(self) -> tuple[Any, Any]:
-        """Return this process's part of each global batch."""
+        """Return this process's share of each global batch."""
 
         def mine(array: Any) -> Any:
             shape = (self.steps, self.meeting.size, self.batch)
@@ -52,9 +52,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Times:
-    """When something started: batches, epochs and, at last, the end.
+    """The times at which batches and epochs started, and training ended.
 
-    A loop has no epochs: nothing is done at their end.
+    A custom loop has no epochs, because nothing happens at their end.
     """
 
     batches: list[float]
@@ -67,10 +67,10 @@ class Trainer:
     """One process of a row, ready to train.
 
     Attributes:
-        train: trains on the first so many steps, for so many epochs.
-        bias: returns the last layer's, by which to see that ranks agree.
-        choice: what the row chose to do, if it had a choice.
-        jit_compile: says after training whether XLA compiles the step.
+        train: trains for a number of steps per epoch and of epochs.
+        bias: returns the bias of the last layer, to check that ranks agree.
+        choice: the option that the row chose, if it had a choice.
+        jit_compile: returns after training whether XLA compiled the step.
     """
 
     train: Callable[[int, int], Times]
@@ -82,7 +82,7 @@ class Trainer:
 def _fit(
     work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
-    """Train by ``fit``, on global batches or this process's part of each."""
+    """Train with ``fit``, on whole global batches or this process's share."""
     data = work.data() if whole else work.part()
     batch = work.batch * (work.meeting.size if whole else 1)
     timer = _make_timer()
@@ -109,12 +109,12 @@ def loop(
     step: Callable[[Any, Any], Any],
     bias: Callable[[], list[float]],
 ) -> Trainer:
-    """Train by a loop, without metrics and callbacks.
+    """Train with a custom loop, without metrics and callbacks.
 
     Args:
-        batches: returns the first so many batches of inputs and labels.
+        batches: returns a given number of batches of inputs and labels.
         step: trains on one batch and returns its loss.
-        bias: returns the last layer's.
+        bias: returns the bias of the last layer.
     """
 
     def train(steps: int, epochs: int) -> Times:
@@ -142,7 +142,7 @@ def keras_alone(
 
 
 def averaging_sgd() -> Any:
-    """Return what one writes by hand around Horovod's operations."""
+    """Return a hand-written optimizer based on Horovod's operations."""
     import horovod.tensorflow as hvd
     import keras
 
@@ -158,7 +158,7 @@ def averaging_sgd() -> Any:
 
 
 def drop_in_sgd() -> Any:
-    """Return the optimizer of a script that was written for Horovod."""
+    """Return the optimizer of a script written for Horovod."""
     import keras
 
     import keras_towers.horovod as hvd
@@ -183,9 +183,9 @@ def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
 def towers(
     work: Workload, make: Callable[[Sequence[str]], Any]
 ) -> Iterator[Trainer]:
-    """Use a strategy of ours in one process, made for its devices."""
+    """Use one of this package's strategies in one process."""
     strategy = make(work.devices)
-    # The model is built outside, as the README shows it.
+    # The model is built outside, as in the README.
     model = work.model.build()
     with strategy:
         yield _fit(work, model, strategy.mode)
@@ -195,27 +195,26 @@ def towers(
 def horovod_strategy(
     work: Workload, compression: str | None = None
 ) -> Iterator[Trainer]:
-    """Use ``HorovodStrategy``, to which every rank gives the same data."""
+    """Use ``HorovodStrategy``, with the same data on every rank."""
     import keras_towers as kt
     from keras_towers.reduction import shared_memory
 
     with kt.HorovodStrategy(compression=compression) as strategy:
-        # What the strategy looks at, too: GPUs are hidden from the ranks.
+        # As the strategy decides; GPUs are hidden from the ranks.
         memory = shared_memory.available(strategy.transport)
         choice = "shared memory" if memory and not compression else None
         yield _fit(work, work.model.build(), choice, whole=True)
 
 
 def _make_timer() -> Any:
-    """Make a callback that notes when batches and epochs start.
+    """Create a callback that records when batches and epochs start.
 
-    From one start to the next, so that handing over the data and the metrics
-    counts too.
+    Times from start to start include the handling of data and metrics.
     """
     import keras
 
     class Timer(keras.callbacks.Callback):
-        """Has the times since the last ``fit`` started."""
+        """Records the times of the last call of ``fit``."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.batches: list[float] = []

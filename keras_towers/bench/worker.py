@@ -1,9 +1,9 @@
 """Measures one cell, in one of its processes.
 
-``runner`` starts it, with the cell and the setting as JSON. What was measured
-is left in a folder, a file for each process. Fresh processes for every cell,
-because TensorFlow's devices and threads can be set only once, and a strategy
-leaves traces for the next.
+``runner`` starts it with the cell and the setting as JSON. Each process writes
+its measurements to a file in a folder. Every cell gets fresh processes, because
+TensorFlow's devices and threads can be set only once, and a strategy might
+affect the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULT = "result"
 def train(
     cell: Cell, setting: Setting, meeting: Meeting, devices: list[str]
 ) -> dict[str, Any]:
-    """Measure how a row trains, in this process and the others at once."""
+    """Measure a row, in this process and the others concurrently."""
     row = cell.suite.rows[cell.row]
     over = measure.ROUNDS * len(devices) if row.bursts else 1
     steps = measure.steps_needed(meeting.size, setting.batches, over)
@@ -38,16 +38,16 @@ def train(
 
 
 def main() -> None:
-    """Be the process that the environment says."""
+    """Run the task given on the command line."""
     task = json.loads(sys.argv[1])
     cell, setting = Cell(**task["cell"]), Setting(**task["setting"])
-    # The launcher says which rank this is; one process has none.
+    # The launcher sets the rank; a single process has none.
     rank = int(os.environ["HOROVOD_RANK"]) if cell.processes > 1 else 0
     meeting = Meeting(Path(task["folder"]), rank, cell.processes)
     devices = []
     if meeting.size > 1:
-        # As many cores as ranks, also for the threads that communicate: with
-        # others free those would cost nothing. Before TensorFlow counts them.
+        # As many cores as ranks, including communication threads: on spare
+        # cores those would be free. Must precede TensorFlow's core count.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[: meeting.size])
     else:

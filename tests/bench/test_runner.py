@@ -69,7 +69,7 @@ def test_worker_that_leaves_nothing_has_failed(monkeypatch):
     monkeypatch.setattr(runner, "_run_python", lambda *arguments: None)
     cell = Cell("processes", "small", "compute", 2, 0)
     sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
-    assert sample.error == "a process left no result"
+    assert sample.error == "a process wrote no result"
 
 
 def test_row_that_failed_is_not_run_again():

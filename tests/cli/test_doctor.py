@@ -72,8 +72,8 @@ def test_what_cannot_work(doctor, facts, said):
     ("facts", "said"),
     [
         ({"horovod": None}, "keras-towers install horovod"),
-        ({"tensorflow": "2.99.0"}, "2.99.0 is not tested"),
-        ({"keras": "3.2.0"}, "3.2.0 is not tested"),
+        ({"tensorflow": "2.99.0"}, "2.99.0 is untested"),
+        ({"keras": "3.2.0"}, "3.2.0 is untested"),
         ({"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
     ],
     ids=str,

@@ -152,10 +152,10 @@ def test_no_devices(devices):
     "name", ["nowhere", "", 0, None, "/cpu:x", "CPU", "CPU:1", "device:CPU:1"]
 )
 def test_names_that_are_no_devices(name):
-    with pytest.raises(kt.TowerError, match="is not the name of a device"):
+    with pytest.raises(kt.TowerError, match="is not a device name"):
         p.LeastLoadedPlacement([CPU, name])
     if name is not None:
-        with pytest.raises(kt.TowerError, match="is not the name of a device"):
+        with pytest.raises(kt.TowerError, match="is not a device name"):
             p.LeastLoadedPlacement([CPU], small_device=name)
 
 

@@ -188,7 +188,7 @@ def test_other_devices_are_refused():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(TowerError, match="'best' is not known.*'ring'"):
+    with pytest.raises(TowerError, match="'best' is unknown.*'ring'"):
         CollectiveAllReduce(cpus(2), "best")
-    with pytest.raises(TowerError, match="/device:CPU:0 and CPU:0 are one"):
+    with pytest.raises(TowerError, match="/device:CPU:0 and CPU:0 are the"):
         CollectiveAllReduce(["/device:CPU:0", "CPU:0"])

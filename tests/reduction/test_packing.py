@@ -95,7 +95,7 @@ def test_too_few_elements_are_left_alone_and_said_once(caplog):
         assert packer.plan(grads) is None
         assert packer.plan(grads) is None
     assert [record.message for record in caplog.records] == [
-        "not packed: 2 gradients of float32, since 2047 elements are fewer "
+        "not packed: 2 gradients of float32, because 2047 elements are fewer "
         "than 1024 in each of 2 buffers"
     ]
     assert packer.plan([*grads, tf.zeros([])]) is not None
@@ -115,7 +115,7 @@ def test_unknown_shapes_are_left_alone_and_said(caplog):
     unknown = tf.ones([3, 2])
     with caplog.at_level(logging.INFO, "keras_towers"):
         step = step.get_concrete_function(known, spec)
-    assert "gradient 1, since its shape (None, 2) is not" in caplog.text
+    assert "gradient 1, because its shape (None, 2) is not" in caplog.text
     buffers, back = step(known, unknown)
     assert [b.shape.as_list() for b in buffers] == [[3], [3], [3, 2]]
     np.testing.assert_array_equal(back[0], known)

@@ -62,7 +62,7 @@ def test_what_is_asked_for_is_logged_unless_it_runs(name, nccl, caplog):
         with caplog.at_level(logging.INFO, "keras_towers"):
             mode = modes.choose(devices, name)
         if mode.name == name:
-            assert "asked for" in mode.reason
+            assert "requested" in mode.reason
             assert not caplog.records
         else:
             [record] = caplog.records
@@ -75,7 +75,7 @@ def test_what_is_asked_for_is_logged_unless_it_runs(name, nccl, caplog):
 def test_nccl_needs_gpus(nccl, caplog):
     mode = modes.choose(CPUS[:2], "nccl")
     assert mode.name == "cpu"
-    assert "'nccl' was asked for" in mode.reason
+    assert "'nccl' was requested" in mode.reason
     assert "/device:CPU:0 is not a GPU" in mode.reason
     assert modes.choose(GPUS[:2], "nccl").name == ("nccl" if nccl else "gpu")
 
@@ -155,5 +155,5 @@ def test_strategy_runs_what_was_asked_for(name, caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         strategy = kt.TowerStrategy(2, mode=name)
     assert strategy.mode == name
-    assert f'mode "{name}": asked for' in strategy.describe()
+    assert f'mode "{name}": requested' in strategy.describe()
     assert not caplog.records

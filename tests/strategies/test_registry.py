@@ -78,7 +78,7 @@ def test_broken_third_party(third_party, name, value, cause):
     for part in (f"'{name}'", "package lone-package", f"'{value}'"):
         assert part in message
     if cause is None:
-        assert "is 7 and no class" in message
+        assert "is 7, not a class" in message
         assert error.value.__cause__ is None
     else:
         assert isinstance(error.value.__cause__, cause)
