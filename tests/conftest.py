@@ -129,3 +129,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.core)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give out tests as ``Scheduler`` does."""
+    from tests.kit.schedule import Scheduler
+
+    return Scheduler(config, log) if config.option.dist == "loadgroup" else None

@@ -132,6 +132,9 @@ def test_steps_after_one_that_failed():
                 grads[1][1] = tf.identity(grads[1][1])
         return reduce(grads, cpus(4))
 
+    # TensorFlow may give up all collectives of a process for good where the
+    # first step, in which the towers find one another, is the one that fails.
+    step(rows(4), tf.constant(False))
     for _ in range(3):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(rows(4), tf.constant(True))

@@ -1,0 +1,28 @@
+"""Which process of pytest-xdist runs which tests, and when."""
+
+from xdist.scheduler import LoadGroupScheduling
+
+
+class Scheduler(LoadGroupScheduling):
+    """Gives out test functions, and lets a crash cost one test.
+
+    All parameters of a function go to one process, which keeps what they have
+    in common; marked groups do so as well. The largest come first, so that no
+    process is left alone with one at the end.
+    """
+
+    def _split_scope(self, nodeid):
+        return super()._split_scope(nodeid).partition("[")[0]
+
+    def remove_node(self, node):
+        """Leave out the test that ended its process from those still to run.
+
+        It would end the next process as well, and so on.
+        """
+        for unit in self.assigned_work[node].values():
+            for test, done in unit.items():
+                if not done:
+                    unit[test] = True
+                    super().remove_node(node)
+                    return test
+        return super().remove_node(node)
