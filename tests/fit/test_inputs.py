@@ -263,8 +263,7 @@ def test_a_borrowed_example_is_given_to_towers_that_have_none():
     assert sizes == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("batch", [8, 7])
-@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("batch, each", [(8, True), (7, False)])
 def test_dataset_that_the_user_distributed(batch, each):
     # It says itself what every tower gets, so "each" changes nothing.
     strategy = strategy_of(TOWERS, batches="each" if each else "split")

@@ -193,19 +193,7 @@ def _becomes(model, cls):
     return model
 
 
-METRICS = {
-    "auc": lambda **k: keras.metrics.AUC(num_thresholds=20, **k),
-    "precision": keras.metrics.Precision,
-    "recall": keras.metrics.Recall,
-    "f1": lambda **k: keras.metrics.F1Score(average="macro", **k),
-    "iou": lambda **k: keras.metrics.OneHotMeanIoU(num_classes=3, **k),
-    "true positives": keras.metrics.TruePositives,
-    "r2": keras.metrics.R2Score,
-}
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics(name):
+def test_metrics():
     targets = np.eye(3, dtype="float32")[Y]
 
     def make():
@@ -214,10 +202,16 @@ def test_metrics(name):
         model = keras.Sequential(
             [keras.Input((6,)), dense(5, "tanh"), dense(3, "softmax")]
         )
-        metric = METRICS[name](name="metric")
-        model.compile(
-            m.momentum(), "categorical_crossentropy", metrics=[metric]
-        )
+        metrics = [
+            keras.metrics.AUC(num_thresholds=20),
+            keras.metrics.Precision(),
+            keras.metrics.Recall(),
+            keras.metrics.F1Score(average="macro"),
+            keras.metrics.OneHotMeanIoU(num_classes=3),
+            keras.metrics.TruePositives(),
+            keras.metrics.R2Score(),
+        ]
+        model.compile(m.momentum(), "categorical_crossentropy", metrics=metrics)
         return model
 
     def act(model):
@@ -261,7 +255,7 @@ class Examples(keras.metrics.Metric):
         return self.count
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 8])
+@pytest.mark.parametrize("number", [3, 8])
 def test_whole_numbers_are_counted_exactly(number):
     def make():
         model = m.mlp()

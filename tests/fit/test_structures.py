@@ -121,9 +121,15 @@ def model_of(kind, lazy):
     return model
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("each", [False, True])
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize(
+    "kind, each, lazy",
+    [
+        ("ragged", False, True),
+        ("ragged", True, False),
+        ("sparse", False, False),
+        ("sparse", True, True),
+    ],
+)
 def test_ragged_and_sparse(kind, each, lazy):
     def act(model, batch=3):
         dataset = tf.data.Dataset.from_tensor_slices((inputs_of(kind), Y[:20]))

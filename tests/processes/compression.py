@@ -1,4 +1,4 @@
-"""A worker: how gradients travel between two ranks."""
+"""Checks of a worker: how gradients travel between two ranks."""
 
 import os
 import pathlib
@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.reduction import segments
-from tests.processes import checks
-from tests.processes.checks import check
+from tests.kit.ranks import check
 
 RANK = int(os.environ["HOROVOD_RANK"])
 GENERATOR = np.random.default_rng(0)
@@ -161,7 +160,3 @@ def what_cannot_be():
         # The sum of the ranks is one that float16 cannot hold.
         total = strategy.reduce("SUM", tf.constant(1e6 + RANK), axis=None)
     assert float(total) == 2e6 + 1
-
-
-if __name__ == "__main__":
-    checks.main()

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.exactness.cases import CASES
+from tests.kit.ranks import Job
 
 HARDEST = (
     "last-batch-of-one",
@@ -13,17 +14,20 @@ HARDEST = (
     "mask",
     "steps-per-execution",
 )
-# One job for both, since most of a short job is its start.
 ON_TWO_RANKS = (*CASES, *(f"{name} on two towers" for name in HARDEST))
+TWO_RANKS = Job("tests.processes.exact", 2, 500, ON_TWO_RANKS)
+THREE_RANKS = Job("tests.processes.exact", 3, 240, HARDEST)
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
+@pytest.mark.xdist_group("exact on two ranks")
 @pytest.mark.parametrize("name", ON_TWO_RANKS)
-def test_two_ranks(run_checks, name):
-    run_checks("exact", 2, name, ON_TWO_RANKS, limit_s=600)
+def test_two_ranks(name):
+    TWO_RANKS.assert_passed(name)
 
 
-@pytest.mark.slow
+@pytest.mark.xdist_group("exact on three ranks")
 @pytest.mark.parametrize("name", HARDEST)
-def test_three_ranks(run_checks, name):
-    run_checks("exact", 3, name, HARDEST, limit_s=240)
+def test_three_ranks(name):
+    THREE_RANKS.assert_passed(name)

@@ -1,4 +1,4 @@
-"""A worker: what users do with ``HorovodStrategy``, on two ranks."""
+"""Checks of a worker: what users do with ``HorovodStrategy``, on two ranks."""
 
 import os
 import pathlib
@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.processes import checks
-from tests.processes.checks import check
+from tests.kit.ranks import check
 from tests.processes.small import (
     COUNT,
     RANK,
@@ -477,7 +476,3 @@ def own_loop():
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
     assert [int(n) for n in numbers] == [RANK]
-
-
-if __name__ == "__main__":
-    checks.main()

@@ -1,0 +1,126 @@
+"""Checks that every rank of a job makes, and what came of them.
+
+A worker is a module with functions marked by ``check``, which ends in
+``main()``. A test file runs it once and looks at every check on its own::
+
+    JOB = Job("tests.processes.training", ranks=2, limit_s=300)
+
+
+    @pytest.mark.parametrize("name", names("tests.processes.training"))
+    def test_two_ranks(name):
+        JOB.assert_passed(name)
+
+A rank writes what came of a check to a file of its own at once, so that a rank
+that hangs or dies shows where.
+"""
+
+import ast
+import faulthandler
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+from tests.launch.jobs import Done, Launched
+
+CHECKS: dict[str, Callable[..., None]] = {}
+
+
+def check(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a check, of its own name."""
+    assert function.__name__ not in CHECKS, function.__name__
+    CHECKS[function.__name__] = function
+    return function
+
+
+def names(module: str) -> tuple[str, ...]:
+    """The checks of a worker's module, without running it."""
+    spec = importlib.util.find_spec(module)
+    source = pathlib.Path(spec.origin).read_text()
+    return tuple(
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+        and any(getattr(d, "id", "") == "check" for d in node.decorator_list)
+    )
+
+
+def main() -> None:
+    """Run the checks that the command line names, or all of them."""
+    folder, limit_s, *wanted = sys.argv[1:]
+    # Whoever started this may be gone: no rank outlives its time.
+    faulthandler.dump_traceback_later(float(limit_s), exit=True)
+    with _results(folder, os.environ["HOROVOD_RANK"]).open("a") as file:
+        for name in wanted or CHECKS:
+            try:
+                CHECKS[name]()
+                result = "passed"
+            except Exception:
+                result = traceback.format_exc()
+            print(json.dumps([name, result]), file=file, flush=True)
+
+
+def _results(folder: str, rank: int | str) -> pathlib.Path:
+    return pathlib.Path(folder) / f"rank-{rank}.jsonl"
+
+
+def _read(path: pathlib.Path) -> dict[str, str]:
+    text = path.read_text() if path.exists() else ""
+    # A rank that was killed may have written half a line.
+    whole = text[: text.rfind("\n") + 1]
+    return dict(json.loads(line) for line in whole.splitlines())
+
+
+class Job:
+    """A worker on some ranks, run when the first of its checks is asked for.
+
+    Args:
+        module: the worker.
+        ranks: how many.
+        limit_s: seconds after which the job is ended.
+        wanted: the checks to run; all where there are none.
+        **variables: of the environment.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        ranks: int,
+        limit_s: float,
+        wanted: tuple[str, ...] = (),
+        **variables: str,
+    ):
+        self.ranks = ranks
+        self._arguments = module, limit_s, wanted, variables
+
+    @functools.cached_property
+    def _run(self) -> tuple[list[dict[str, str]], Done]:
+        module, limit_s, wanted, variables = self._arguments
+        with tempfile.TemporaryDirectory() as folder:
+            done = Launched(
+                pathlib.Path(folder),
+                ("-np", str(self.ranks), "-m", module)
+                + (folder, str(limit_s), *wanted),
+                **variables,
+            ).finish(limit_s + 5)
+            ranks = range(self.ranks)
+            return [_read(_results(folder, rank)) for rank in ranks], done
+
+    def assert_passed(self, name: str) -> None:
+        """Assert that a check passed on every rank."""
+        found, done = self._run
+        for rank, results in enumerate(found):
+            result = results.get(name, "was not reached")
+            assert result == "passed", (
+                f"rank {rank}: {result}\n{done.out[-3000:]}{done.err[-3000:]}"
+            )
+
+    def assert_ended_well(self) -> None:
+        """Assert that the launcher ended as after a script without errors."""
+        _, done = self._run
+        assert done.code == 0, done.out[-3000:] + done.err[-3000:]

@@ -1,0 +1,22 @@
+"""What users do with ``HorovodStrategy``, in two real processes."""
+
+import pytest
+
+from tests.kit.ranks import Job, names
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two ranks")]
+JOB = Job("tests.processes.two_ranks", ranks=2, limit_s=300)
+
+
+@pytest.mark.parametrize("name", names("tests.processes.training"))
+def test_training(name):
+    JOB.assert_passed(name)
+
+
+@pytest.mark.parametrize("name", names("tests.processes.compression"))
+def test_compression(name):
+    JOB.assert_passed(name)
+
+
+def test_the_job_ends_well():
+    JOB.assert_ended_well()
