@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 
@@ -20,6 +21,29 @@ class _Marked(keras.callbacks.Callback):
                 f"{callback!r}."
             )
         self.callback = callback
+
+    def set_params(self, params: Any) -> None:
+        """Hand the parameters on."""
+        super().set_params(params)
+        self.callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Hand the model on."""
+        super().set_model(model)
+        self.callback.set_model(model)
+
+
+def _forwarding(name: str) -> Callable[..., None]:
+    def forward(self: _Marked, *args: Any, **kwargs: Any) -> None:
+        getattr(self.callback, name)(*args, **kwargs)
+
+    return forward
+
+
+# Where there is one process, nobody unwraps it, also without a strategy.
+for _name in dir(keras.callbacks.Callback):
+    if _name.startswith("on_"):
+        setattr(_Marked, _name, _forwarding(_name))
 
 
 class ChiefOnly(_Marked):

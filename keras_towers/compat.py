@@ -173,8 +173,9 @@ get_global_attribute = resolve(
 _USED = {
     f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
         "__init__ fit evaluate predict train_on_batch test_on_batch "
-        "predict_on_batch train_step distribute_strategy make_train_function "
-        "make_test_function make_predict_function _autoconvert_optionals "
+        "predict_on_batch train_step distribute_strategy _make_function "
+        "make_train_function make_test_function make_predict_function "
+        "_autoconvert_optionals "
         "_symbolic_build _maybe_symbolic_build _get_metrics_result_or_logs"
     ),
     "keras.layers:Layer": "_flatten_layers",

@@ -75,6 +75,8 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         TowerError: ``average`` or ``batches`` is invalid.
     """
 
+    adoption: Adoption
+
     def __init__(
         self,
         devices: Sequence[str],
@@ -118,10 +120,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         spread = SpreadVariables(self.config)
         order = StepOrder(transport)
         self.update = update(Parts(self.config, spread, order))
-        self._adoption = Adoption(self.config, spread, self.update)
-        self.adoption = self._adoption
+        self.adoption = Adoption(self.config, spread, self.update)
         step = GlobalStep(self.config, order, self.update, self.run)
-        self.calls = calls(step, self._adoption)
+        self.calls = calls(step, self.adoption)
         self._entered: contextlib.ExitStack | None = None
 
     @property
@@ -223,7 +224,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
             self._entered = stack.pop_all()
-        self._adoption.note_what_is_made()
+        self.adoption.note_what_is_made()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -236,7 +237,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
-                self._adoption.release()
+                self.adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.
@@ -245,9 +246,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             TowerError: the model belongs to another strategy.
         """
         if self.num_replicas > 1:
-            self._adoption.claim(model)
+            self.adoption.claim(model)
             with self.scope():
-                self._adoption.bind(model)
+                self.adoption.bind(model)
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

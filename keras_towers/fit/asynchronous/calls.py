@@ -8,10 +8,11 @@ from typing import Any
 import keras
 
 from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.staleness import Staleness, ToTensorBoard
 from keras_towers.fit.asynchronous.threads import TowerThreads
 from keras_towers.fit.asynchronous.training import AsyncTraining, Steps
-from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.fit.asynchronous.update import UpdateAlone, add_atomically
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
@@ -60,6 +61,7 @@ class AsyncCalls(TowerCalls):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        add_atomically()
         if call.kind == "fit":
             args, kwargs = self._with_staleness(original, args, kwargs)
         return super()._run(call, original, args, kwargs)
@@ -79,10 +81,7 @@ class AsyncCalls(TowerCalls):
         if not boards:
             return args, kwargs
         writer = ToTensorBoard(boards, lambda: self.staleness)
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(writer)
-        else:
-            given["callbacks"] = [*listed, writer]
+        given["callbacks"] = callbacks_lib.with_added(callbacks, writer)
         return (), given
 
 
@@ -94,7 +93,11 @@ class _TrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         call = call_lib.current()
-        assert isinstance(call, _AsyncCall)
+        if not isinstance(call, _AsyncCall):
+            raise TowerError(
+                "the train function of a model on asynchronous towers runs "
+                "inside fit() and train_on_batch() only: call one of these."
+            )
         return call.train(self.training, iterator)
 
 

@@ -228,7 +228,7 @@ class AsyncTraining:
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, lambda v: v.values[index]),
-            patches.shadowing(variables, update_lib.WRITES),
+            patches.shadowing(variables, update_lib.NOTED),
             tower_lib.activate(tower),
         ):
             yield

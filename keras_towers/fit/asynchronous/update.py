@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.patches import Shadows
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
@@ -68,7 +68,8 @@ class UpdateAlone(UpdateOnce):
         trainable_variables: Sequence[Any] | None,
     ) -> None:
         """Update without waiting for the other towers' gradients."""
-        if tower_lib.current() is None:
+        tower = tower_lib.current()
+        if tower is None or tower.share is not None:
             super().apply(optimizer, original, grads, trainable_variables)
             return
         grads = [None if g is None else scaled(g, self.scale) for g in grads]
@@ -140,7 +141,7 @@ def _assign(variable: Any, original: Callable[..., Any], value: Any) -> Any:
 
 
 def _add(
-    name: str, variable: Any, original: Callable[..., Any], value: Any
+    name: str, original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
     """Add to a variable atomically, so that no concurrent write is lost."""
     tower, native = tower_lib.current(), variable._value
@@ -151,7 +152,7 @@ def _add(
         or not native.shape.is_fully_defined()
         or compat.in_stateless_scope()
     ):
-        return original(value)
+        return original(variable, value)
     tower.written.add(id(variable))
     value = tf.cast(tf.convert_to_tensor(value), native.dtype)
     if value.shape != native.shape:
@@ -159,9 +160,15 @@ def _add(
     return getattr(native, name)(value)
 
 
-WRITES: Shadows = {
-    "assign": _assign,
-    "assign_add": functools.partial(_add, "assign_add"),
-    "assign_sub": functools.partial(_add, "assign_sub"),
-}
-"""Replacements for the assign methods of Keras variables that towers share."""
+def add_atomically() -> None:
+    """Replace how Keras variables are added to, until the scope is left.
+
+    Of the class, since a step may count in a variable that no model tracks.
+    """
+    for name in ("assign_add", "assign_sub"):
+        ours = functools.partial(_add, name)
+        patches.replace(compat.KerasVariable, name, ours)
+
+
+NOTED: patches.Shadows = {"assign": _assign}
+"""How variables are assigned while a step is traced."""

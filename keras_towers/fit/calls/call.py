@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
@@ -37,6 +39,10 @@ class SeenCall(Protocol):
         """Create the iterator over an epoch's batches."""
         ...
 
+    def is_step(self, fn: Any) -> bool:
+        """Whether a function given to ``run`` is a step of Keras."""
+        ...
+
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run one step."""
         ...
@@ -61,10 +67,10 @@ class SeenByKeras:
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Run one step on all towers."""
-        if len(args) != 1 or kwargs:
-            return self.strategy.run(fn, args, kwargs, options)
-        return self.call.run_step(fn, args[0])
+        """Run one step of Keras on all towers, anything else as it is."""
+        if self.call.is_step(fn):
+            return self.call.run_step(fn, *args)
+        return self.strategy.run(fn, args, kwargs, options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.strategy, name)
@@ -79,6 +85,17 @@ class SeenByKeras:
     def __class__(self) -> type:
         """The strategy's class, for ``isinstance``."""
         return type(self.strategy)
+
+
+class _Step:
+    """A step function as Keras got it from the model."""
+
+    def __init__(self, step: Callable[[Any], Any]):
+        # Towers cannot merge gradients inside a user's own tf.function.
+        self._step = getattr(step, "python_function", step)
+
+    def __call__(self, batch: Any) -> Any:
+        return self._step(batch)
 
 
 class TowerCall:
@@ -142,21 +159,47 @@ class TowerCall:
 
     def shadows(self) -> dict[str, Any]:
         """Return the model attributes to shadow, by name."""
-        make_predict_function = self.model.make_predict_function
-
-        def prepare_and_make(*args: Any, **kwargs: Any) -> Any:
-            if self.epoch_iterator is not None:
-                self.prepare(building.batch_spec(self.epoch_iterator))
-            return make_predict_function(*args, **kwargs)
-
         return {
             "_distribute_strategy": SeenByKeras(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
-            "make_predict_function": prepare_and_make,
-            "_get_metrics_result_or_logs": self._end_of_steps_then(
-                self.model._get_metrics_result_or_logs
-            ),
+            "_get_metrics_result_or_logs": self._end,
+            "_make_function": self._make_function,
+            **{
+                f"make_{kind}_function": functools.partial(self._make, kind)
+                for kind in ("train", "test", "predict")
+            },
         }
+
+    def _own(self, name: str) -> Callable[..., Any]:
+        """Return the model's own method, also inside another of its calls."""
+        return getattr(type(self.model), name).__get__(self.model)
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        """Replacement for ``make_train_function`` and its like.
+
+        A function that was traced outside of any call knows no towers, and may
+        be compiled by XLA.
+        """
+        if kind == "predict" and self.epoch_iterator is not None:
+            self.prepare(building.batch_spec(self.epoch_iterator))
+        name = f"{kind}_function"
+        mine = self.adoption.functions_of(self.model)
+        known = mine.get(name) is getattr(self.model, name)
+        self._own(f"make_{name}")(force=force or not known)
+        mine[name] = getattr(self.model, name)
+
+    def _make_function(self, step: Callable[[Any], Any]) -> Any:
+        """Replacement for ``_make_function``, which calls it in ``run``."""
+        return self._own("_make_function")(_Step(step))
+
+    def is_step(self, fn: Any) -> bool:
+        """Whether Keras, not the user's code, asks to run a function."""
+        # Keras makes the function for predictions itself.
+        keras_module = compat.trainer_module.__name__
+        return (
+            isinstance(fn, _Step)
+            or getattr(fn, "__module__", "") == keras_module
+        )
 
     def settle(self) -> None:
         """Wait for steps running in other threads, if any."""
@@ -166,8 +209,6 @@ class TowerCall:
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run one step on all towers."""
-        # Towers cannot merge gradients inside a user's own tf.function.
-        step = getattr(step, "python_function", step)
         if self.predicts:
             return self._step.predict(step, batch)
         return self._step.run(step, batch, self.logs)
@@ -213,22 +254,20 @@ class TowerCall:
         self.adoption.remember(self.model, self.kind)
         self._prepared = True
 
-    def _end_of_steps_then(
-        self, original: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
-        def end(logs: Any) -> Any:
-            self.config.transport.mark(f"end of {self.kind}")
-            logs = self.end_of_steps(logs)
-            iterator = self.epoch_iterator
-            if not logs and iterator is not None and iterator.was_empty():
-                refuse_empty(self.kind, self.model)
-            if self.kind == "fit" and self.config.sync_every_epoch:
-                self.adoption.equalise()
-                self.adoption.copy_from_first(self.model)
-                self.adoption.mark_trained()
-            return self.logs.of_epoch(original(logs))
-
-        return end
+    def _end(self, logs: Any) -> Any:
+        """Replacement for ``_get_metrics_result_or_logs``."""
+        self.config.transport.mark(f"end of {self.kind}")
+        logs = self.end_of_steps(logs)
+        iterator = self.epoch_iterator
+        if not logs and iterator is not None and iterator.was_empty():
+            refuse_empty(self.kind, self.model)
+        if self.kind == "fit" and self.config.sync_every_epoch:
+            self.adoption.equalise()
+            self.adoption.copy_from_first(self.model)
+            self.adoption.mark_trained()
+        return self.logs.of_epoch(
+            self._own("_get_metrics_result_or_logs")(logs)
+        )
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given those of its last step."""

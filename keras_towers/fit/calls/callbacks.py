@@ -47,6 +47,21 @@ def listed(callbacks: Any) -> list[Any]:
     return [c for c in tf.nest.flatten(callbacks) if c is not None]
 
 
+def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
+    """Return callbacks with one of ours at the end.
+
+    A user's ``CallbackList``, which may be used again, gets it in the place of
+    the one of an earlier call.
+    """
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return [*listed(callbacks), mine]
+    others = [c for c in callbacks.callbacks if type(c) is not type(mine)]
+    callbacks.callbacks = [*others, mine]
+    mine.set_params(callbacks.params)
+    mine.set_model(callbacks.model)
+    return callbacks
+
+
 def start(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Start | None, tuple[Any, ...], dict[str, Any]]:

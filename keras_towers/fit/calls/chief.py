@@ -49,18 +49,17 @@ def arguments(
     if config.transport.size == 1 or not callbacks_lib.are_taken_by(method):
         return args, kwargs
     given = callbacks_lib.by_name(method, args, kwargs)
+    callbacks = given.get("callbacks")
     if config.transport.rank > 0:
         given["verbose"] = 0
-    callbacks = given.get("callbacks")
+    others = True
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        given["callbacks"] = callbacks = _of_this_rank(
-            config.transport, callbacks
-        )
+        callbacks = _of_this_rank(config.transport, callbacks)
         others = bool(callbacks)
-    else:
-        others = True
     if method.__name__ == "fit":
-        callbacks.append(_Together(config.transport, adoption, others))
+        together = _Together(config.transport, adoption, others)
+        callbacks = callbacks_lib.with_added(callbacks, together)
+    given["callbacks"] = callbacks
     return (), given
 
 

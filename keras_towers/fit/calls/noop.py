@@ -106,6 +106,10 @@ class _NoOpCall:
         """Create an iterator over steps without data."""
         return Steps(**kwargs)
 
+    def is_step(self, fn: Any) -> bool:
+        """Tell that no function is a step."""
+        return False
+
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Never reached, because no step function is made."""
         raise AssertionError("NoOpStrategy runs no step")

@@ -123,6 +123,7 @@ class _Shadow:
         self.original = getattr(instance, name)
         self._instance = instance
         self._ours = ours
+        functools.update_wrapper(self, self.original, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._ours(self._instance, self.original, *args, **kwargs)
@@ -163,13 +164,18 @@ def is_shadowed(instance: Any, name: str) -> bool:
 @contextlib.contextmanager
 def shadowing(instances: Iterable[Any], methods: Shadows) -> Iterator[None]:
     """Shadow methods of several objects inside a block."""
-    instances = list(instances)
+    # Those that an outer block shadows are left to it.
+    mine = [
+        instance
+        for instance in instances
+        if not any(is_shadowed(instance, name) for name in methods)
+    ]
     try:
-        for instance in instances:
+        for instance in mine:
             shadow(instance, methods)
         yield
     finally:
-        for instance in instances:
+        for instance in mine:
             unshadow(instance, methods)
 
 
@@ -186,8 +192,8 @@ def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     # Bypasses Keras's __setattr__, which tracks attributes.
     own = vars(instance) if attributes else {}
     before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
     try:
+        own.update(attributes)
         yield
     finally:
         for name, ours in attributes.items():

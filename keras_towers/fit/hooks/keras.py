@@ -6,11 +6,15 @@ current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
 Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
 several ranks with different seeds (``fit/data/ranks.py``).
 
+Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
+variables (``fit/asynchronous/update.py``).
+
 All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``), methods of an optimizer on
-towers (``optimizers.py`` and ``one_device.py`` in ``fit/update/``), and the
-assign methods of variables shared by asynchronous towers
-(``fit/asynchronous/update.py``).
+attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
+``calls/noop.py``), methods of an optimizer on towers (``optimizers.py`` and
+``one_device.py`` in ``fit/update/``), of a ``SwapEMAWeights`` callback
+(``calls/callbacks.py``), and ``assign`` of variables while an asynchronous
+tower is traced.
 """
 
 from __future__ import annotations
@@ -52,10 +56,7 @@ def _install() -> None:
     patches.replace(trainer, "__init__", _made_model)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
-    # Optimizers created outside any scope may be called on a tower.
-    for owner in patches.with_subclasses(compat.BaseOptimizer):
-        if "apply" in vars(owner):
-            patches.replace(owner, "apply", optimizers_lib.apply_of_any)
+    _catch_optimizers()
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
@@ -63,6 +64,20 @@ def _install() -> None:
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)
+
+
+def _catch_optimizers() -> None:
+    """Catch optimizers that no model holds, of all classes there are by now."""
+    for owner in patches.with_subclasses(compat.BaseOptimizer):
+        if "apply" in vars(owner):
+            patches.replace(owner, "apply", optimizers_lib.apply_of_any)
+        # Keras's own calls apply().
+        if "apply_gradients" in vars(owner) and owner is not (
+            compat.BaseOptimizer
+        ):
+            patches.replace(
+                owner, "apply_gradients", optimizers_lib.apply_gradients_of_any
+            )
 
 
 def _method(
@@ -80,6 +95,7 @@ def _method(
         trains = None if outer is None else kind in contract.TRAINING
         with alone.filled(trains):
             return original(model, *args, **kwargs)
+    _catch_optimizers()
     return strategy.calls.run(kind, original, model, args, kwargs)
 
 
@@ -101,6 +117,9 @@ class _Unopened:
 
     def iterator(self, **kwargs: Any) -> Any:
         self._refuse()
+
+    def is_step(self, fn: Any) -> bool:
+        return True
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         self._refuse()

@@ -8,6 +8,7 @@ until it is released.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,14 +138,18 @@ _SHADOWS: patches.Shadows = {
 
 
 def apply_of_any(
-    original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replace ``Optimizer.apply`` for optimizers created outside a scope.
+    original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    """``apply`` of an optimizer that nobody has taken.
 
-    On its first call on a tower the optimizer is taken and called again.
+    A step may use one that is not an attribute of its model.
     """
-    strategy = contract.in_force()
-    if strategy is None or update_in_force() is None or is_taken(optimizer):
-        return original(optimizer, *args, **kwargs)
-    strategy.adoption.made_optimizer(optimizer)
-    return optimizer.apply(*args, **kwargs)
+    _apply(optimizer, functools.partial(original, optimizer), *args, **kwargs)
+
+
+def apply_gradients_of_any(
+    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any
+) -> Any:
+    """``apply_gradients`` of such an optimizer, where a class overrides it."""
+    mine = functools.partial(original, optimizer)
+    return _apply_gradients(optimizer, mine, grads_and_vars)

@@ -37,6 +37,7 @@ class Adoption:
         self._models: list[keras.Model] = []
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._written: dict[tuple[int, bool], set[int]] = {}
+        self._functions: dict[int, dict[str, Any]] = {}
         # Whether towers may have written per-tower state since it was last
         # averaged.
         self._trained = False
@@ -104,6 +105,10 @@ class Adoption:
     def remember(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
         self._known[id(model), kind] = _compilation(model)
+
+    def functions_of(self, model: keras.Model) -> dict[str, Any]:
+        """Return the functions that calls on the towers made, by name."""
+        return self._functions.setdefault(id(model), {})
 
     def written(self, model: keras.Model, training: bool) -> set[int]:
         """Return the ids of the variables that the model's steps assign.
@@ -192,6 +197,7 @@ class Adoption:
         self._models.clear()
         self._known.clear()
         self._written.clear()
+        self._functions.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
         self._notes = False

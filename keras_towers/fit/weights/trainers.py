@@ -17,6 +17,16 @@ logger = logging.getLogger("keras_towers")
 
 _xla_logged: set[str] = set()
 
+# Calls of one model in two threads may end in any order, and leave these.
+_OF_CALLS = (
+    "_maybe_symbolic_build",
+    "_get_metrics_result_or_logs",
+    "_make_function",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
+
 
 def settle(trainer: keras.Model, config: TowerConfig) -> None:
     """Bind a model to a strategy, so that its methods run in the scope."""
@@ -51,7 +61,7 @@ def leave(trainer: keras.Model) -> None:
     trainer._distribute_strategy = None
     drop_functions(trainer)
     vars(trainer).pop("_eval_epoch_iterator", None)
-    for name in METHODS:
+    for name in (*METHODS, *_OF_CALLS):
         vars(trainer).pop(name, None)
 
 
