@@ -1,5 +1,7 @@
 """Asynchronous towers: logs and metrics are those of all steps together."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -43,17 +45,17 @@ def weighted(model):
     )
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
+@functools.cache
+def weighted_on_one_device():
     return weighted(still())
 
 
 @pytest.mark.parametrize("towers, steps_per_execution", [(2, 1), (4, 3)])
-def test_metrics_are_exact_sums(on_one_device, towers, steps_per_execution):
+def test_metrics_are_exact_sums(towers, steps_per_execution):
     model = still()
     model.steps_per_execution = steps_per_execution
     with kt.AsyncTowerStrategy(towers):
-        same_history(weighted(model), on_one_device)
+        same_history(weighted(model), weighted_on_one_device())
 
 
 def test_callbacks_see_every_step_and_the_last_exactly():

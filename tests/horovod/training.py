@@ -1,150 +1,162 @@
-"""Cases of two processes: weights equal to those of one process."""
+"""Checks of two ranks: weights equal to those of one process."""
 
 import keras
 import numpy as np
 import tensorflow as tf
-from common import (
+
+import keras_towers.horovod as hvd
+from tests.horovod.small import (
     GLOBAL_BATCH,
-    case,
-    compared,
+    ROUNDING,
+    assert_as_alone,
+    assert_trains_as_alone,
     data,
     gradients,
     loss,
     mine,
     model,
-    outcome,
     ranks_apart,
     sgd,
     train,
     trained_alone,
     weights_apart,
 )
+from tests.kit.ranks import check
 
-import keras_towers.horovod as hvd
 
-
-@case
+@check
 def momentum():
-    return compared(sgd)
+    assert_trains_as_alone(sgd)
 
 
-@case
+@check
 def clipped_embedding():
-    return compared(
+    assert_trains_as_alone(
         lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.05), "words"
     )
 
 
-@case
+@check
 def embedding_as_dense():
-    return compared(sgd, "words", sparse_as_dense=True)
+    assert_trains_as_alone(sgd, "words", sparse_as_dense=True)
 
 
-@case
+@check
 def keras_accumulation():
-    return compared(lambda: sgd(gradient_accumulation_steps=2))
+    assert_trains_as_alone(
+        lambda: sgd(gradient_accumulation_steps=2), iterations=6
+    )
 
 
-@case
+@check
 def decay_and_averages():
-    return compared(
+    assert_trains_as_alone(
         lambda: keras.optimizers.AdamW(
             0.01, use_ema=True, ema_overwrite_frequency=3, clipvalue=0.02
         )
     )
 
 
-@case
+@check
 def passes_averaged():
-    return compared(
+    assert_trains_as_alone(
         sgd,
         reference=lambda: sgd(gradient_accumulation_steps=2),
+        iterations=6,
         backward_passes_per_step=2,
         average_aggregated_gradients=True,
     )
 
 
-@case
+@check
 def passes_summed():
-    return compared(
+    assert_trains_as_alone(
         lambda: keras.optimizers.SGD(0.05),
         "words",
         reference=lambda: keras.optimizers.SGD(
             0.1, gradient_accumulation_steps=2
         ),
+        iterations=6,
         backward_passes_per_step=2,
     )
 
 
-@case
+@check
 def passes_and_loss_scale():
-    return compared(
+    assert_trains_as_alone(
         lambda: keras.optimizers.LossScaleOptimizer(sgd()),
         reference=lambda: keras.optimizers.LossScaleOptimizer(
             sgd(gradient_accumulation_steps=2)
         ),
+        iterations=6,
         backward_passes_per_step=2,
         average_aggregated_gradients=True,
     )
 
 
-@case
-def half_precision():
-    return compared(sgd, compression=hvd.Compression.fp16)
+@check
+def half_precision_is_close_and_in_use():
+    options = {"compression": hvd.Compression.fp16}
+    ours = train(hvd.DistributedOptimizer(sgd(), **options))
+    assert ROUNDING < weights_apart(ours, trained_alone(sgd)) < 1e-3
+    assert ranks_apart(ours) == 0
 
 
-@case
+@check
 def divided_before():
-    return compared(sgd, gradient_predivide_factor=4.0)
+    assert_trains_as_alone(sgd, gradient_predivide_factor=4.0)
 
 
-@case
+@check
 def summed():
-    return compared(lambda: sgd(0.05), reference=lambda: sgd(0.1), op=hvd.Sum)
+    assert_trains_as_alone(
+        lambda: sgd(0.05), reference=lambda: sgd(0.1), op=hvd.Sum
+    )
 
 
-@case
+@check
 def summed_embedding():
-    return compared(
+    assert_trains_as_alone(
         lambda: sgd(0.05), "words", reference=lambda: sgd(0.1), op=hvd.Sum
     )
 
 
-@case
+@check
 def groups_by_number():
-    return compared(sgd, groups=2)
+    assert_trains_as_alone(sgd, groups=2)
 
 
-@case
+@check
 def groups_by_variables():
     alone = trained_alone(sgd)
     made = model()
     groups = [[made.layers[0].kernel, made.layers[1].bias]]
     ours = train(hvd.DistributedOptimizer(sgd(), groups=groups), made=made)
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone)
 
 
-@case
+@check
 def steps_at_once():
     alone = trained_alone(sgd)
     ours = train(hvd.DistributedOptimizer(sgd()), steps_per_execution=4)
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone)
 
 
-@case
+@check
 def eager_fit():
     alone = trained_alone(sgd, "words")
     ours = train(hvd.DistributedOptimizer(sgd()), "words", run_eagerly=True)
-    return outcome(ours, alone, "words")
+    assert_as_alone(ours, alone, "words")
 
 
-@case
+@check
 def eager_passes():
     alone = train(sgd(gradient_accumulation_steps=2), alone=True)
     optimizer = hvd.DistributedOptimizer(
         sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
     )
-    return outcome(train(optimizer, run_eagerly=True), alone)
+    ours = train(optimizer, run_eagerly=True)
+    assert_as_alone(ours, alone, iterations=6)
 
 
 def _by_hand(optimizer, alone, wrap):
@@ -166,21 +178,21 @@ def _by_hand(optimizer, alone, wrap):
     return made
 
 
-@case
+@check
 def loop_eager():
     alone = _by_hand(sgd(), True, lambda step: step)
     ours = _by_hand(hvd.DistributedOptimizer(sgd()), False, lambda step: step)
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone, iterations=6)
 
 
-@case
+@check
 def loop_traced():
     alone = _by_hand(sgd(), True, tf.function)
     ours = _by_hand(hvd.DistributedOptimizer(sgd()), False, tf.function)
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone, iterations=6)
 
 
-@case
+@check
 def single_batches():
     x, y = data()
     alone, ours = model(), model()
@@ -188,7 +200,7 @@ def single_batches():
     ours.compile(hvd.DistributedOptimizer(sgd()), loss())
     alone.train_on_batch(x[:16], y[:16])
     ours.train_on_batch(mine(x)[:8], mine(y)[:8])
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone, iterations=1)
 
 
 class TwoParts(keras.Model):
@@ -217,30 +229,27 @@ class TwoParts(keras.Model):
         return {"loss": value}
 
 
-@case
+@check
 def two_optimizers():
     # Also: a gradient that is None, and a model without a known input.
     alone = train(None, alone=True, made=TwoParts(lambda o: o))
     ours = train(None, made=TwoParts(hvd.DistributedOptimizer))
-    return {
-        "to_alone": weights_apart(ours, alone),
-        "ranks": ranks_apart(ours),
-        "moved": float(np.abs(ours.get_weights()[0]).max()),
-    }
+    assert weights_apart(ours, alone) < ROUNDING
+    assert ranks_apart(ours) == 0
 
 
-@case
+@check
 def other_names():
     # A rank that has made more models than the other calls layers otherwise.
     if hvd.rank() == 1:
         keras.layers.Dense(1)
         model()
         sgd()
-    return compared(sgd, "words")
+    assert_trains_as_alone(sgd, "words")
 
 
-@case
-def overflow_on_one_rank():
+@check
+def an_overflow_of_one_rank_skips_the_step_of_all():
     def make():
         return keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**14)
 
@@ -256,13 +265,13 @@ def overflow_on_one_rank():
         size = GLOBAL_BATCH if alone else GLOBAL_BATCH // 2
         made.fit(x, y, size, shuffle=False, verbose=0)
         found.append(made)
-    scales = [float(m.optimizer.dynamic_scale.numpy()) for m in found]
-    return {**outcome(found[1], found[0]), "scales": scales}
+    assert_as_alone(found[1], found[0], iterations=5)
+    for made in found:
+        assert float(made.optimizer.dynamic_scale) == 2.0**13
 
 
-@case
-def mixed_precision():
-    # compile() itself puts the optimizer into a LossScaleOptimizer.
+@check
+def the_loss_scale_that_compile_adds_goes_outside():
     found = []
     for alone in (True, False):
         optimizer = sgd() if alone else hvd.DistributedOptimizer(sgd())
@@ -272,5 +281,7 @@ def mixed_precision():
         finally:
             keras.config.set_dtype_policy("float32")
         found.append(train(optimizer, alone=alone, made=made))
-    scaled = isinstance(found[1].optimizer, keras.optimizers.LossScaleOptimizer)
-    return {**outcome(found[1], found[0]), "scaled": scaled}
+    alone, ours = found
+    assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert weights_apart(ours, alone) < 1e-2
+    assert ranks_apart(ours) == 0

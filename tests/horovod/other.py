@@ -1,30 +1,31 @@
-"""Cases of two processes: callbacks, files, functions and refusals."""
+"""Checks of two ranks: callbacks, files, functions and refusals."""
 
 import pathlib
 import tempfile
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
-from common import (
+
+import keras_towers as kt
+import keras_towers.horovod as hvd
+from tests.horovod.small import (
     GLOBAL_BATCH,
-    case,
+    ROUNDING,
+    assert_as_alone,
     data,
     gradients,
     loss,
-    message,
     mine,
     model,
-    outcome,
     ranks_apart,
     sgd,
     train,
     trained_alone,
     weights_apart,
 )
-
-import keras_towers as kt
-import keras_towers.horovod as hvd
+from tests.kit.ranks import check
 
 
 def _unbuilt(seed):
@@ -40,7 +41,7 @@ def _unbuilt(seed):
 
 
 def _broadcast(make, **kwargs):
-    """Train with ranks that start apart; compare with rank 0 alone."""
+    """A model of one process and one of ranks that started apart."""
     found = []
     for seed in (0, hvd.rank()):
         made = make(seed)
@@ -53,29 +54,25 @@ def _broadcast(make, **kwargs):
         # The same batch on both ranks: what BatchNorm sees is then the same.
         made.fit(x, y, 16, callbacks=callbacks, shuffle=False, verbose=0)
         found.append(made)
-    return {
-        "to_alone": weights_apart(found[1], found[0]),
-        "ranks": ranks_apart(found[1]),
-    }
+    return found
 
 
-@case
-def broadcast_built():
-    return _broadcast(lambda seed: model(seed=seed))
+@check
+def all_ranks_begin_as_the_root_before_the_first_step():
+    for make in (lambda seed: model(seed=seed), _unbuilt):
+        alone, ours = _broadcast(make)
+        assert weights_apart(ours, alone) < ROUNDING
+        assert ranks_apart(ours) == 0
 
 
-@case
-def broadcast_unbuilt():
-    return _broadcast(_unbuilt)
+@check
+def an_eager_unbuilt_model_is_broadcast_after_its_first_batch():
+    _, ours = _broadcast(_unbuilt, run_eagerly=True)
+    assert ranks_apart(ours) == 0
 
 
-@case
-def broadcast_eager():
-    return {"ranks": _broadcast(_unbuilt, run_eagerly=True)["ranks"]}
-
-
-@case
-def broadcast_trained_optimizer():
+@check
+def optimizer_state_is_broadcast_and_local_variables_are_not():
     # Rank 1 alone has trained: its momenta and iterations are overwritten.
     x, y = data()
     made = model()
@@ -93,9 +90,11 @@ def broadcast_trained_optimizer():
     others = [v.numpy() for v in made.weights if v is not made.layers[0].bias]
     state = [v.numpy() for v in made.optimizer.variables]
     everyone = hvd.allgather_object([*others, *state])
-    apart = [float(np.abs(a - b).max()) for a, b in zip(*everyone, strict=True)]
-    kept = hvd.allgather_object(float(np.abs(bias).max()))
-    return {"apart": max(apart), "kept": kept}
+    for one, other in zip(*everyone, strict=True):
+        np.testing.assert_array_equal(one, other)
+    first, second = hvd.allgather_object(float(np.abs(bias).max()))
+    assert first == 0
+    assert second > 0
 
 
 class _Notes(keras.callbacks.Callback):
@@ -103,8 +102,8 @@ class _Notes(keras.callbacks.Callback):
         self.seen = dict(logs)
 
 
-@case
-def metrics_averaged():
+@check
+def metrics_are_averaged_for_later_callbacks():
     made = model()
     made.compile(hvd.DistributedOptimizer(sgd()), loss(), metrics=["accuracy"])
     notes = [_Notes(), _Notes()]
@@ -118,25 +117,25 @@ def metrics_averaged():
     )
     before = hvd.allgather_object(notes[0].seen)
     mean = {name: (before[0][name] + before[1][name]) / 2 for name in before[0]}
-    return {
-        "names": sorted(mean),
-        "spread": max(abs(before[0][n] - before[1][n]) for n in mean),
-        "off": max(abs(notes[1].seen[n] - mean[n]) for n in mean),
-        "in_history": max(abs(history.history[n][0] - mean[n]) for n in mean),
-    }
+    assert sorted(mean) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert max(abs(before[0][n] - before[1][n]) for n in mean) > 1e-3
+    for name, value in mean.items():
+        assert abs(notes[1].seen[name] - value) < ROUNDING
+        assert abs(history.history[name][0] - value) < ROUNDING
 
 
-@case
-def metrics_differ():
+@check
+def metrics_of_other_names_are_refused():
     callback = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0}
     if hvd.rank() == 1:
         logs["extra"] = 2.0
-    return {"message": message(lambda: callback.on_epoch_end(0, logs))}
+    with pytest.raises(kt.TowerError, match="differ in extra"):
+        callback.on_epoch_end(0, logs)
 
 
-@case
-def warm_up():
+@check
+def warm_up_follows_the_rule_with_corrected_momentum():
     """Against the update rule of Goyal et al., written out."""
     epochs, rate, factor = 3, 0.2, 0.9
     x, y = data(batches=4)
@@ -163,17 +162,14 @@ def warm_up():
         sums = [factor * s + g for s, g in zip(sums, grads, strict=True)]
         for v, s in zip(alone.trainable_variables, sums, strict=True):
             v.assign_sub(now * s)
-    return {
-        "to_alone": weights_apart(made, alone),
-        "logged": history.history["lr"],
-        "expected": [rates[3], rates[7], rates[11]],
-    }
+    assert weights_apart(made, alone) < ROUNDING
+    expected = [rates[3], rates[7], rates[11]]
+    assert history.history["lr"] == pytest.approx(expected)
 
 
-@case
-def files():
+@check
+def a_saved_model_goes_on_and_is_plain_elsewhere():
     with tempfile.TemporaryDirectory() as folder:
-        found = {}
         for suffix in ("keras", "h5"):
             alone = train(sgd(), alone=True)
             alone = train(alone.optimizer, alone=True, made=alone)
@@ -181,50 +177,45 @@ def files():
             path = pathlib.Path(folder) / f"model.{suffix}"
             ours.save(path)
             plain = keras.models.load_model(path)
-            plain_sgd = type(plain.optimizer) is keras.optimizers.SGD
-            found[f"{suffix}_is_plain"] = plain_sgd
+            assert type(plain.optimizer) is keras.optimizers.SGD
             loaded = hvd.load_model(path)
-            found[f"{suffix}_iterations"] = int(loaded.optimizer.iterations)
+            assert int(loaded.optimizer.iterations) == 12
             x, y = data()
             loaded.fit(mine(x), mine(y), 8, epochs=2, shuffle=False, verbose=0)
-            found[f"{suffix}_to_alone"] = weights_apart(loaded, alone)
-            found[f"{suffix}_ranks"] = ranks_apart(loaded)
-        return found
+            assert weights_apart(loaded, alone) < ROUNDING
+            assert ranks_apart(loaded) == 0
 
 
-@case
+@check
 def trained_before():
     alone = train(sgd(), alone=True)
     ours = train(sgd(), alone=True)
     alone = train(alone.optimizer, alone=True, made=alone)
     ours = train(hvd.DistributedOptimizer(ours.optimizer), made=ours)
-    return outcome(ours, alone)
+    assert_as_alone(ours, alone, iterations=24)
 
 
-@case
-def functions():
+@check
+def functions_take_arrays_numbers_tensors_and_variables():
     rank = hvd.rank()
     variable = keras.Variable([1.0 + rank, 2.0])
     total = hvd.allreduce(np.array([rank, 1.0]), op=hvd.Sum)
     hvd.broadcast_variables([variable], root_rank=1)
-    return {
-        "sum": total.numpy().tolist(),
-        "type": total.dtype.name,
-        "mean": float(hvd.allreduce(float(rank))),
-        "of_variable": hvd.allreduce(variable, op=hvd.Sum).numpy().tolist(),
-        "gathered": hvd.allgather(np.full((1 + rank,), rank)).numpy().tolist(),
-        "broadcast": float(hvd.broadcast(tf.constant(5.0 + rank), 1)),
-        "scattered": hvd.allgather_object(
-            hvd.reducescatter(np.arange(4.0) + rank, op=hvd.Sum)
-            .numpy()
-            .tolist()
-        ),
-        "object": hvd.broadcast_object({"rank": rank}, root_rank=1),
-    }
+    assert total.dtype == tf.float64
+    assert total.numpy().tolist() == [1.0, 2.0]
+    assert float(hvd.allreduce(float(rank))) == 0.5
+    of_variable = hvd.allreduce(variable, op=hvd.Sum)
+    assert of_variable.numpy().tolist() == [4.0, 4.0]
+    gathered = hvd.allgather(np.full((1 + rank,), rank))
+    assert gathered.numpy().tolist() == [0, 1, 1]
+    assert float(hvd.broadcast(tf.constant(5.0 + rank), 1)) == 6.0
+    part = hvd.reducescatter(np.arange(4.0) + rank, op=hvd.Sum)
+    assert part.numpy().tolist() == [[1.0, 3.0], [5.0, 7.0]][rank]
+    assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
 
 
-@case
-def local_layer():
+@check
+def a_local_layer_keeps_its_own_gradients():
     made = model()
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(0.1), local_layers=made.layers[1]
@@ -236,15 +227,13 @@ def local_layer():
     optimizer.apply(gradients(made, x, y), made.trainable_variables)
     everyone = hvd.allgather_object(made.get_weights())
     moved = before[2] - made.get_weights()[2]
-    return {
-        "shared": float(np.abs(everyone[0][0] - everyone[1][0]).max()),
-        "local": float(np.abs(everyone[0][2] - everyone[1][2]).max()),
-        "off": float(np.abs(moved - 0.1 * own / 2).max()),
-    }
+    np.testing.assert_array_equal(everyone[0][0], everyone[1][0])
+    assert np.abs(everyone[0][2] - everyone[1][2]).max() > 1e-3
+    np.testing.assert_allclose(moved, 0.1 * own / 2, rtol=0, atol=ROUNDING)
 
 
-@case
-def refusals():
+@check
+def what_would_go_wrong_is_refused():
     def jit():
         train(hvd.DistributedOptimizer(sgd()), jit_compile=True)
 
@@ -260,18 +249,21 @@ def refusals():
         variable = keras.Variable([1.0])
         optimizer.apply([tf.constant([1])], [variable])
 
-    return {
-        "adasum": message(
-            lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)
-        ),
-        "jit": message(jit),
-        "strategy": message(strategy),
-        "integers": message(integers),
-    }
+    def adasum():
+        hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)
+
+    for function, words in (
+        (adasum, "built with MPI"),
+        (jit, "jit_compile=False"),
+        (strategy, "train outside the strategy's scope"),
+        (integers, "cannot be compressed"),
+    ):
+        with pytest.raises(kt.TowerError, match=words):
+            function()
 
 
-@case
-def auto_jit():
+@check
+def auto_jit_is_off_only_for_a_distributed_optimizer():
     """What Keras does on a machine with GPUs: XLA where nothing is said."""
     trainer = keras.Model.__mro__[2]
     resolve = trainer._resolve_auto_jit_compile
@@ -282,16 +274,15 @@ def auto_jit():
         ours = train(hvd.DistributedOptimizer(sgd()))
     finally:
         trainer._resolve_auto_jit_compile = resolve
-    alone = trained_alone(sgd)
-    return {**outcome(ours, alone), "plain_jit": plain.jit_compile}
+    assert plain.jit_compile is True
+    assert_as_alone(ours, trained_alone(sgd))
 
 
-@case
-def sets_of_processes():
-    """Ranks of different sets do not reduce with one another."""
+@check
+def ranks_of_other_sets_do_not_take_part():
     sets = [hvd.add_process_set([0]), hvd.add_process_set([1])]
     ours = train(hvd.DistributedOptimizer(sgd(), process_set=sets[hvd.rank()]))
     apart = ranks_apart(ours)
     for each in sets:
         hvd.remove_process_set(each)
-    return {"ranks": apart}
+    assert apart > 1e-3
