@@ -193,6 +193,17 @@ def _becomes(model, cls):
     return model
 
 
+METRICS = {
+    "auc": lambda name: keras.metrics.AUC(num_thresholds=20, name=name),
+    "precision": keras.metrics.Precision,
+    "recall": keras.metrics.Recall,
+    "f1": lambda name: keras.metrics.F1Score(average="macro", name=name),
+    "iou": lambda name: keras.metrics.OneHotMeanIoU(num_classes=3, name=name),
+    "true positives": keras.metrics.TruePositives,
+    "r2": keras.metrics.R2Score,
+}
+
+
 def test_metrics():
     targets = np.eye(3, dtype="float32")[Y]
 
@@ -202,15 +213,7 @@ def test_metrics():
         model = keras.Sequential(
             [keras.Input((6,)), dense(5, "tanh"), dense(3, "softmax")]
         )
-        metrics = [
-            keras.metrics.AUC(num_thresholds=20),
-            keras.metrics.Precision(),
-            keras.metrics.Recall(),
-            keras.metrics.F1Score(average="macro"),
-            keras.metrics.OneHotMeanIoU(num_classes=3),
-            keras.metrics.TruePositives(),
-            keras.metrics.R2Score(),
-        ]
+        metrics = [metric(name=name) for name, metric in METRICS.items()]
         model.compile(m.momentum(), "categorical_crossentropy", metrics=metrics)
         return model
 
