@@ -104,9 +104,9 @@ def ctrl_c():
 CORE = (
     "tests/bench/test_results.py",
     "tests/fit/step/test_backward.py",
-    "tests/fit/test_fused.py",
-    "tests/fit/test_hooks.py::test_everything_in_keras_is_put_back",
-    "tests/fit/test_variables.py",
+    "tests/fit/update/test_fused.py",
+    "tests/fit/hooks/test_keras.py::test_everything_in_keras_is_put_back",
+    "tests/fit/weights/test_variables.py",
     "tests/launch/test_hosts.py",
     "tests/launch/test_outcome.py",
     "tests/launch/test_settings.py",

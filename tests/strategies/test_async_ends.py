@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.leaving import WAYS, interrupt
+from tests.kit.leaving import WAYS, interrupt
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import STEPS, X, Y, classifier, fit
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.fit.leaving import Boom
+from tests.kit.leaving import Boom
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import SameShape

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.fit.test_inputs import W, X, Y, batches, fitting
+from tests.fit.data.test_inputs import W, X, Y, batches, fitting
 from tests.kit.compare import assert_exact
 from tests.kit.training import compiled, strategy_of
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights.spread import SpreadVariables
 from tests.exactness import models as m
-from tests.fit.leaving import WAYS, Boom, interrupt
 from tests.kit.compare import assert_exact, same_model
+from tests.kit.leaving import WAYS, Boom, interrupt
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
 
