@@ -149,14 +149,13 @@ class _Distributed(_Optimizer):
 
 def _refuse_strategies(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
-    # A strategy of ours has taken the optimizer's calls, and updates as if on
-    # one device.
-    ours = isinstance(strategy, KerasStrategy) or optimizers.is_taken(optimizer)
-    if ours or strategy.num_replicas_in_sync > 1:
-        known = tf.distribute.has_strategy()
-        name = f", {type(strategy).__name__}" if known else ""
+    # A strategy of ours updates as if on one device.
+    name = optimizers.taker_of(optimizer)
+    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
+        name = type(strategy).__name__
+    if name is not None:
         raise TowerError(
             "hvd.DistributedOptimizer reduces gradients, and so does the "
-            f"current strategy{name}. Use only one: train outside the "
+            f"current strategy, {name}. Use only one: train outside the "
             "strategy's scope, or use the plain optimizer with the strategy."
         )

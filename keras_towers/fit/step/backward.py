@@ -74,8 +74,8 @@ class Backward:
         tower.update = _Recorder(self._note)
         with contextlib.ExitStack() as stack:
             for optimizer in state_lib.collect(self._model).optimizers:
-                if not optimizers.is_taken(optimizer):
-                    optimizers.take(optimizer)
+                if optimizers.taker_of(optimizer) is None:
+                    optimizers.take(optimizer, type(self).__name__)
                     stack.callback(optimizers.give_back, optimizer)
             with tower_lib.activate(tower):
                 result = self._step(batch)

@@ -9,6 +9,7 @@ until it is released.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,11 +24,19 @@ from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
+_takers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
-def take(optimizer: Any) -> None:
-    """Make an optimizer reduce over the towers when called on a tower."""
+
+def take(optimizer: Any, taker: str) -> None:
+    """Make an optimizer reduce over the towers when called on a tower.
+
+    Args:
+        optimizer: the optimizer.
+        taker: what reduces, for messages.
+    """
     for part in optimizers_in(optimizer):
         patches.shadow(part, _SHADOWS)
+        _takers[part] = taker
 
 
 def settle(optimizer: Any) -> None:
@@ -45,9 +54,11 @@ def give_back(optimizer: Any) -> None:
     settle(optimizer)
 
 
-def is_taken(optimizer: Any) -> bool:
-    """Whether ``take`` is in effect for an optimizer."""
-    return patches.is_shadowed(optimizer, "apply")
+def taker_of(optimizer: Any) -> str | None:
+    """What an optimizer reduces for while ``take`` is in effect, or None."""
+    if not patches.is_shadowed(optimizer, "apply"):
+        return None
+    return _takers[optimizer]
 
 
 def update_in_force() -> TakesGradients | None:

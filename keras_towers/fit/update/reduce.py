@@ -71,7 +71,7 @@ class UpdateOnce:
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make it reduce its gradients over the towers."""
-        optimizers.take(optimizer)
+        optimizers.take(optimizer, self._config.name)
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
