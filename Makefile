@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
-# Two processes, a file in one of them: TensorFlow's devices are set only once.
+# A process for each of two cores; tests/kit/schedule.py says what runs where.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
@@ -17,7 +17,8 @@ demo: $(STAMP)
 test: $(HOROVOD) lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# The inner loop: what breaks first, in a minute and a half.
+# The inner loop, in less than a minute and a half: some tests of every room
+# that does not need Horovod, and the contract's hardest cases.
 check: $(STAMP) lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m core
 

@@ -99,34 +99,9 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-# What `make check` runs: one file for each room, and the hardest cases of the
-# contract on two towers, which are marked where they are.
-CORE = (
-    "tests/bench/test_results.py",
-    "tests/fit/step/test_backward.py",
-    "tests/fit/update/test_fused.py",
-    "tests/fit/hooks/test_keras.py::test_everything_in_keras_is_put_back",
-    "tests/fit/weights/test_variables.py",
-    "tests/launch/test_hosts.py",
-    "tests/launch/test_outcome.py",
-    "tests/launch/test_settings.py",
-    "tests/placement/test_least_loaded.py",
-    "tests/reduction/test_gradients.py",
-    "tests/reduction/test_naive.py",
-    "tests/reduction/test_packing.py",
-    "tests/strategies/test_modes.py",
-    "tests/strategies/test_registry.py",
-    "tests/test_compat.py",
-    "tests/test_devices.py",
-    "tests/transport/test_keys.py",
-)
-
-
 def pytest_collection_modifyitems(items):
-    """Mark the core of the suite; give slow tests the time they need."""
+    """Give slow tests the time they need."""
     for item in items:
-        if item.nodeid.startswith(CORE):
-            item.add_marker(pytest.mark.core)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
 
@@ -136,4 +111,4 @@ def pytest_xdist_make_scheduler(config, log):
     """Give out tests as ``Scheduler`` does."""
     from tests.kit.schedule import Scheduler
 
-    return Scheduler(config, log) if config.option.dist == "loadgroup" else None
+    return Scheduler(config, log) if config.option.dist == "loadfile" else None

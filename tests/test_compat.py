@@ -12,6 +12,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     "path",

@@ -11,6 +11,8 @@ import keras_towers as kt
 from keras_towers import devices as devices_lib
 from tests.conftest import TOWERS
 
+pytestmark = pytest.mark.core
+
 FULL = "/job:localhost/replica:0/task:0"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
 
+pytestmark = pytest.mark.core
+
 # Starts a child of its own, says which, and waits for it.
 PARENT = """
 import subprocess, sys

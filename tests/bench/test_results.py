@@ -13,6 +13,8 @@ from keras_towers.bench.results import (
 from keras_towers.bench.rows import PROCESSES, TOWERS
 from keras_towers.bench.runner import Sample
 
+pytestmark = pytest.mark.core
+
 
 def training(row, repeat, step_ms, towers=2, **result):
     cell = Cell("training", "small", row, towers, repeat)

@@ -9,6 +9,8 @@ import pytest
 from keras_towers.building import toolchain
 from keras_towers.building.horovod import Horovod
 
+pytestmark = pytest.mark.core
+
 
 def problems(recipe):
     return toolchain.problems(recipe.tools())

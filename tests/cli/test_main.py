@@ -1,8 +1,11 @@
 """The ``keras-towers`` command itself."""
 
+import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
+
+pytestmark = pytest.mark.core
 
 
 def test_version_names_the_package():

@@ -20,6 +20,8 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.compatibility import keras_runner
 
+pytestmark = pytest.mark.core
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECONDS = 240
 
@@ -90,13 +92,11 @@ def test_module_is_in_the_wheel(module):
     assert tests, f"{module} of Keras {keras.__version__} holds no test"
 
 
-@pytest.mark.xdist_group("tests of Keras")
 def test_every_test_has_run(results):
     assert sorted(results) == sorted(names())
     assert set(KNOWN_DIFFERENCES) <= set(results)
 
 
-@pytest.mark.xdist_group("tests of Keras")
 @pytest.mark.parametrize("name", names())
 def test_keras_test(name, results):
     result = results[name]

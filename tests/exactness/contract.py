@@ -5,9 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import pytest
 
-from tests.exactness.cases import CASES
+from tests.exactness.cases import CASES, HARDEST
 from tests.kit.compare import Outcome, assert_same, outcome
+
+# All cases; the hardest belong to the inner loop.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.core) if name in HARDEST else name
+    for name in CASES
+]
 
 
 @functools.cache

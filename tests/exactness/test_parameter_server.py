@@ -3,11 +3,11 @@
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import CASES, HARDEST
-from tests.exactness.contract import assert_contract
+from tests.exactness.cases import HARDEST
+from tests.exactness.contract import NAMES, assert_contract
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_case_on_two_towers(name):
     strategy = kt.ParameterServerTowerStrategy(2, ps_device="gpu")
     assert_contract(name, strategy)

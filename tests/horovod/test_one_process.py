@@ -15,9 +15,6 @@ from keras_towers.horovod import wrapping
 COMPILE = keras.Model.compile
 
 
-pytestmark = pytest.mark.xdist_group("drop-in in one process")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def initialized():
     hvd.init()

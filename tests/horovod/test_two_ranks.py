@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.ranks import Job, names
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("drop-in")]
+pytestmark = pytest.mark.slow
 JOB = Job(
     "tests.horovod.two_ranks",
     ranks=2,

@@ -8,6 +8,8 @@ from keras_towers.errors import TowerError
 from keras_towers.launch import hosts
 from keras_towers.launch.discovery import from_script
 
+pytestmark = pytest.mark.core
+
 
 def test_hosts_and_their_slots():
     assert hosts.parse_hosts("a:2, b-1.net:1,c") == {

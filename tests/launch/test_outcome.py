@@ -6,6 +6,8 @@ import pytest
 
 from keras_towers.launch.outcome import Blame, blame, describe
 
+pytestmark = pytest.mark.core
+
 
 @dataclass
 class Ended:

@@ -10,6 +10,8 @@ from keras_towers.launch.environment import exported, job_environment
 from keras_towers.launch.rendezvous import horovod
 from keras_towers.rendezvous import token
 
+pytestmark = pytest.mark.core
+
 
 def told(**changes):
     options = {

@@ -8,6 +8,8 @@ import pytest
 import keras_towers as kt
 from keras_towers import placement as p
 
+pytestmark = pytest.mark.core
+
 GPUS = ["/device:GPU:0", "/device:GPU:1", "/device:GPU:2"]
 CPU = "/device:CPU:0"
 

@@ -21,13 +21,11 @@ THREE_RANKS = Job("tests.processes.exact", 3, 240, HARDEST)
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.xdist_group("exact on two ranks")
 @pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_two_ranks(name):
     TWO_RANKS.assert_passed(name)
 
 
-@pytest.mark.xdist_group("exact on three ranks")
 @pytest.mark.parametrize("name", HARDEST)
 def test_three_ranks(name):
     THREE_RANKS.assert_passed(name)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.ranks import Job, names
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two ranks")]
+pytestmark = pytest.mark.slow
 JOB = Job("tests.processes.two_ranks", ranks=2, limit_s=300)
 
 

@@ -16,6 +16,8 @@ from tests.reduction.cases import (
     ops_of,
 )
 
+pytestmark = pytest.mark.core
+
 
 def _possible(*numbers):
     """Pairs of a reduction and a number of towers that it can work on."""

@@ -5,6 +5,8 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import check_towers, split_kinds
 from tests.reduction.cases import cpus, make_gradients
 
+pytestmark = pytest.mark.core
+
 
 def slices(width, rows=2, dtype=tf.float32):
     return tf.IndexedSlices(

@@ -1,7 +1,10 @@
+import pytest
 import tensorflow as tf
 
 from keras_towers.reduction import sum_on_host, sum_on_towers
 from tests.reduction.cases import cpus, ops_of
+
+pytestmark = pytest.mark.core
 
 
 def places_of_sums(reduce, towers, number):

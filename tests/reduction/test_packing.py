@@ -10,6 +10,8 @@ from keras_towers.reduction import GradientPacker, packed, sum_on_towers
 from keras_towers.reduction.placed import same_device
 from tests.reduction.cases import assert_sums, cpus, make_gradients
 
+pytestmark = pytest.mark.core
+
 
 def some_gradients(seed):
     """A random number of gradients of random shapes and dtypes."""

@@ -11,6 +11,8 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import dataset
 
+pytestmark = pytest.mark.core
+
 
 def test_other_methods_are_exact(tmp_path):
     model = classifier(keras.layers.BatchNormalization())

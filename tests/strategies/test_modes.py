@@ -10,6 +10,8 @@ import keras_towers as kt
 from keras_towers import reduction
 from keras_towers.strategies import modes
 
+pytestmark = pytest.mark.core
+
 CPUS = [f"/device:CPU:{index}" for index in range(8)]
 GPUS = [f"/device:GPU:{index}" for index in range(8)]
 

@@ -7,6 +7,8 @@ import pytest
 import keras_towers as kt
 from keras_towers.strategies import registry
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):

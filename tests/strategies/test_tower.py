@@ -11,6 +11,8 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_exact, same_model
 from tests.kit.training import compiled
 
+pytestmark = pytest.mark.core
+
 
 def test_describe():
     described = kt.TowerStrategy(4).describe()

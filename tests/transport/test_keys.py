@@ -1,8 +1,11 @@
 """Keys of collectives: alike on all ranks, never twice in one function."""
 
+import pytest
 import tensorflow as tf
 
 from keras_towers.transport import next_key
+
+pytestmark = pytest.mark.core
 
 
 def test_eager_calls_need_no_number():

@@ -10,6 +10,8 @@ from keras_towers.rendezvous import Rendezvous
 from keras_towers.transport import stall
 from keras_towers.transport.stall import Progress, waited_for
 
+pytestmark = pytest.mark.core
+
 
 def test_a_rank_whose_beat_stands_still_has_stopped():
     before = {

@@ -10,6 +10,8 @@ from tests.kit.compare import same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, classifier, fit
 
+pytestmark = pytest.mark.core
+
 
 class OwnLogs(keras.Sequential):
     """Steps that report something of their own."""

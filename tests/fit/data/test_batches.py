@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from keras_towers.fit.data import batches as data
 
+pytestmark = pytest.mark.core
+
 
 def rows(count, dtype="float32"):
     return np.arange(count * 2).reshape(count, 2).astype(dtype)

@@ -96,6 +96,7 @@ class Boom(BaseException):
     pass
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("way", ["end", "error", "scope", "nested", "fit"])
 def test_everything_in_keras_is_put_back(way):
     model = classifier()

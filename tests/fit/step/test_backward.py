@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_towers.fit.step.backward import Backward
 
+pytestmark = pytest.mark.core
+
 X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 BATCH = (tf.constant(X), tf.constant(Y), None)

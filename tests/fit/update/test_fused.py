@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from keras_towers.fit.update.one_device import updating
 
+pytestmark = pytest.mark.core
+
 FUSED = {"ResourceApplyKerasMomentum", "ResourceApplyGradientDescent"}
 
 

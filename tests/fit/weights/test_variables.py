@@ -12,6 +12,8 @@ from keras_towers.fit.weights import variables as lib
 from tests.exactness import models as m
 from tests.kit.training import compiled
 
+pytestmark = pytest.mark.core
+
 TOWERS = 3
 
 
