@@ -25,14 +25,23 @@ class Scheduler(LoadFileScheduling):
         return nodeid.partition("[")[0]
 
     def remove_node(self, node):
-        """Leave out the test that ended its process from those still to run.
+        """Take back what a process that has ended was given and has not run.
 
-        It would end the next process as well, and so on.
+        The test that ended it is not among that, or it would end the next
+        process as well, and so on. Neither is what has run: xdist would wait
+        without end for a process that was given no more than that.
         """
-        for unit in self.assigned_work[node].values():
-            for test, done in unit.items():
-                if not done:
-                    unit[test] = True
-                    super().remove_node(node)
-                    return test
-        return super().remove_node(node)
+        work = self.assigned_work[node]
+        left = [
+            (unit, test)
+            for unit in work.values()
+            for test, done in unit.items()
+            if not done
+        ]
+        if left:
+            unit, crashed = left[0]
+            unit[crashed] = True
+        for scope in [s for s, unit in work.items() if all(unit.values())]:
+            del work[scope]
+        super().remove_node(node)
+        return crashed if left else None

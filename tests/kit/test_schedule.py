@@ -1,0 +1,45 @@
+"""A test that ends its process is one failure, and all others still run."""
+
+import os
+import subprocess
+import sys
+
+from tests.launch.jobs import ROOT
+
+CONFTEST = """
+from tests.kit.schedule import Scheduler
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduler(config, log)
+"""
+TESTS = """
+import os, pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_one_of_four(number):
+    if number == {crashes}:
+        os._exit(1)
+
+def test_other():
+    pass
+"""
+
+
+def test_a_crash_costs_one_test(tmp_path):
+    # The first, one in the middle, the last: what is left differs.
+    for crashes in (0, 1, 3, None):
+        file = tmp_path / f"test_{crashes}.py"
+        file.write_text(TESTS.format(crashes=crashes))
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "3 failed, 17 passed" in done.stdout, done.stdout + done.stderr
+    for crashes in (0, 1, 3):
+        assert f"test_{crashes}.py::test_one_of_four[{crashes}]" in done.stdout
