@@ -10,44 +10,21 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
 from keras_towers import virtual_towers
+from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
 
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
-# Every search for garbage among all objects takes a fifth of a second, and by
-# default there is one in every other test. What is imported is none.
+do_not_tune_iterators()
+
+# A full collection is slow, and by default there is one in every other test.
+# Modules that are imported for good need not be searched at all.
 gc.freeze()
 gc.set_threshold(700, 10, 50)
-
-# When an iterator is destroyed, TensorFlow may wait for its autotuner, which
-# sleeps for up to a minute. Nothing in these tests has to be tuned.
-_untuned = tf.data.Options()
-_untuned.autotune.enabled = False
-
-
-def _without_autotuner(make):
-    def init(self, dataset=None, *arguments, **options):
-        if dataset is not None:
-            dataset = dataset.with_options(_untuned)
-        make(self, dataset, *arguments, **options)
-
-    return init
-
-
-for _kind in (
-    iterator_ops.OwnedIterator,
-    multi_device_iterator_ops.OwnedMultiDeviceIterator,
-):
-    _kind.__init__ = _without_autotuner(_kind.__init__)
-_part_of_device = multi_device_iterator_ops._create_device_dataset
-multi_device_iterator_ops._create_device_dataset = lambda *arguments: (
-    _part_of_device(*arguments).with_options(_untuned)
-)
 
 _collective_keys = itertools.count(10_000, 1_000)
 

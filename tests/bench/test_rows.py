@@ -72,8 +72,7 @@ def test_parts_of_the_ranks_make_up_each_global_batch(tmp_path):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_torch_has_the_same_models(name):
-    # Half a gigabyte, for the row of DDP, which is there where it is installed.
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("torch", reason="needs the extra torch, of PyTorch")
     from keras_towers.bench.torch_loop import build
 
     weights = [w.shape for w in MODELS[name].build().trainable_variables]
