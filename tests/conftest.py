@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give out tests as ``Scheduler`` does."""
+    """Hand out tests as ``Scheduler`` does."""
     from tests.kit.schedule import Scheduler
 
     return Scheduler(config, log) if config.option.dist == "loadfile" else None

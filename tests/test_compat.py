@@ -1,4 +1,4 @@
-"""A missing or unfitting TensorFlow or Keras gives one error that says so."""
+"""A missing or unsuitable TensorFlow or Keras gives one clear error."""
 
 import importlib
 import importlib.util

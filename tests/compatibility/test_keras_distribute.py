@@ -1,6 +1,6 @@
 """Keras's own tests of MirroredStrategy pass with TowerStrategy.
 
-They are run as they lie in the installed wheel. In the optimizer's file two
+They are run as they come in the installed wheel. In the optimizer's file two
 tests look at what Keras does between the replicas, where towers do better, on
 purpose: ``KNOWN_DIFFERENCES``. What is claimed there is checked below.
 """
@@ -67,7 +67,7 @@ def results(tmp_path_factory) -> dict[str, dict]:
     """What came of every test, run once in a process of their own."""
     path = tmp_path_factory.mktemp("keras") / "results.json"
     modules = [module for module in MODULES if shipped(module)]
-    # Only this process is ended when it is late.
+    # The timeout ends only this process.
     done = subprocess.run(
         [sys.executable, "-m", keras_runner.__name__, path, "tower", *modules],
         cwd=ROOT,

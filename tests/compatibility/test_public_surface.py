@@ -103,7 +103,7 @@ def _leaves(value):
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_observations_are_of_values(name):
-    # Two strategies that both raise at everything would be alike, too.
+    # Two strategies that raise an error each time would agree, too.
     leaves = _leaves(wanted(name, 2))
     raised = [leaf for leaf in leaves if str(leaf).startswith("raises")]
     if name != "run_nested_in_run":

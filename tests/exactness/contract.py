@@ -36,7 +36,7 @@ def assert_contract(
         spoil: called with the model after ``fit``, while it is on the towers.
 
     Returns:
-        what came of it on the towers.
+        the outcome on the towers.
     """
     case = CASES[name]
 

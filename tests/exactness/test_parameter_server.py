@@ -1,4 +1,4 @@
-"""Towers that share weights which exist once give what one device gives."""
+"""Towers that share one copy of each weight give what one device gives."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests that search for what is left on towers start from what is there."""
+"""What a test leaves on towers, apart from what was there before."""
 
 import gc
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import tensorflow as tf
 @pytest.fixture
 def variables_on_towers() -> Callable[[], list[str]]:
     """Paths of this test's Keras variables, of any owner, on towers."""
-    # Other tests leave some on towers for good.
+    # Some tests leave variables on towers for good.
     before = {id(variable): variable for variable in _all_on_towers()}
     return lambda: [v.path for v in _all_on_towers() if id(v) not in before]
 

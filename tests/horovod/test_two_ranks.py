@@ -1,4 +1,4 @@
-"""Two ranks give the weights of one process; each check is made by both."""
+"""Two ranks give the weights of one process; both run each check."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_weights(name):
 
 
 @pytest.mark.parametrize("name", names("tests.horovod.other"))
-def test_all_else(name):
+def test_other(name):
     JOB.assert_passed(name)
 
 

@@ -1,4 +1,4 @@
-"""Do the same on one device and on towers, and compare all that comes out."""
+"""Does the same on one device and on towers, and compares the results."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ def same_model(
 
 
 def weights_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """All weights but the states of random generators."""
+    """All weights except the states of random generators."""
     return {
         f"{index} {variable.name}": variable.numpy()
         for index, variable in enumerate(model.variables)
@@ -68,7 +68,7 @@ def assert_towers_equal(model: keras.Model) -> None:
 
 @dataclasses.dataclass
 class Outcome:
-    """What comes of using a model.
+    """The result of using a model.
 
     Attributes:
         model: the model, off the towers.
@@ -137,7 +137,7 @@ def assert_exact(
         tolerance: largest difference allowed.
 
     Returns:
-        what came of it on the towers.
+        the outcome on the towers.
     """
     wanted = outcome(make, reference or act)
     found = outcome(make, act, strategy)

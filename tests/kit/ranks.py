@@ -1,7 +1,7 @@
-"""Checks that every rank of a job makes, and what came of them.
+"""Checks that every rank of a job runs, and their results.
 
 A worker is a module with functions marked by ``check``, which ends in
-``main()``. A test file runs it once and looks at every check on its own::
+``main()``. A test file runs it once and has a test for each check::
 
     JOB = Job("tests.processes.training", ranks=2, limit_s=300)
 
@@ -10,8 +10,8 @@ A worker is a module with functions marked by ``check``, which ends in
     def test_two_ranks(name):
         JOB.assert_passed(name)
 
-A rank writes what came of a check to a file of its own at once, so that a rank
-that hangs or dies shows where.
+Each rank writes the result of a check to a file of its own at once: a rank that
+hangs or dies shows where.
 """
 
 import ast
@@ -32,7 +32,7 @@ CHECKS: dict[str, Callable[..., None]] = {}
 
 
 def check(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a check, of its own name."""
+    """Make a function a check, named as it is."""
     assert function.__name__ not in CHECKS, function.__name__
     CHECKS[function.__name__] = function
     return function
@@ -53,7 +53,7 @@ def names(module: str) -> tuple[str, ...]:
 def main() -> None:
     """Run the checks that the command line names, or all of them."""
     folder, limit_s, *wanted = sys.argv[1:]
-    # Whoever started this may be gone: no rank outlives its time.
+    # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
     with _results(folder, os.environ["HOROVOD_RANK"]).open("a") as file:
         for name in wanted or CHECKS:
@@ -121,6 +121,6 @@ class Job:
             )
 
     def assert_ended_well(self) -> None:
-        """Assert that the launcher ended as after a script without errors."""
+        """Assert that the launcher ended without an error."""
         _, done = self._run
         assert done.code == 0, done.out[-3000:] + done.err[-3000:]

@@ -2,7 +2,7 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-# Their tests share what takes long to make.
+# The tests of a file share something that takes long to make.
 BY_FILE = (
     "tests/compatibility/test_keras_distribute.py",
     "tests/horovod/test_one_process.py",
@@ -12,11 +12,11 @@ BY_FILE = (
 
 
 class Scheduler(LoadFileScheduling):
-    """Gives out functions in place of files, and lets a crash cost one test.
+    """Hands out functions instead of files, and lets a crash cost one test.
 
-    All parameters of a function go to one process, which keeps what they have
-    in common. Those with the most come first, so that no process is left alone
-    with one at the end.
+    All parameters of a function go to one process, which caches what they have
+    in common. Functions with the most come first, so that no process is left
+    with a long one at the end.
     """
 
     def _split_scope(self, nodeid):
@@ -25,11 +25,11 @@ class Scheduler(LoadFileScheduling):
         return nodeid.partition("[")[0]
 
     def remove_node(self, node):
-        """Take back what a process that has ended was given and has not run.
+        """Take back the tests that a process has not run before it ended.
 
-        The test that ended it is not among that, or it would end the next
-        process as well, and so on. Neither is what has run: xdist would wait
-        without end for a process that was given no more than that.
+        The test that ended it is left out: it would end the next process, too.
+        So is a function whose tests have all run: xdist would wait for ever for
+        a process that was handed nothing else.
         """
         work = self.assigned_work[node]
         left = [

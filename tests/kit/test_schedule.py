@@ -26,7 +26,7 @@ def test_other():
 
 
 def test_a_crash_costs_one_test(tmp_path):
-    # The first, one in the middle, the last: what is left differs.
+    # The first, a middle and the last one leave different tests to run.
     for crashes in (0, 1, 3, None):
         file = tmp_path / f"test_{crashes}.py"
         file.write_text(TESTS.format(crashes=crashes))

@@ -1,4 +1,4 @@
-"""A worker: rank 1 comes to grief in its third step, as argv says."""
+"""A worker whose rank 1 fails in its third step, in the way argv names."""
 
 import os
 import signal

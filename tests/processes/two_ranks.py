@@ -1,4 +1,4 @@
-"""A worker: all checks of two ranks in one job, whose start takes long."""
+"""A worker: all checks of two ranks, since starting a job takes long."""
 
 from tests.kit.ranks import main
 from tests.processes import compression, training  # noqa: F401

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class Meeting:
-    """Where the ranks' tensors of one job are put assert_exact, eagerly."""
+    """Where the ranks' tensors of one job are put together, eagerly."""
 
     def __init__(self, size):
         self.size = size

@@ -1,4 +1,4 @@
-"""Asynchronous towers are a strategy like the others, beside training too."""
+"""Asynchronous towers are a strategy like the others outside training, too."""
 
 import keras
 import pytest

@@ -175,7 +175,7 @@ def test_entered_twice(before):
         with pytest.raises(kt.TowerError) as error, strategy:
             before.model.fit(X, Y, verbose=0)
         assert_says(error, "entered already", "once at a time")
-        # The outer entrance is still in force.
+        # The outer scope is still entered.
         assert tf.distribute.get_strategy() is strategy
     before.assert_still()
     before.assert_trains_on()

@@ -86,7 +86,7 @@ def test_an_optimizer_that_no_model_holds_on_asynchronous_towers():
 
 
 def test_code_of_ones_own_in_the_middle_of_fit():
-    """It is no step of Keras: its data are not split."""
+    """It is not a step of Keras: its data is not split."""
     found = []
     x = np.arange(6.0)
 

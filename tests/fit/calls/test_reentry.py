@@ -25,7 +25,7 @@ def _accumulating():
 
 
 def test_other_numbers_of_towers_go_on():
-    """2, 8, none, 3 towers: one device all along."""
+    """On 2, 8, no and 3 towers in turn: always as on one device."""
 
     def build():
         return classifier(

@@ -98,7 +98,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     "strategy", [kt.TowerStrategy, kt.ParameterServerTowerStrategy]
 )
 def test_ctrl_c_while_the_block_is_left(strategy, monkeypatch):
-    """It waits until the model is an ordinary one."""
+    """The interrupt waits until the model is ordinary again."""
     original = SpreadVariables.gather
 
     def impatient(*args):

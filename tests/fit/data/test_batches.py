@@ -169,7 +169,7 @@ def grouped(dataset, towers):
             for piece, n in zip(batch.pieces, counts, strict=True)
         ]
         for piece in batch.pieces:
-            # Also a tower without examples has some to compute on.
+            # A tower without examples has some to compute on, too.
             assert len(tf.nest.flatten(piece)[0]) > 0
         result.append(pieces)
     return result

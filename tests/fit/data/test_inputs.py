@@ -265,7 +265,7 @@ def test_a_borrowed_example_is_given_to_towers_that_have_none():
 
 @pytest.mark.parametrize("batch, each", [(8, True), (7, False)])
 def test_dataset_that_the_user_distributed(batch, each):
-    # It says itself what every tower gets, so "each" changes nothing.
+    # The dataset says what each tower gets, so "each" changes nothing.
     strategy = strategy_of(TOWERS, batches="each" if each else "split")
 
     def act(model, distribute=strategy.experimental_distribute_dataset):
@@ -295,6 +295,6 @@ def test_datasets_that_the_user_distributed_from_a_function():
         compiled(),
         act,
         strategy,
-        # Keras counts one iteration more where it has to look for the end.
+        # Keras counts one more iteration where it has to look for the end.
         lambda model: model.fit(batches(8).filter(lambda *_: True), verbose=0),
     )

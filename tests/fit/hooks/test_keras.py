@@ -1,4 +1,4 @@
-"""What is patched in Keras is put back, and is nobody else's business."""
+"""What is patched in Keras is restored, and affects nothing else."""
 
 import contextlib
 import sys
@@ -25,7 +25,7 @@ def _everything_in_keras() -> dict:
                 found[name, key] = value
                 if isinstance(value, type) and "keras" in value.__module__:
                     for attribute, item in list(vars(value).items()):
-                        # Python adds these by itself when it is asked.
+                        # Python adds these when they are first asked for.
                         if attribute not in ("_abc_impl", "__annotations__"):
                             found[name, key, attribute] = _inside(item)
     return found

@@ -1,4 +1,4 @@
-"""A model built outside trains on towers and is its own self afterwards."""
+"""A model built outside trains on towers and is ordinary afterwards."""
 
 import keras
 import numpy as np
@@ -168,7 +168,7 @@ def test_every_method_gives_what_one_device_gives(towers):
     ids=["evaluate", "predict", "predict_on_batch", "test_on_batch"],
 )
 def test_methods_that_do_not_train_adopt_too(method):
-    """Each on its own, as the first that sees the model."""
+    """Each method alone, as the first that is called on the model."""
 
     def act(model):
         result = method(model)

@@ -64,7 +64,7 @@ def test_built_inside_the_scope_stays_on_the_towers(tmp_path):
 
 
 def test_scope_of_a_model_from_outside():
-    """It stays on the towers, and trains right on them, outside as well."""
+    """It stays on the towers and trains correctly outside as well."""
     reference, model = classifier(), classifier()
     fit(reference, epochs=2)
     strategy = kt.TowerStrategy(3)
