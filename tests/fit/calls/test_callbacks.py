@@ -140,7 +140,7 @@ def test_terminate_on_nan():
 
 
 def test_fit_of_another_model_inside_a_callback():
-    """A probe is trained at the end of each epoch, without confusing the two."""
+    """A probe is trained at the end of each epoch and confuses nothing."""
 
     class Probe(callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
