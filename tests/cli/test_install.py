@@ -59,7 +59,7 @@ def test_from_the_cache(asked):
     assert "compiling\ncompiling 25%\n" in result.output
     assert (
         "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; "
-        "built in: Gloo, MPI" in result.output
+        "with Gloo, MPI" in result.output
     )
 
 

@@ -52,5 +52,5 @@ def test_towers_that_train_other_variables():
     was = Before(model)
     with pytest.raises(kt.TowerError) as error, kt.TowerStrategy(2):
         model.fit(X, Y, verbose=0)
-    assert_says(error, "tower 1", "other variables", model.weights[1].path)
+    assert_says(error, "tower 1", "different variables", model.weights[1].path)
     was.assert_still()

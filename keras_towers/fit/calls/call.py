@@ -184,8 +184,10 @@ class TowerCall:
             self.prepare(building.batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
         mine = self.adoption.functions_of(self.model)
-        known = mine.get(name) is getattr(self.model, name)
-        self._own(f"make_{name}")(force=force or not known)
+        there = getattr(self.model, name)
+        anew = force or (there is not None and mine.get(name) is not there)
+        # A model that overrides it may take no argument.
+        self._own(f"make_{name}")(**({"force": True} if anew else {}))
         mine[name] = getattr(self.model, name)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
@@ -194,11 +196,13 @@ class TowerCall:
 
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, asks to run a function."""
-        # Keras makes the function for predictions itself.
+        # Keras makes the function for predictions itself; a model may make its
+        # train function.
         keras_module = compat.trainer_module.__name__
         return (
             isinstance(fn, _Step)
             or getattr(fn, "__module__", "") == keras_module
+            or fn in (self.model.train_step, self.model.test_step)
         )
 
     def settle(self) -> None:

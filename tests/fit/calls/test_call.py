@@ -127,3 +127,32 @@ def test_marked_callbacks_run_where_there_is_one_process(make):
         with make():
             fit(model, epochs=2, callbacks=callbacks)
     assert seen == [0, 0, 1, 1]
+
+
+class OwnLoop(keras.Sequential):
+    """A model that makes its train function, and takes no argument for it."""
+
+    def make_train_function(self):
+        def train(iterator):
+            batch = next(iter(iterator))
+            strategy = self.distribute_strategy
+            return strategy.run(self.train_step, args=(batch,))
+
+        self.train_function = train
+
+
+def test_a_train_function_of_ones_own():
+    def make():
+        keras.utils.set_random_seed(5)
+        model = OwnLoop(
+            [keras.Input((X.shape[1],)), keras.layers.Dense(3, "softmax")]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy()
+        model.compile("sgd", loss, run_eagerly=True)
+        return model
+
+    reference, model = make(), make()
+    fit(reference, epochs=2)
+    with kt.TowerStrategy(3):
+        fit(model, epochs=2)
+    same_model(model, reference)
