@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
+Extent: TypeAlias = Literal["tower", "global"]
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.
@@ -54,6 +55,10 @@ class TowerConfig:
             every epoch.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
+        batch_norm: whose statistics BatchNormalization normalizes with: those
+            of the tower's share of the batch, or of the global batch.
+        random: what random layers draw: an own stream for each tower, or the
+            tower's rows of the draw for the global batch.
         replicas_are_called: what a replica is called in messages.
     """
 
@@ -64,6 +69,8 @@ class TowerConfig:
     average: bool = True
     sync_every_epoch: bool = True
     prefetches_to_towers: bool = False
+    batch_norm: Extent = "tower"
+    random: Extent = "tower"
     replicas_are_called: str = "tower"
 
     @property

@@ -21,6 +21,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     Batches,
     Calls,
+    Extent,
     KerasStrategy,
     TowerConfig,
     Update,
@@ -69,10 +70,17 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             that is a sum.
         batches: ``"split"`` or ``"each"``.
         sync_every_epoch: synchronize all towers at the end of each epoch.
+        exact: sets ``batch_norm`` and ``random`` to ``"global"``.
+        batch_norm: ``"tower"`` (default): BatchNormalization uses the
+            statistics of its tower's share of the batch. ``"global"``: those
+            of the global batch.
+        random: ``"tower"`` (default): random layers draw an own stream on each
+            tower. ``"global"``: each tower gets its rows of the draw that one
+            device would have made.
         replicas_are_called: the word for a replica in messages.
 
     Raises:
-        TowerError: ``average`` or ``batches`` is invalid.
+        TowerError: an argument is invalid, or contradicts ``exact``.
     """
 
     adoption: Adoption
@@ -87,9 +95,13 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         average: bool = True,
         batches: Batches = "split",
         sync_every_epoch: bool = True,
+        exact: bool = False,
+        batch_norm: Extent | None = None,
+        random: Extent | None = None,
         replicas_are_called: str = "tower",
     ):
         one_of("batches", batches, ("split", "each"))
+        one_of("exact", exact, (True, False))
         if not isinstance(average, (bool, np.bool_)):
             raise TowerError(
                 f"average={average!r} is not allowed: give True for a loss "
@@ -115,6 +127,8 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             average=bool(average),
             sync_every_epoch=bool(sync_every_epoch),
             prefetches_to_towers=not on_host and transport.size == 1,
+            batch_norm=_extent("batch_norm", batch_norm, exact),
+            random=_extent("random", random, exact),
             replicas_are_called=replicas_are_called,
         )
         spread = SpreadVariables(self.config)
@@ -249,6 +263,15 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             self.adoption.claim(model)
             with self.scope():
                 self.adoption.bind(model)
+
+
+def _extent(name: str, given: Extent | None, exact: bool) -> Extent:
+    one_of(name, given, ("tower", "global", None))
+    if exact and given == "tower":
+        raise TowerError(
+            f'{name}="tower" contradicts exact=True: leave one of them out.'
+        )
+    return given or ("global" if exact else "tower")
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

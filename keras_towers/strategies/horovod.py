@@ -51,8 +51,9 @@ class HorovodStrategy(ProcessStrategy):
             batches may differ between ranks.
         towers: devices of this process: a number, GPU ids or device names. On
             a machine with GPUs, they are assigned to ranks by local rank.
-        **options: ``mode``, ``updates`` and ``packer``, as for
-            ``TowerStrategy``, for several towers in a process.
+        **options: ``exact``, ``batch_norm`` and ``random``, as for
+            ``TowerStrategy``; and ``mode``, ``updates`` and ``packer``, for
+            several towers in a process.
 
     Raises:
         TowerError: Horovod is not installed or was built for another

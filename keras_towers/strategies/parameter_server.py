@@ -11,7 +11,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Batches, Update
+from keras_towers.fit.contract import Batches, Extent, Update
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies import modes
@@ -49,6 +49,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
         average: as for ``TowerStrategy``.
         batches: as for ``TowerStrategy``.
         sync_every_epoch: as for ``TowerStrategy``.
+        exact: as for ``TowerStrategy``.
+        batch_norm: as for ``TowerStrategy``.
+        random: as for ``TowerStrategy``.
 
     Attributes:
         ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
@@ -69,6 +72,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
         average: bool = True,
         batches: Batches = "split",
         sync_every_epoch: bool = True,
+        exact: bool = False,
+        batch_norm: Extent | None = None,
+        random: Extent | None = None,
     ):
         if ps_device not in (*_PS_DEVICES, None):
             raise TowerError(
@@ -99,6 +105,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
             average=average,
             batches=batches,
             sync_every_epoch=sync_every_epoch,
+            exact=exact,
+            batch_norm=batch_norm,
+            random=random,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from keras_towers.fit.contract import Batches
+from keras_towers.fit.contract import Batches, Extent
 from keras_towers.reduction import GradientPacker
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.strategies.modes import ModeName
@@ -48,6 +48,13 @@ class TowerStrategy(AllReduceStrategy):
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
+        exact: sets both ``batch_norm`` and ``random`` to ``"global"``.
+        batch_norm: ``"tower"``: BatchNormalization normalizes with the
+            statistics of its tower's share of the batch (None: this).
+            ``"global"``: with those of the global batch, as one device does.
+        random: ``"tower"``: Dropout and other random layers draw an own stream
+            on each tower (None: this). ``"global"``: each tower gets its rows
+            of the draw that one device would have made.
 
     Attributes:
         mode: the mode that runs.
@@ -74,12 +81,18 @@ class TowerStrategy(AllReduceStrategy):
         sync_every_epoch: bool = True,
         updates: Literal["once", "each"] | None = None,
         packer: GradientPacker | bool | None = None,
+        exact: bool = False,
+        batch_norm: Extent | None = None,
+        random: Extent | None = None,
     ):
         super().__init__(
             towers,
             mode=mode,
             updates=updates,
             packer=packer,
+            exact=exact,
+            batch_norm=batch_norm,
+            random=random,
             average=average,
             batches=batches,
             sync_every_epoch=sync_every_epoch,

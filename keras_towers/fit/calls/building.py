@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.step.backward import Backward
+from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
 
@@ -47,7 +48,7 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
         kind: the running method; parts that it does not use stay unbuilt.
     """
     later = []
-    if not _trains(kind) or not _surely_uses_it(model):
+    if not _trains(kind) or not trainers.has_keras_step(model):
         # _symbolic_build would build it; leave that to its first use.
         later.append(getattr(model, "optimizer", None))
     if _predicts(kind):
@@ -89,11 +90,6 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
         logger.info("building %s while tracing: %s", model.name, error)
         for part in unbuilt:
             part.built = False
-
-
-def _surely_uses_it(model: keras.Model) -> bool:
-    """Whether ``train_step`` is Keras's own, so that it uses the optimizer."""
-    return type(model).train_step is compat.TensorFlowTrainer.train_step
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

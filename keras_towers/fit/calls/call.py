@@ -214,7 +214,7 @@ class TowerCall:
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run one step on all towers."""
         if self.predicts:
-            return self._step.predict(step, batch)
+            return self._step.predict(step, batch, self.model)
         return self._step.run(step, batch, self.logs)
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:

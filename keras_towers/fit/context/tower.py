@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -34,8 +33,12 @@ class Tower:
         average: whether losses are means over the batch (gradients are
             averaged) or sums (gradients are summed).
         written: ids of the variables that any tower has assigned.
-        weighted_losses: for each optimizer id, the number of losses scaled by
-            ``loss_weight`` whose gradients are not applied yet.
+        keras_step: whether this is Keras's own ``train_step``, which scales one
+            loss and applies its gradients once.
+        loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
+            step. Otherwise gradients are weighted when they are applied.
+        mixes: whether values have been exchanged with other towers, through
+            which gradients flow. Their gradients expect unweighted losses.
     """
 
     index: int
@@ -47,9 +50,9 @@ class Tower:
     live: Any = None
     average: bool = True
     written: set[int] = dataclasses.field(default_factory=set)
-    weighted_losses: collections.Counter[int] = dataclasses.field(
-        default_factory=collections.Counter
-    )
+    keras_step: bool = False
+    loss_is_weighted: bool = False
+    mixes: bool = False
 
     @property
     def loss_weight(self) -> Any:
@@ -58,13 +61,89 @@ class Tower:
             return 1.0
         if self.average:
             return self.share
+        return self._only_if_live
+
+    @property
+    def _only_if_live(self) -> Any:
         return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
+
+    def weight_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Weight a loss of the step, given to ``scale_loss``.
+
+        A loss is weighted if that saves weighting its gradients.
+
+        Args:
+            loss: a mean over this tower's examples; or, if it is not a scalar,
+                one whose elements' gradients are added up.
+        """
+        is_sum = loss.shape.rank != 0
+        if self.keras_step and not self.mixes:
+            self.loss_is_weighted = True
+            weight = self._only_if_live if is_sum else self.loss_weight
+            return loss * tf.cast(weight, loss.dtype)
+        if is_sum:
+            # Its gradients will be weighted as those of a mean.
+            weight = tf.cast(self.loss_weight, loss.dtype)
+            return tf.math.divide_no_nan(loss, weight)
+        return loss
+
+    def mixed(self, values: Any) -> Any:
+        """Prepare values that other towers are about to use.
+
+        A gradient through another tower is weighted there, by
+        ``weigh_gradient``, and must not be weighted here again.
+
+        Args:
+            values: a structure of tensors.
+        """
+        if self._all_weigh_the_same:
+            return values
+        self.mixes = True
+        weight = tf.convert_to_tensor(self.loss_weight)
+        return _with_gradient_times(
+            tf.math.divide_no_nan(tf.ones_like(weight), weight), values
+        )
+
+    def weigh_gradient(self, values: Any) -> Any:
+        """Weight the gradient of values that come from other towers.
+
+        Args:
+            values: a structure of tensors.
+        """
+        if self._all_weigh_the_same:
+            return values
+        return _with_gradient_times(self.loss_weight, values)
+
+    @property
+    def _all_weigh_the_same(self) -> bool:
+        if self.share is None or (not self.average and self.live is None):
+            return True
+        return isinstance(self.share, float) and self.share * self.total == 1
 
     def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
         """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
         return tf.where(self.live, value, tf.zeros_like(value))
+
+
+def _with_gradient_times(factor: Any, values: Any) -> Any:
+    """Return the values; their gradient is multiplied by a factor."""
+
+    @tf.custom_gradient
+    def identity(value):
+        return tf.identity(
+            value
+        ), lambda grad: grad * tf.cast(factor, grad.dtype)
+
+    return tf.nest.map_structure(
+        lambda value: (
+            identity(value)
+            if isinstance(value, tf.Tensor) and value.dtype.is_floating
+            else value
+        ),
+        values,
+    )
 
 
 _towers: Slot[Tower] = Slot()
@@ -111,11 +190,24 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         return self._total
 
     def all_reduce(self, reduce_op, value, options=None):
-        """Reduce over the towers that have examples."""
+        """Reduce over the towers that have examples.
+
+        Its gradient is that of the global batch's loss.
+        """
         tower = current()
-        if tower is not None and tower.live is not None:
-            value = tf.nest.map_structure(tower.count_only_if_live, value)
-        return super().all_reduce(reduce_op, value, options)
+        if tower is None:
+            return super().all_reduce(reduce_op, value, options)
+        value = tf.nest.map_structure(tower.count_only_if_live, value)
+        value = tower.mixed(value)
+        reduced = super().all_reduce(reduce_op, value, options)
+        return tower.weigh_gradient(reduced)
+
+    def sum_counts(self, count: tf.Tensor) -> tf.Tensor:
+        """Sum a value that no gradient flows through."""
+        tower = current()
+        if tower is not None:
+            count = tower.count_only_if_live(count)
+        return super().all_reduce(tf.distribute.ReduceOp.SUM, count)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -13,6 +14,7 @@ from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.weights import trainers
 
 
 class GlobalStep:
@@ -38,18 +40,21 @@ class GlobalStep:
         self._run_on_towers = run_on_towers
         self._devices = [tower_lib.short_name(d) for d in config.devices]
 
-    def predict(self, step: Callable[[Any], Any], batch: Any) -> Any:
+    def predict(
+        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+    ) -> Any:
         """Run a step that returns outputs of shape [examples, ...].
 
         Args:
             step: ``predict_step``.
             batch: as for ``run``.
+            model: the model whose step it is.
 
         Returns:
             The outputs for all examples, in order.
         """
         batch = self._begin(batch, counts_ranks=False)
-        outputs = self._outputs(step, batch, training=False, written=set())
+        outputs = self._outputs(step, batch, model)
         result = _in_order(outputs, batch)
         if self.config.batches == "split":
             result = self.order.gather(result)
@@ -72,7 +77,9 @@ class GlobalStep:
             The logs that one device would return, as plain tensors.
         """
         batch = self._begin(batch, counts_ranks=True)
-        outputs = self._outputs(step, batch, logs.training, logs.written)
+        outputs = self._outputs(
+            step, batch, logs.model, logs.training, logs.written
+        )
         return self.order.end(logs.of_batch(outputs, _shares(batch)))
 
     def _begin(self, batch: Any, counts_ranks: bool) -> data_lib.TowerBatch:
@@ -83,8 +90,9 @@ class GlobalStep:
         self,
         step: Callable[[Any], Any],
         batch: data_lib.TowerBatch,
-        training: bool,
-        written: set[int],
+        model: keras.Model,
+        training: bool = False,
+        written: set[int] | None = None,
     ) -> list[Any]:
         """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
@@ -102,7 +110,8 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
-                written=written,
+                written=set() if written is None else written,
+                keras_step=trainers.has_keras_step(model),
             )
             with tower_lib.activate(tower):
                 return step(data)

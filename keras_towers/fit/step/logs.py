@@ -27,6 +27,11 @@ class Logs:
         written: ids of the variables that steps of the method have assigned;
             updated by the steps.
         transport: connects the processes.
+
+    Attributes:
+        model: the model.
+        training: whether the method trains.
+        written: ids of the variables that its steps have assigned.
     """
 
     def __init__(
@@ -38,7 +43,7 @@ class Logs:
     ):
         self.training = training
         self.written = written
-        self._model = model
+        self.model = model
         self._transport = transport
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
@@ -96,7 +101,7 @@ class Logs:
         Returns:
             The results by name, without logs that are not metric results.
         """
-        model = self._model
+        model = self.model
         metrics = state_lib.collect(model).metrics
         with compat.single_device_mode(), tf.device("/device:CPU:0"):
             unused = {

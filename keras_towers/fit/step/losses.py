@@ -78,6 +78,4 @@ def apply_mask(
 
 
 def _over_towers(count: tf.Tensor) -> tf.Tensor:
-    return tf.distribute.get_replica_context().all_reduce(
-        tf.distribute.ReduceOp.SUM, count
-    )
+    return tf.distribute.get_replica_context().sum_counts(count)

@@ -123,10 +123,7 @@ def _scale_loss(
             update.place_optimizer(optimizer)
     scaled = original(loss)
     tower = tower_lib.with_a_share()
-    if tower is None:
-        return scaled
-    tower.weighted_losses[id(optimizer)] += 1
-    return scaled * tf.cast(tower.loss_weight, scaled.dtype)
+    return scaled if tower is None else tower.weight_loss(scaled)
 
 
 def _finalize_variable_values(

@@ -108,7 +108,7 @@ class UpdateOnce:
         variables = list(trainable_variables)
         mine = gradients.TowerGradients(
             tuple(gradients.name_of(v) for v in variables),
-            _weighted(optimizer, list(grads)),
+            _weighted(list(grads)),
         )
 
         def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
@@ -210,12 +210,9 @@ class UpdateEach(UpdateOnce):
         return set()
 
 
-def _weighted(optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Weight the gradients, unless ``scale_loss`` weighted the loss."""
+def _weighted(grads: list[Any]) -> list[Any]:
+    """Weight the gradients, unless ``scale_loss`` has weighted the loss."""
     tower = tower_lib.with_a_share()
-    if tower is None:
-        return grads
-    if tower.weighted_losses[id(optimizer)]:
-        tower.weighted_losses[id(optimizer)] -= 1
+    if tower is None or tower.loss_is_weighted:
         return grads
     return [None if g is None else scaled(g, tower.loss_weight) for g in grads]

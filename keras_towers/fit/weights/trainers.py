@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
@@ -63,6 +64,12 @@ def leave(trainer: keras.Model) -> None:
     vars(trainer).pop("_eval_epoch_iterator", None)
     for name in (*METHODS, *_OF_CALLS):
         vars(trainer).pop(name, None)
+
+
+def has_keras_step(trainer: keras.Model) -> bool:
+    """Whether ``train_step`` is Keras's own, which uses the optimizer once."""
+    own = compat.TensorFlowTrainer.train_step
+    return getattr(trainer.train_step, "__func__", None) is own
 
 
 def drop_functions(trainer: keras.Model) -> None:
