@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         current_tower,
         run_on_each_tower,
     )
+    from keras_towers.verification import verify
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "elastic",
     "run_on_each_tower",
     "strategy",
+    "verify",
     "virtual_towers",
 ]
 
@@ -67,6 +69,7 @@ _HOMES = {
     "current_tower": "keras_towers.towers",
     "run_on_each_tower": "keras_towers.towers",
     "strategy": "keras_towers.strategies.registry",
+    "verify": "keras_towers.verification",
     "virtual_towers": "keras_towers.devices",
 }
 

@@ -126,6 +126,7 @@ _pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
 _default_mode = resolve(
     f"{_TF}.distribute.distribute_lib:_get_default_replica_mode"
 )
+eager_context = resolve(f"{_TF}.eager.context:context")
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 
@@ -166,6 +167,9 @@ load_h5_optimizer_weights = resolve(
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
+)
+set_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:set_global_attribute"
 )
 
 # Methods and functions that fit/ calls, shadows or replaces: a missing one has
@@ -211,7 +215,7 @@ _ATTRIBUTES = {
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
-    "keras.layers:Layer": "_seed_generators _metrics",
+    "keras.layers:Layer": "_seed_generators _metrics _dtype_policy",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"
     ),

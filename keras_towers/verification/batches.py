@@ -1,0 +1,94 @@
+"""A few batches of the data that ``fit`` would get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.data import batches as data_lib
+
+
+class OneDevice:
+    """A strategy stand-in that does not distribute datasets."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset: Any) -> Any:
+        """Return it as it is."""
+        return dataset
+
+
+def first(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    number: int,
+) -> list[Any]:
+    """Return up to ``number`` batches of data, as a step gets them.
+
+    Args:
+        x: as for ``fit``.
+        y: as for ``fit``.
+        sample_weight: as for ``fit``.
+        batch_size: as for ``fit``.
+        number: how many batches to draw.
+
+    Raises:
+        TowerError: there is no data.
+    """
+    try:
+        iterator = compat.TFEpochIterator(
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            shuffle=False,
+            distribute_strategy=OneDevice,
+        )
+    except ValueError as error:
+        raise TowerError(
+            f"verify could not read the data: {error} Give what fit gets."
+        ) from error
+    found = list(iterator._distributed_dataset.take(number))
+    if not found:
+        raise TowerError("verify got no batch: the dataset is empty.")
+    return found
+
+
+def rows_by_name(batch: Any) -> dict[str, int]:
+    """Return the number of rows of each part of a batch that has rows."""
+    parts = _named(batch, "")
+    return {
+        name or "x": int(data_lib.batch_size_of(leaf))  # type: ignore[arg-type]
+        for name, leaf in parts
+        if data_lib.batch_size_of(leaf) is not None
+    }
+
+
+def _named(part: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(part, dict):
+        return [
+            pair
+            for key, value in part.items()
+            for pair in _named(value, f"{name}[{key!r}]" if name else str(key))
+        ]
+    if isinstance(part, (list, tuple)):
+        names = [f"{name}[{index}]" for index in range(len(part))]
+        if not name and len(part) <= 3:
+            names = ["x", "y", "sample_weight"][: len(part)]
+        return [
+            pair
+            for key, value in zip(names, part, strict=True)
+            for pair in _named(value, key)
+        ]
+    return [(name, part)]
+
+
+def first_rows(batch: Any, count: int) -> Any:
+    """Return the first rows of a batch, of every part that has rows."""
+    return tf.nest.map_structure(
+        lambda leaf: data_lib.first_rows(leaf, count), batch
+    )

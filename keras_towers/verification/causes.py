@@ -1,0 +1,309 @@
+"""Finding out why a step on towers differs from one device.
+
+What can be made equal is made equal first: towers get the rows of one device's
+random draws, and BatchNormalization the statistics of the whole batch. What
+differs then is due to the step itself. Afterwards one of them at a time is left
+as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from keras_towers.fit.verify import layers as layers_lib
+from keras_towers.fit.verify.runs import Run
+from keras_towers.fit.verify.tapes import Differentiated
+from keras_towers.verification import compare
+from keras_towers.verification.compare import Differences
+from keras_towers.verification.rehearsal import Options, Rehearsal
+from keras_towers.verification.remedies import REMEDIES
+from keras_towers.verification.report import Finding, Kind
+
+# BatchNormalization computes variances differently when synchronized.
+_OF_BATCH_NORM = 1e-3
+
+
+def of(rehearsal: Rehearsal, tolerance: float) -> list[Finding]:
+    """Find why a step differs on towers.
+
+    Args:
+        rehearsal: has run it on one device.
+        tolerance: the largest relative difference that counts as rounding.
+
+    Returns:
+        The findings, the most severe first; none if it does not differ.
+    """
+    return _Causes(rehearsal, tolerance).all()
+
+
+class _Causes:
+    def __init__(self, rehearsal: Rehearsal, tolerance: float):
+        self._rehearsal = rehearsal
+        self._options = rehearsal.options
+        self._whole = rehearsal.whole
+        self._tolerance = tolerance
+
+    def all(self) -> list[Finding]:
+        run = self._rehearsal.on_towers(self._options)
+        if run.error is not None:
+            return [_of_failure(self._rehearsal, run.error)]
+        if len(run.updates) != len(self._whole.updates):
+            return [self._of_updates(run)]
+        if not self._is_same(run) and not self._can_repeat():
+            return [_random(self._worst(run))]
+        found = self._of_gradients(run)
+        found += self._of_state(run)
+        if not any(f.kind in (Kind.COUPLES, Kind.SUM) for f in found):
+            # Where a loss differs, so do the logs of it.
+            found += self._of_logs(run)
+        return found + self._of_batch_norm(run) + self._of_draws()
+
+    def _differing(self, run: Run, whole: Run | None = None) -> Differences:
+        """All that differs in a run, by name."""
+        whole = whole or self._whole
+        off = {
+            **compare.logs(whole.logs, run.logs),
+            **self._rehearsal.state_differences(whole, run),
+            **compare.gradients(whole.updates, run.updates),
+        }
+        return compare.over(off, self._tolerance)
+
+    def _is_same(self, run: Run, whole: Run | None = None) -> bool:
+        return run.error is None and not self._differing(run, whole)
+
+    def _worst(self, run: Run) -> tuple[str, float]:
+        return next(iter(self._differing(run).items()), ("the step", 1.0))
+
+    def _can_repeat(self) -> bool:
+        """Whether draws are equal, so that other causes can be told."""
+        return not self._rehearsal.draws.missed and self._is_same(
+            self._rehearsal.again()
+        )
+
+    def _of_updates(self, run: Run) -> Finding:
+        here, there = len(run.updates), len(self._whole.updates)
+        message = (
+            f"the optimizers are called {there} times on the whole batch, "
+            f"but {here} times on its parts"
+        )
+        return _finding(Kind.UPDATES, "the step", message)
+
+    def _of_gradients(self, run: Run) -> list[Finding]:
+        off = self._gradients_of(run, self._whole.updates)
+        if not off:
+            return []
+        other = self._options.replace(average=not self._options.average)
+        if self._matches(other):
+            return [_sum_or_mean(self._options, off)]
+        if self._options.average and self._is_partly_sum(run):
+            message = f"a part of the loss of {_named(off)} is a sum"
+            return [_finding(Kind.SUM, off, f"{message} over examples")]
+        coupled = off
+        by_hand: Differences = {}
+        substituted = self._rehearsal.on_towers(
+            self._options, self._whole.tapes
+        )
+        if self._whole.tapes and substituted.error is None:
+            coupled = self._over(
+                compare.gradients(self._whole.tapes, substituted.tapes)
+            )
+            by_hand = off if not coupled else self._changed(run)
+        found = []
+        if coupled:
+            message = (
+                f"the gradients of {_named(coupled)} are not the mean of "
+                "those of the batch's parts: the loss couples the examples of "
+                "a batch"
+            )
+            found.append(_finding(Kind.COUPLES, coupled, message))
+        if by_hand:
+            message = (
+                f"the gradients of {_named(by_hand)} are changed between the "
+                "tape and the optimizer: on a tower these are gradients of "
+                "its part of the batch"
+            )
+            found.append(_finding(Kind.CHANGED_BY_HAND, by_hand, message))
+        return found
+
+    def _changed(self, run: Run) -> Differences:
+        """What the step makes of the towers' gradients when summed first."""
+        summed_first = self._rehearsal.again(run.tapes)
+        if summed_first.error is not None:
+            return {}
+        return self._gradients_of(run, summed_first.updates)
+
+    def _gradients_of(
+        self, run: Run, whole: list[Differentiated]
+    ) -> Differences:
+        return self._over(compare.gradients(whole, run.updates))
+
+    def _matches(self, options: Options) -> bool:
+        other = self._rehearsal.on_towers(options)
+        return other.error is None and not self._gradients_of(
+            other, self._whole.updates
+        )
+
+    def _is_partly_sum(self, run: Run) -> bool:
+        """Whether gradients are those of a mean and a sum over examples.
+
+        Gradients m of a mean and s of a sum are m + s on one device, and on
+        average m + s / K on K towers.
+        """
+        towers = self._options.towers
+        if self._rehearsal.rows % (2 * towers):
+            return False
+        twice = self._rehearsal.on_towers(
+            self._options.replace(towers=2 * towers)
+        )
+        if twice.error is not None:
+            return False
+        told = [
+            Differentiated(
+                few.names,
+                [
+                    None if a is None else _plus(a, b, towers)
+                    for a, b in zip(few.grads, many.grads, strict=True)
+                ],
+            )
+            for few, many in zip(run.updates, twice.updates, strict=False)
+        ]
+        off = compare.gradients(self._whole.updates, told)
+        return not compare.over(off, 10 * towers * self._tolerance)
+
+    def _over(self, differences: Differences) -> Differences:
+        return compare.over(differences, self._tolerance)
+
+    def _of_state(self, run: Run) -> list[Finding]:
+        off = self._over(self._rehearsal.state_differences(self._whole, run))
+        found = []
+        for name, size in off.items():
+            if name in self._rehearsal.plain_variables:
+                kind, message = (
+                    Kind.PLAIN_VARIABLE,
+                    f"the tf.Variable {name} is written in the step, by every "
+                    "tower",
+                )
+            else:
+                kind, message = (
+                    Kind.STATE,
+                    f"{name} is written from the batch, with something else "
+                    "than a mean over its examples",
+                )
+            found.append(_finding(kind, {name: size}, message))
+        return found
+
+    def _of_logs(self, run: Run) -> list[Finding]:
+        off = self._over(compare.logs(self._whole.logs, run.logs))
+        return [
+            _finding(
+                Kind.LOG,
+                {name: size},
+                f"the log {name!r} is {_brief(self._whole.logs[name])} on one "
+                f"device and {_brief(run.logs.get(name))} on towers",
+            )
+            for name, size in off.items()
+        ]
+
+    def _of_batch_norm(self, equal: Run) -> list[Finding]:
+        layers = self._rehearsal.batch_norms
+        if not layers:
+            return []
+        run = self._rehearsal.on_towers(
+            self._options.replace(equal_batch_norm=False)
+        )
+        if run.error is not None:
+            return []
+        known = self._differing(equal)
+        off = {
+            name: size
+            for name, size in self._differing(run).items()
+            if name not in known and size > _OF_BATCH_NORM
+        }
+        if not off:
+            return []
+        names = ", ".join(layer.name for layer in layers[:3])
+        more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+        message = (
+            f"BatchNormalization ({names}{more}) normalizes with the "
+            f"statistics of a tower's part of the batch; {_named(off)} differ"
+        )
+        return [_finding(Kind.BATCH_NORM, off, message)]
+
+    def _of_draws(self) -> list[Finding]:
+        if not self._rehearsal.draws.made:
+            return []
+        whole = self._rehearsal.with_own_draws()
+        run = self._rehearsal.on_towers(
+            self._options.replace(equal_draws=False)
+        )
+        equal = self._rehearsal.on_towers(self._options)
+        known = self._differing(equal)
+        off = {
+            name: size
+            for name, size in self._differing(run, whole).items()
+            if name not in known
+        }
+        if run.error is not None or not off:
+            return []
+        return [_random(next(iter(off.items())))]
+
+
+def _of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
+    """Tell why a step fails on parts of a batch that one device can train."""
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    if len(said) > 200:
+        said = f"{said[:200]}..."
+    if names := layers_lib.stateful(rehearsal.model):
+        message = f"{names[0]} keeps a state for each row of a batch ({said})"
+        return _finding(Kind.STATEFUL, names[0], message)
+    if names := layers_lib.fixed_inputs(rehearsal.model):
+        message = f"input {names[0]} has a fixed batch size ({said})"
+        return _finding(Kind.FIXED_BATCH, names[0], message)
+    if "merge_call" in str(error):
+        message = "towers update weights, or exchange values, unequally often"
+        return _finding(Kind.UPDATES, "the step", message)
+    message = f"the step works on the whole batch, but fails on parts: {said}"
+    return _finding(Kind.FAILS, type(error).__name__, message)
+
+
+def _random(worst: tuple[str, float]) -> Finding:
+    name, size = worst
+    message = (
+        f"the step draws random numbers, on towers others than on one device; "
+        f"{name} differs"
+    )
+    return _finding(Kind.RANDOM, {name: size}, message)
+
+
+def _sum_or_mean(options: Options, off: Differences) -> Finding:
+    if options.average:
+        message = f"the loss of {_named(off)} is a sum over examples"
+        return _finding(Kind.SUM, off, message)
+    message = f"the loss of {_named(off)} is a mean over examples"
+    return _finding(Kind.MEAN, off, message)
+
+
+def _finding(kind: Kind, what: Differences | str, message: str) -> Finding:
+    if isinstance(what, str):
+        return Finding(kind, what, message, REMEDIES[kind])
+    name, size = next(iter(what.items()))
+    return Finding(kind, name, message, REMEDIES[kind], size)
+
+
+def _named(names: Iterable[str]) -> str:
+    first, *others = names
+    more = f" and {len(others)} others" if len(others) > 1 else ""
+    return f"{first} and {others[0]}" if len(others) == 1 else first + more
+
+
+def _brief(array: object) -> str:
+    text = str(array)
+    return text if len(text) < 20 else "another value"
+
+
+def _plus(few: object, many: object, towers: int) -> object:
+    """The gradient on one device, if it is that of a mean and a sum."""
+    import tensorflow as tf
+
+    a, b = tf.convert_to_tensor(few), tf.convert_to_tensor(many)
+    return (2 * b - a) + 2 * towers * (a - b)
