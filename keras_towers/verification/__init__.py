@@ -131,8 +131,8 @@ class _Verification:
                 "towers: give at least one for each tower."
             )
         rows = max(map(_rows, data))
-        if rows > towers and not self._failed():
-            # Towers whose shares differ in size.
+        if rows > towers and not self._has(_OF_GRADIENTS + _FATAL):
+            # Shares of different size; what differs anyway differs here too.
             odd = rows - (rows % towers == 0)
             batch = max(data, key=_rows)
             self._try(state, batch, odd)
@@ -146,8 +146,8 @@ class _Verification:
             self._model.name, towers, tuple(self._sizes), tuple(listed)
         )
 
-    def _failed(self) -> bool:
-        return any(kind in _FATAL for kind, _ in self._found)
+    def _has(self, kinds: tuple[Kind, ...]) -> bool:
+        return any(kind in kinds for kind, _ in self._found)
 
     def _try(self, state: Any, batch: Any, rows: int) -> Any:
         """Compare one batch; return the state after one device's step."""
@@ -178,6 +178,7 @@ class _Verification:
 
 
 _ONE_EACH = (Kind.STATE, Kind.PLAIN_VARIABLE, Kind.LOG)
+_OF_GRADIENTS = (Kind.COUPLES, Kind.SUM, Kind.MEAN, Kind.CHANGED_BY_HAND)
 _FATAL = (Kind.FAILS, Kind.STATEFUL, Kind.FIXED_BATCH, Kind.UPDATES)
 
 

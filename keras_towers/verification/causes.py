@@ -8,6 +8,7 @@ as it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from keras_towers.fit.verify import layers as layers_lib
@@ -51,22 +52,24 @@ class _Causes:
             return [self._of_updates(run)]
         if not self._is_same(run) and not self._can_repeat():
             return [_random(self._worst(run))]
-        found = self._of_gradients(run)
-        found += self._of_state(run)
-        if not any(f.kind in (Kind.COUPLES, Kind.SUM) for f in found):
-            # Where a loss differs, so do the logs of it.
-            found += self._of_logs(run)
-        return found + self._of_batch_norm(run) + self._of_draws()
+        found, logs = self._of_gradients(run), self._of_logs(run)
+        if found and logs:
+            # What differs in a step differs in its logs.
+            names = _named(finding.name for finding in logs)
+            message = f"{found[0].message}; logs differ too ({names})"
+            found[0] = dataclasses.replace(found[0], message=message)
+            logs = []
+        found += [*self._of_state(run), *logs]
+        return found + self._of_batch_norm(run) + self._of_draws(run)
 
     def _differing(self, run: Run, whole: Run | None = None) -> Differences:
-        """All that differs in a run, by name."""
+        """All that differs in a run, by name: first gradients, then logs."""
         whole = whole or self._whole
-        off = {
-            **compare.logs(whole.logs, run.logs),
-            **self._rehearsal.state_differences(whole, run),
-            **compare.gradients(whole.updates, run.updates),
+        return {
+            **self._gradients_of(run, whole.updates),
+            **self._over(compare.logs(whole.logs, run.logs)),
+            **self._over(self._rehearsal.state_differences(whole, run)),
         }
-        return compare.over(off, self._tolerance)
 
     def _is_same(self, run: Run, whole: Run | None = None) -> bool:
         return run.error is None and not self._differing(run, whole)
@@ -229,14 +232,13 @@ class _Causes:
         )
         return [_finding(Kind.BATCH_NORM, off, message)]
 
-    def _of_draws(self) -> list[Finding]:
+    def _of_draws(self, equal: Run) -> list[Finding]:
         if not self._rehearsal.draws.made:
             return []
         whole = self._rehearsal.with_own_draws()
         run = self._rehearsal.on_towers(
-            self._options.replace(equal_draws=False)
+            self._options.replace(equal_draws=False), whole=whole
         )
-        equal = self._rehearsal.on_towers(self._options)
         known = self._differing(equal)
         off = {
             name: size

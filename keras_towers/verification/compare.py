@@ -66,7 +66,7 @@ def values(before: Any, whole: Any, other: Any) -> float:
     )
     if a.shape != b.shape:
         return 1.0
-    off = float(np.abs(a - b).max(initial=0.0))
+    off = _off(a, b, 1.0)
     if off <= _ROUNDING * _size(a):
         return 0.0
     return off / max(_size(a - start), _ROUNDING * _size(a))
@@ -75,8 +75,7 @@ def values(before: Any, whole: Any, other: Any) -> float:
 def over(differences: Differences, tolerance: float) -> Differences:
     """Return those that exceed a tolerance, the largest first."""
     ranked = sorted(differences.items(), key=lambda item: -item[1])
-    # A NaN is not below it.
-    return {name: off for name, off in ranked if not off <= tolerance}
+    return {name: off for name, off in ranked if off > tolerance}
 
 
 def _off(a: Any, b: Any, scale: float) -> float:
@@ -85,6 +84,8 @@ def _off(a: Any, b: Any, scale: float) -> float:
     a, b = a.astype("float64"), b.astype("float64")
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     off = float(np.where(same, 0.0, np.abs(a - b)).max(initial=0.0))
+    if not np.isfinite(off):
+        return float("inf")
     return off / max(scale, 1e-30) if off else 0.0
 
 

@@ -174,16 +174,21 @@ class Rehearsal:
         return run
 
     def on_towers(
-        self, options: Options, tapes: Sequence[Differentiated] = ()
+        self,
+        options: Options,
+        tapes: Sequence[Differentiated] = (),
+        whole: Run | None = None,
     ) -> Run:
         """Run on towers.
 
         Args:
             options: of the strategy.
             tapes: what tapes of every tower return.
+            whole: a run on one device, whose gradients are applied.
         """
         run, recorded = Run(), Tapes(tapes)
-        strategy = SharedDeviceStrategy(options, self.whole.updates)
+        updates = (whole or self.whole).updates
+        strategy = SharedDeviceStrategy(options, updates)
         draws = self.draws
         if options.towers != self.options.towers:
             draws = draws.for_towers(options.towers)

@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
+import keras_towers as kt
+
 RANDOM = np.random.RandomState(0)
 ROWS = 24
 FEATURES = RANDOM.randn(ROWS, 6).astype("float32")
@@ -72,15 +74,22 @@ class Stepping(keras.Model):
         return {"loss": loss}
 
 
+def features(data):
+    """The ``x`` of what a step gets, which is no tuple without targets."""
+    return data[0] if isinstance(data, tuple) else data
+
+
 class VAE(Stepping):
     def __init__(self):
         super().__init__(8, 6)
         self.encoder = dense(8, 4)
         self.seed_generator = keras.random.SeedGenerator(5)
-        self.draws = True
+
+    def call(self, x):
+        return self.body(self.encoder(x)[:, :2])
 
     def loss_of(self, data):
-        x = data[0]
+        x = features(data)
         mean, log_var = ops.split(self.encoder(x), 2, axis=1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seed_generator)
         z = mean + ops.exp(0.5 * log_var) * noise
@@ -112,7 +121,7 @@ class GAN(keras.Model):
         return keras.random.normal((n, 4), seed=self.seed_generator)
 
     def train_step(self, data):
-        real = data[0] if isinstance(data, tuple) else data
+        real = features(data)
         n = ops.shape(real)[0]
         fake = self.generator(self._noise(n))
         both = ops.concatenate([fake, real], axis=0)
@@ -137,7 +146,7 @@ class WGAN(GAN):
     """With a gradient penalty, and several updates of the critic."""
 
     def train_step(self, data):
-        real = data[0]
+        real = features(data)
         n = tf.shape(real)[0]
         for _ in range(2):
             noise = tf.random.normal((n, 4))
@@ -179,7 +188,7 @@ class CycleGAN(keras.Model):
         self.optimizers = {name: adam() for name in self.nets}
 
     def train_step(self, data):
-        x, y = data[0]["x"], data[0]["y"]
+        x, y = features(data)["x"], features(data)["y"]
         gen_g, gen_f = self.nets["gen_g"], self.nets["gen_f"]
         disc_x, disc_y = self.nets["disc_x"], self.nets["disc_y"]
         with tf.GradientTape(persistent=True) as tape:
@@ -217,7 +226,7 @@ class DDIM(Stepping):
         self.ema.set_weights(self.body.get_weights())
 
     def loss_of(self, data):
-        x = data[0]
+        x = features(data)
         noises = keras.random.normal(ops.shape(x))
         times = keras.random.uniform((ops.shape(x)[0], 1))
         noisy = ops.cos(times) * x + ops.sin(times) * noises
@@ -253,7 +262,7 @@ class VectorQuantizer(layers.Layer):
 
 class Triplets(Stepping):
     def loss_of(self, data):
-        (anchor, positive, negative) = data[0]
+        (anchor, positive, negative) = features(data)
         a, p, n = (self.body(part) for part in (anchor, positive, negative))
         gap = ops.sum((a - p) ** 2, axis=1) - ops.sum((a - n) ** 2, axis=1)
         return ops.mean(ops.maximum(gap + 0.5, 0.0))
@@ -275,10 +284,8 @@ def gpt():
 
 class SimCLR(Stepping):
     def loss_of(self, data):
-        x = data[0]
-        a, b = (
-            ops.normalize(self.body(v), axis=1) for v in (x, 0.9 * x + 0.1)
-        )
+        x = features(data)
+        a, b = (ops.normalize(self.body(v), axis=1) for v in (x, 0.9 * x + 0.1))
         logits = ops.matmul(a, ops.transpose(b)) / 0.1
         labels = ops.arange(ops.shape(a)[0])
         return ops.mean(
@@ -290,7 +297,7 @@ class SimCLR(Stepping):
 
 class Barlow(Stepping):
     def loss_of(self, data):
-        x = data[0]
+        x = features(data)
         views = []
         for view in (x, 0.9 * x + 0.1):
             z = self.body(view)
@@ -325,7 +332,7 @@ class NNCLR(SimCLR):
 
     def loss_of(self, data):
         loss = super().loss_of(data)
-        z = ops.normalize(self.body(data[0]), axis=1)
+        z = ops.normalize(self.body(features(data)), axis=1)
         rows = ops.concatenate([ops.stop_gradient(z), self.queue], axis=0)
         self.queue.assign(rows[:16])
         return loss
@@ -426,7 +433,7 @@ class WritesPlainVariable(MSE):
         self.seen = tf.Variable(0.0, trainable=False)
 
     def train_step(self, data):
-        self.seen.assign_add(tf.reduce_sum(data[0]))
+        self.seen.assign(0.9 * self.seen + 0.1 * tf.reduce_mean(data[0]))
         return super().train_step(data)
 
 
@@ -434,14 +441,15 @@ class CountsExamples(MSE):
     def __init__(self):
         super().__init__()
         self.seen = self.add_weight(
-            shape=(), dtype="int64", initializer="zeros", trainable=False,
+            shape=(),
+            dtype="int64",
+            initializer="zeros",
+            trainable=False,
             name="seen",
         )
 
     def train_step(self, data):
-        self.seen.assign(
-            self.seen + ops.cast(ops.shape(data[0])[0], "int64")
-        )
+        self.seen.assign(self.seen + ops.cast(ops.shape(data[0])[0], "int64"))
         return super().train_step(data)
 
 
@@ -452,10 +460,41 @@ class LogsMaximum(MSE):
 
 
 class UpdatesSometimes(MSE):
-    """Updates weights only where a batch's loss is large."""
+    """Updates weights twice for a large batch."""
 
     def train_step(self, data):
-        self(data[0])
-        if float(ops.mean(data[0])) * 0 + int(ops.shape(data[0])[0]) > 8:
-            return super().train_step(data)
-        return {"loss": self.loss_of(data)}
+        if int(ops.shape(data[0])[0]) >= 8:
+            super().train_step(data)
+        return super().train_step(data)
+
+
+class Gathering(SimCLR):
+    """SimCLR with all towers' rows, by TensorFlow's own means."""
+
+    def loss_of(self, data):
+        x = features(data)
+        context = tf.distribute.get_replica_context()
+        total = context.num_replicas_in_sync
+        a, b = (ops.normalize(self.body(v), axis=1) for v in (x, 0.9 * x + 0.1))
+        every = context.all_gather(b, axis=0) if total > 1 else b
+        logits = ops.matmul(a, ops.transpose(every)) / 0.1
+        first = kt.current_tower().index * ops.shape(a)[0]
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(
+                first + ops.arange(ops.shape(a)[0]), logits, from_logits=True
+            )
+        )
+
+
+class NeedsPairs(MSE):
+    def loss_of(self, data):
+        if int(ops.shape(data[0])[0]) < 8:
+            raise ValueError("a batch needs 8 rows")
+        return super().loss_of(data)
+
+
+class Reads(MSE):
+    """Raises on one device."""
+
+    def loss_of(self, data):
+        return data["nothing"]

@@ -1,9 +1,7 @@
 """What verify says of miniatures of well-known models."""
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
@@ -72,9 +70,7 @@ SAFE = {
     ),
     "masks": lambda: (m.compiled(m.gpt(), XENT), m.TOKENS, m.TOKEN_LABELS),
     "synchronized": lambda: (
-        m.compiled(
-            m.classifier(layers.BatchNormalization(synchronized=True))
-        ),
+        m.compiled(m.classifier(layers.BatchNormalization(synchronized=True))),
         X,
         Y,
     ),
@@ -144,6 +140,32 @@ def kinds(report):
     return sorted(finding.kind for finding in report.findings)
 
 
+RandomWalks = np.cumsum(m.RANDOM.randn(m.ROWS, 4, 6), axis=1).astype("float32")
+
+
+def _dropping_simclr():
+    model = m.SimCLR()
+    model.body = keras.Sequential(
+        [layers.Dense(8), layers.Dropout(0.3), layers.Dense(4)]
+    )
+    return m.compiled(model, None), X
+
+
+def _stateful():
+    return keras.Sequential(
+        [
+            keras.Input(batch_shape=(8, 4, 6)),
+            layers.LSTM(5, stateful=True),
+            layers.Dense(3),
+        ]
+    )
+
+
+def _fixed():
+    x = keras.Input(batch_shape=(8, 6))
+    return keras.Model(x, layers.Dense(3)(keras.ops.reshape(x, (8, 6))))
+
+
 UNSAFE = {
     "simclr": (lambda: (own(m.SimCLR), X), [Kind.COUPLES]),
     "barlow": (lambda: (own(m.Barlow), X), [Kind.COUPLES]),
@@ -193,6 +215,17 @@ UNSAFE = {
     ),
     "counter": (lambda: (own(m.CountsExamples), X, Y), [Kind.STATE]),
     "log": (lambda: (own(m.LogsMaximum), X, Y), [Kind.LOG]),
+    "dropout-simclr": (_dropping_simclr, [Kind.COUPLES, Kind.RANDOM]),
+    "updates": (lambda: (own(m.UpdatesSometimes), X, Y), [Kind.UPDATES]),
+    "fails": (lambda: (own(m.NeedsPairs), X, Y), [Kind.FAILS]),
+    "stateful": (
+        lambda: (m.compiled(_stateful()), RandomWalks, Y),
+        [Kind.STATEFUL],
+    ),
+    "fixed": (
+        lambda: (m.compiled(_fixed()), X, Y),
+        [Kind.FIXED_BATCH],
+    ),
 }
 
 

@@ -135,6 +135,8 @@ class Attributes:
         self._items: list[tuple[Any, Any]] = []
         tracker = self._values.get("_tracker")
         for value in (*self._values.values(), *_inside(tracker)):
+            # TensorFlow wraps the dictionaries of what it tracks.
+            value = getattr(value, "__wrapped__", value)
             if isinstance(value, _CONTAINERS):
                 self._items.append((value, _copy(value)))
 

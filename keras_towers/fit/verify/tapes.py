@@ -83,7 +83,10 @@ class Tapes:
         return [
             Differentiated(
                 same[0].names,
-                [_sum(grads) for grads in zip(*(c.grads for c in same), strict=True)],
+                [
+                    _sum(grads)
+                    for grads in zip(*(c.grads for c in same), strict=True)
+                ],
             )
             for same in zip(*towers, strict=False)
             if len({call.names for call in same}) == 1
