@@ -17,6 +17,7 @@ TOKENS = RANDOM.randint(1, 12, (ROWS, 5)).astype("int32")
 for _row, _length in enumerate(RANDOM.randint(1, 6, ROWS)):
     TOKENS[_row, _length:] = 0
 TOKEN_LABELS = RANDOM.randint(0, 3, (ROWS, 5)).astype("int32")
+WALKS = np.cumsum(RANDOM.randn(ROWS, 4, 6), axis=1).astype("float32")
 # Rows that a mask drops are all in one half of a batch.
 MASK = (np.arange(ROWS) % 8 < 5).astype("float32")
 

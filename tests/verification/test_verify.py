@@ -140,9 +140,6 @@ def kinds(report):
     return sorted(finding.kind for finding in report.findings)
 
 
-RandomWalks = np.cumsum(m.RANDOM.randn(m.ROWS, 4, 6), axis=1).astype("float32")
-
-
 def _dropping_simclr():
     model = m.SimCLR()
     model.body = keras.Sequential(
@@ -219,7 +216,7 @@ UNSAFE = {
     "updates": (lambda: (own(m.UpdatesSometimes), X, Y), [Kind.UPDATES]),
     "fails": (lambda: (own(m.NeedsPairs), X, Y), [Kind.FAILS]),
     "stateful": (
-        lambda: (m.compiled(_stateful()), RandomWalks, Y),
+        lambda: (m.compiled(_stateful()), m.WALKS, Y),
         [Kind.STATEFUL],
     ),
     "fixed": (
