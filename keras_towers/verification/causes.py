@@ -216,12 +216,7 @@ class _Causes:
         )
         if run.error is not None:
             return []
-        known = self._differing(equal)
-        off = {
-            name: size
-            for name, size in self._differing(run).items()
-            if name not in known and size > _OF_BATCH_NORM
-        }
+        off = compare.over(self._differing(run, equal), _OF_BATCH_NORM)
         if not off:
             return []
         names = ", ".join(layer.name for layer in layers[:3])
@@ -235,17 +230,11 @@ class _Causes:
     def _of_draws(self, equal: Run) -> list[Finding]:
         if not self._rehearsal.draws.made:
             return []
-        whole = self._rehearsal.with_own_draws()
         run = self._rehearsal.on_towers(
-            self._options.replace(equal_draws=False), whole=whole
+            self._options.replace(equal_draws=False)
         )
-        known = self._differing(equal)
-        off = {
-            name: size
-            for name, size in self._differing(run, whole).items()
-            if name not in known
-        }
-        if run.error is not None or not off:
+        off = self._differing(run, equal)
+        if run.error is not None or not self._rehearsal.draws.differ or not off:
             return []
         return [_random(next(iter(off.items())))]
 

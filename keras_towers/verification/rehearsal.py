@@ -151,10 +151,6 @@ class Rehearsal:
             if all(id(v) in s for s in (self._state, whole.state, other.state))
         }
 
-    def with_own_draws(self) -> Run:
-        """Run on one device again, with random draws as they come."""
-        return self._whole(contextlib.nullcontext(), Tapes())
-
     def again(self, tapes: Sequence[Differentiated] = ()) -> Run:
         """Run on one device again, with other results of its tapes."""
         return self._whole(self.draws.repeated(), Tapes(tapes))
@@ -177,18 +173,15 @@ class Rehearsal:
         self,
         options: Options,
         tapes: Sequence[Differentiated] = (),
-        whole: Run | None = None,
     ) -> Run:
         """Run on towers.
 
         Args:
             options: of the strategy.
             tapes: what tapes of every tower return.
-            whole: a run on one device, whose gradients are applied.
         """
         run, recorded = Run(), Tapes(tapes)
-        updates = (whole or self.whole).updates
-        strategy = SharedDeviceStrategy(options, updates)
+        strategy = SharedDeviceStrategy(options, self.whole.updates)
         draws = self.draws
         if options.towers != self.options.towers:
             draws = draws.for_towers(options.towers)
@@ -197,9 +190,7 @@ class Rehearsal:
             layers_lib.synchronized(
                 self.batch_norms if options.equal_batch_norm else []
             ),
-            draws.repeated()
-            if options.equal_draws
-            else contextlib.nullcontext(),
+            draws.repeated() if options.equal_draws else draws.watched(),
             recorded.recorded(),
             strategy,
             lambda: strategy.step(self.model, self._batch),

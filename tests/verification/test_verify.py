@@ -140,12 +140,18 @@ def kinds(report):
     return sorted(finding.kind for finding in report.findings)
 
 
-def _dropping_simclr():
+def _simclr_with(layer):
     model = m.SimCLR()
-    model.body = keras.Sequential(
-        [layers.Dense(8), layers.Dropout(0.3), layers.Dense(4)]
-    )
+    model.body = keras.Sequential([layers.Dense(8), layer, layers.Dense(4)])
     return m.compiled(model, None), X
+
+
+def _dropping_simclr():
+    return _simclr_with(layers.Dropout(0.3))
+
+
+def _normalizing_simclr():
+    return _simclr_with(layers.BatchNormalization())
 
 
 def _stateful():
@@ -214,6 +220,7 @@ UNSAFE = {
     "log": (lambda: (own(m.LogsMaximum), X, Y), [Kind.LOG]),
     "dropout-simclr": (_dropping_simclr, [Kind.COUPLES, Kind.RANDOM]),
     "updates": (lambda: (own(m.UpdatesSometimes), X, Y), [Kind.UPDATES]),
+    "batch-norm-simclr": (_normalizing_simclr, [Kind.BATCH_NORM, Kind.COUPLES]),
     "fails": (lambda: (own(m.NeedsPairs), X, Y), [Kind.FAILS]),
     "stateful": (
         lambda: (m.compiled(_stateful()), m.WALKS, Y),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.context import tower as tower_lib
@@ -39,9 +40,9 @@ class Draws:
         towers: number of towers, K.
 
     Attributes:
-        made: whether the step on one device drew anything.
         missed: whether draws were made that cannot be repeated on towers:
             while a graph is traced, or others than on one device.
+        differ: whether towers drew something else than their rows of it.
     """
 
     def __init__(self, rows: int, towers: int):
@@ -51,36 +52,48 @@ class Draws:
         self._counts = counts
         self._drawn: list[tf.Tensor] = []
         self._next: Counter[int] = Counter()
-        self._records = False
+        self._mode: Literal["record", "repeat", "watch"] = "record"
+        self._stacked: dict[int, set[bytes]] = {}
         self.missed = False
+        self.differ = False
 
     def for_towers(self, towers: int) -> Draws:
         """Return the same draws for another number of towers."""
         other = Draws(self._rows, towers)
-        other._drawn = self._drawn
+        other._drawn, other._stacked = self._drawn, self._stacked
         return other
 
     @property
     def made(self) -> bool:
+        """Whether the step on one device drew anything."""
         return bool(self._drawn) or self.missed
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """Record what a step on one device draws, inside a block."""
-        self._drawn, self._records = [], True
-        with self._installed():
+        self._drawn.clear()
+        self._stacked.clear()
+        with self._installed("record"):
             yield
 
     @contextlib.contextmanager
     def repeated(self) -> Iterator[None]:
         """Give the towers, or one device, what was recorded."""
-        self._next.clear()
-        self._records = False
-        with self._installed():
+        with self._installed("repeat"):
             yield
 
     @contextlib.contextmanager
-    def _installed(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
+        """Compare what the towers draw with what was recorded."""
+        with self._installed("watch"):
+            yield
+
+    @contextlib.contextmanager
+    def _installed(
+        self, mode: Literal["record", "repeat", "watch"]
+    ) -> Iterator[None]:
+        self._mode = mode
+        self._next.clear()
         with (
             substitutes.replaced(_DRAWING, self._draw),
             substitutes.replaced(_DROPPING, self._drop),
@@ -99,14 +112,7 @@ class Draws:
         if not tf.executing_eagerly():
             self.missed = True
             return value
-        if not self._records:
-            return self._again(value)
-        value = tf.stop_gradient(value)
-        if self._is_stacked(value.shape):
-            # Which of the rows belong to a tower is unknown: make them equal.
-            value = tf.broadcast_to(value[:1], value.shape)
-        self._drawn.append(value)
-        return value
+        return self._settled(value)
 
     def _drop(
         self,
@@ -121,11 +127,21 @@ class Draws:
         kept = original(tf.ones_like(x), rate, *args, **kwargs)
         if not tf.executing_eagerly():
             self.missed = True
-        elif self._records:
-            self._drawn.append(kept)
-        else:
-            kept = self._again(kept)
-        return x * kept
+            return x * kept
+        return x * self._settled(kept)
+
+    def _settled(self, value: tf.Tensor) -> tf.Tensor:
+        """Record a draw, or repeat or watch it."""
+        if self._mode != "record":
+            return self._again(value)
+        value = tf.stop_gradient(value)
+        if self._is_stacked(value.shape):
+            # Which of the rows belong to a tower is unknown: make them equal.
+            rows = {row.tobytes() for row in value.numpy()}
+            self._stacked[len(self._drawn)] = rows
+            value = tf.broadcast_to(value[:1], value.shape)
+        self._drawn.append(value)
+        return value
 
     def _is_stacked(self, shape: Sequence[int]) -> bool:
         """Whether there are several rows for each example of the batch."""
@@ -139,15 +155,28 @@ class Draws:
         index = 0 if tower is None else tower.index
         place, self._next[index] = self._next[index], self._next[index] + 1
         if place >= len(self._drawn):
-            self.missed = True
-            return value
+            return self._lost(value)
         whole = self._drawn[place]
         alone = tower is None or tower.total == 1
         mine = whole if alone else self._part(whole, value.shape, index)
         if mine is None:
+            return self._lost(value)
+        if self._mode == "repeat":
+            return mine
+        if place in self._stacked:
+            rows = {row.tobytes() for row in value.numpy()}
+            self.differ |= not rows <= self._stacked[place]
+        else:
+            self.differ |= not np.array_equal(mine.numpy(), value.numpy())
+        return value
+
+    def _lost(self, value: tf.Tensor) -> tf.Tensor:
+        """Keep a draw that has no counterpart on one device."""
+        if self._mode == "repeat":
             self.missed = True
-            return value
-        return mine
+        else:
+            self.differ = True
+        return value
 
     def _part(
         self, whole: tf.Tensor, shape: tf.TensorShape, index: int
