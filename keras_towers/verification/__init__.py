@@ -164,7 +164,7 @@ class _Verification:
         """Build the model and its optimizers; return the first state."""
         model = self._model
         if building.needs_build(model, "fit"):
-            building.build(model, batch, "fit")
+            _build(model, batch)
         before = snapshot.values_of(snapshot.all_of(model))
         # Slot variables, and what else a first step creates.
         try:
@@ -175,6 +175,18 @@ class _Verification:
         snapshot.reset_new_metrics(model, before)
         snapshot.load(snapshot.all_of(model), before)
         return snapshot.values_of(snapshot.all_of(model))
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Create the variables of a model, without running its step."""
+    update = runs.RecordedUpdate(applies=False)
+    try:
+        with runs.eagerly(False), runs.on_one_device(update):
+            step = tf.function(runs.step_of(model), autograph=False)
+            step.get_concrete_function(batch)
+    except Exception:
+        # A step that only runs eagerly.
+        building.build(model, batch, "fit")
 
 
 _ONE_EACH = (Kind.STATE, Kind.PLAIN_VARIABLE, Kind.LOG)

@@ -39,6 +39,8 @@ def first(
     Raises:
         TowerError: there is no data.
     """
+    if x is None:
+        raise TowerError("verify got no data: give x, and y if fit gets one.")
     try:
         iterator = compat.TFEpochIterator(
             x=x,

@@ -5,8 +5,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-import keras_towers as kt
-
 RANDOM = np.random.RandomState(0)
 ROWS = 24
 FEATURES = RANDOM.randn(ROWS, 6).astype("float32")
@@ -467,24 +465,6 @@ class UpdatesSometimes(MSE):
         if int(ops.shape(data[0])[0]) >= 8:
             super().train_step(data)
         return super().train_step(data)
-
-
-class Gathering(SimCLR):
-    """SimCLR with all towers' rows, by TensorFlow's own means."""
-
-    def loss_of(self, data):
-        x = features(data)
-        context = tf.distribute.get_replica_context()
-        total = context.num_replicas_in_sync
-        a, b = (ops.normalize(self.body(v), axis=1) for v in (x, 0.9 * x + 0.1))
-        every = context.all_gather(b, axis=0) if total > 1 else b
-        logits = ops.matmul(a, ops.transpose(every)) / 0.1
-        first = kt.current_tower().index * ops.shape(a)[0]
-        return ops.mean(
-            keras.losses.sparse_categorical_crossentropy(
-                first + ops.arange(ops.shape(a)[0]), logits, from_logits=True
-            )
-        )
 
 
 class NeedsPairs(MSE):

@@ -133,12 +133,21 @@ class Attributes:
         self._owner = owner
         self._values = dict(vars(owner))
         self._items: list[tuple[Any, Any]] = []
+        self._parts: list[Attributes] = []
         tracker = self._values.get("_tracker")
         for value in (*self._values.values(), *_inside(tracker)):
-            # TensorFlow wraps the dictionaries of what it tracks.
-            value = getattr(value, "__wrapped__", value)
-            if isinstance(value, _CONTAINERS):
-                self._items.append((value, _copy(value)))
+            self._note(value)
+
+    def _note(self, value: Any) -> None:
+        """Note the items of a container, also of one that TensorFlow wraps."""
+        if hasattr(value, "__wrapped__") and isinstance(value, dict):
+            wrapped = value.__wrapped__
+            self._items.append((wrapped, dict(wrapped)))
+            self._parts.append(Attributes(value))
+        elif isinstance(value, _CONTAINERS):
+            self._items.append((value, _copy(value)))
+            if hasattr(value, "_storage"):
+                self._parts.append(Attributes(value))
 
     def restore(self) -> None:
         """Undo all changes, without the owner's ``__setattr__``."""
@@ -150,6 +159,8 @@ class Attributes:
                 own[name] = value
         for container, items in self._items:
             _refill(container, items)
+        for part in self._parts:
+            part.restore()
 
 
 def _inside(tracker: Any) -> list[Any]:
@@ -158,22 +169,22 @@ def _inside(tracker: Any) -> list[Any]:
 
 
 def _copy(container: Any) -> Any:
+    # A list that TensorFlow wraps has two sets of items.
     if isinstance(container, list):
-        return list(container)
+        return list.copy(container)
     return dict(container) if isinstance(container, dict) else set(container)
 
 
 def _refill(container: Any, items: Any) -> None:
     """Give a container its former items, without tracking them anew."""
-    kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
-    if kind is list:
-        if len(container) != len(items) or any(
-            a is not b for a, b in zip(container, items, strict=True)
-        ):
-            list.__setitem__(container, slice(None), items)
-        return
-    kind.clear(container)
-    kind.update(container, items)
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), items)
+    elif isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, items)
+    else:
+        set.clear(container)
+        set.update(container, items)
 
 
 class _RandomStates:
