@@ -130,6 +130,10 @@ eager_context = resolve(f"{_TF}.eager.context:context")
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 
+set_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:set_global_attribute"
+)
+
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
@@ -167,9 +171,6 @@ load_h5_optimizer_weights = resolve(
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
-)
-set_global_attribute = resolve(
-    f"{_KERAS}.backend.common.global_state:set_global_attribute"
 )
 
 # Methods and functions that fit/ calls, shadows or replaces: a missing one has

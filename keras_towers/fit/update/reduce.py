@@ -108,7 +108,7 @@ class UpdateOnce:
         variables = list(trainable_variables)
         mine = gradients.TowerGradients(
             tuple(gradients.name_of(v) for v in variables),
-            weighted(list(grads)),
+            _weighted(list(grads)),
         )
 
         def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
@@ -210,15 +210,8 @@ class UpdateEach(UpdateOnce):
         return set()
 
 
-def weighted(grads: list[Any]) -> list[Any]:
-    """Weight a tower's gradients as those of the global batch's loss.
-
-    Nothing is left to do where ``scale_loss`` has weighted the loss.
-
-    Args:
-        grads: N gradients of the tower that this thread runs; None for a
-            missing one.
-    """
+def _weighted(grads: list[Any]) -> list[Any]:
+    """Weight the gradients, unless ``scale_loss`` has weighted the loss."""
     tower = tower_lib.with_a_share()
     if tower is None or tower.loss_is_weighted:
         return grads

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.update.gradients import name_of
-from keras_towers.fit.update.reduce import weighted
 from keras_towers.fit.verify import substitutes
+from keras_towers.reduction import scaled
 
 
 class Differentiated(NamedTuple):
@@ -70,7 +70,12 @@ class Tapes:
         tower = tower_lib.current()
         calls = self.calls.setdefault(0 if tower is None else tower.index, [])
         names = tuple(name_of(v) for v in variables)
-        calls.append(Differentiated(names, weighted(tf.nest.flatten(result))))
+        weight = _weight(tower)
+        grads = [
+            None if grad is None else scaled(grad, weight)
+            for grad in tf.nest.flatten(result)
+        ]
+        calls.append(Differentiated(names, grads))
         if len(calls) <= len(self._instead):
             other = self._instead[len(calls) - 1]
             if other.names == names:
@@ -91,6 +96,13 @@ class Tapes:
             for same in zip(*towers, strict=False)
             if len({call.names for call in same}) == 1
         ]
+
+
+def _weight(tower: tower_lib.Tower | None) -> Any:
+    """The weight of a tower's gradients in those of the global batch."""
+    if tower is None or tower.share is None or tower.loss_is_weighted:
+        return 1.0
+    return tower.loss_weight
 
 
 def _sum(grads: Sequence[Any]) -> Any:
