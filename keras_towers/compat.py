@@ -216,7 +216,7 @@ _ATTRIBUTES = {
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
-    "keras.layers:Layer": "_seed_generators _metrics _dtype_policy",
+    "keras.layers:Layer": "_seed_generators _metrics",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"
     ),
@@ -237,6 +237,7 @@ _ATTRIBUTES = {
     ),
     f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
+    f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
     "tensorflow:Graph": "_variable_creator_stack",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
 }

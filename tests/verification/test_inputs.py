@@ -12,6 +12,7 @@ from keras import layers
 import keras_towers as kt
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.verification import Kind
+from tests.verification import coupled as c
 from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
@@ -105,7 +106,7 @@ def test_attributes_and_plain_variables_are_restored():
 
 
 def test_state_is_restored_after_an_error():
-    model = m.compiled(m.Reads(), None)
+    model = m.compiled(c.Reads(), None)
     model(X[:1])
     before = values(model)
     with pytest.raises(kt.TowerError, match="fails on one device"):
@@ -171,7 +172,7 @@ def test_uneven_batches_and_other_numbers_of_towers():
 
 
 def test_average_false():
-    report = kt.verify(m.compiled(m.SSE(), None), X, Y, average=False)
+    report = kt.verify(m.compiled(c.SSE(), None), X, Y, average=False)
     # Logs that are no metrics are averaged.
     assert [f.kind for f in report.findings] == [Kind.LOG]
     report = kt.verify(m.compiled(m.MSE(), None), X, Y, average=False)
@@ -202,7 +203,7 @@ def test_mixed_precision(policy):
     model = m.compiled(m.classifier())
     assert kt.verify(model, X, Y, batch_size=8).safe
     assert model.layers[0].compute_dtype == policy.removeprefix("mixed_")
-    report = kt.verify(m.compiled(m.Clipping(), None), X, Y, batch_size=8)
+    report = kt.verify(m.compiled(c.Clipping(), None), X, Y, batch_size=8)
     assert [f.kind for f in report.findings] == [Kind.CHANGED_BY_HAND]
 
 
@@ -212,13 +213,13 @@ def test_mixed_precision(policy):
 def test_ways_to_run(options):
     model = m.compiled(m.classifier(), **options)
     assert kt.verify(model, X, Y, batch_size=8).safe
-    model = m.SimCLR()
+    model = c.SimCLR()
     model.compile("adam", **options)
     assert not kt.verify(model, X, batch_size=8).safe
 
 
 def test_steps_that_are_functions():
-    model = m.compiled(m.Clipping(), None)
+    model = m.compiled(c.Clipping(), None)
     model.train_step = tf.function(model.train_step)
     report = kt.verify(model, X, Y, batch_size=8)
     assert [f.kind for f in report.findings] == [Kind.CHANGED_BY_HAND]

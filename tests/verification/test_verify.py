@@ -6,6 +6,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers.verification import Kind
+from tests.verification import coupled as c
 from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
@@ -141,7 +142,7 @@ def kinds(report):
 
 
 def _simclr_with(layer):
-    model = m.SimCLR()
+    model = c.SimCLR()
     model.body = keras.Sequential([layers.Dense(8), layer, layers.Dense(4)])
     return m.compiled(model, None), X
 
@@ -170,28 +171,28 @@ def _fixed():
 
 
 UNSAFE = {
-    "simclr": (lambda: (own(m.SimCLR), X), [Kind.COUPLES]),
-    "barlow": (lambda: (own(m.Barlow), X), [Kind.COUPLES]),
+    "simclr": (lambda: (own(c.SimCLR), X), [Kind.COUPLES]),
+    "barlow": (lambda: (own(c.Barlow), X), [Kind.COUPLES]),
     "supervised": (
-        lambda: (own(m.SupervisedContrastive), X, m.LABELS),
+        lambda: (own(c.SupervisedContrastive), X, m.LABELS),
         [Kind.COUPLES],
     ),
-    "nnclr": (lambda: (own(m.NNCLR), X), [Kind.COUPLES, Kind.STATE]),
-    "switch": (lambda: (own(m.Switch), X, Y), [Kind.COUPLES]),
+    "nnclr": (lambda: (own(c.NNCLR), X), [Kind.COUPLES, Kind.STATE]),
+    "switch": (lambda: (own(c.Switch), X, Y), [Kind.COUPLES]),
     "masked-mean": (
-        lambda: (own(m.MaskedMean), X, Y, m.MASK),
+        lambda: (own(c.MaskedMean), X, Y, m.MASK),
         [Kind.COUPLES],
     ),
-    "penalty": (lambda: (own(m.BatchMeanPenalty), X, Y), [Kind.COUPLES]),
-    "clipping": (lambda: (own(m.Clipping), X, Y), [Kind.CHANGED_BY_HAND]),
-    "sam": (lambda: (own(m.SAM), X, Y), [Kind.CHANGED_BY_HAND]),
+    "penalty": (lambda: (own(c.BatchMeanPenalty), X, Y), [Kind.COUPLES]),
+    "clipping": (lambda: (own(c.Clipping), X, Y), [Kind.CHANGED_BY_HAND]),
+    "sam": (lambda: (own(c.SAM), X, Y), [Kind.CHANGED_BY_HAND]),
     "simclr-clipping": (
-        lambda: (own(m.ClippingSimCLR), X),
+        lambda: (own(c.ClippingSimCLR), X),
         [Kind.CHANGED_BY_HAND, Kind.COUPLES],
     ),
-    "sum": (lambda: (own(m.SSE), X, Y), [Kind.SUM]),
+    "sum": (lambda: (own(c.SSE), X, Y), [Kind.SUM]),
     "added-sum": (
-        lambda: (m.compiled(m.classifier(m.AddsSum())), X, Y),
+        lambda: (m.compiled(m.classifier(c.AddsSum())), X, Y),
         [Kind.SUM],
     ),
     "batch-norm": (
@@ -213,15 +214,15 @@ UNSAFE = {
         [Kind.BATCH_NORM, Kind.RANDOM],
     ),
     "plain-variable": (
-        lambda: (own(m.WritesPlainVariable), X, Y),
+        lambda: (own(c.WritesPlainVariable), X, Y),
         [Kind.PLAIN_VARIABLE],
     ),
-    "counter": (lambda: (own(m.CountsExamples), X, Y), [Kind.STATE]),
-    "log": (lambda: (own(m.LogsMaximum), X, Y), [Kind.LOG]),
+    "counter": (lambda: (own(c.CountsExamples), X, Y), [Kind.STATE]),
+    "log": (lambda: (own(c.LogsMaximum), X, Y), [Kind.LOG]),
     "dropout-simclr": (_dropping_simclr, [Kind.COUPLES, Kind.RANDOM]),
-    "updates": (lambda: (own(m.UpdatesSometimes), X, Y), [Kind.UPDATES]),
+    "updates": (lambda: (own(c.UpdatesSometimes), X, Y), [Kind.UPDATES]),
     "batch-norm-simclr": (_normalizing_simclr, [Kind.BATCH_NORM, Kind.COUPLES]),
-    "fails": (lambda: (own(m.NeedsPairs), X, Y), [Kind.FAILS]),
+    "fails": (lambda: (own(c.NeedsPairs), X, Y), [Kind.FAILS]),
     "stateful": (
         lambda: (m.compiled(_stateful()), m.WALKS, Y),
         [Kind.STATEFUL],
