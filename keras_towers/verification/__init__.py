@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.calls import building
 from keras_towers.fit.contract import Extent
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify import runs, snapshot
@@ -161,32 +160,18 @@ class _Verification:
         return rehearsal.whole.state
 
     def _prepared(self, batch: Any) -> dict[int, Any]:
-        """Build the model and its optimizers; return the first state."""
+        """Create all variables by a step; return the values they begin with."""
         model = self._model
-        if building.needs_build(model, "fit"):
-            _build(model, batch)
         before = snapshot.values_of(snapshot.all_of(model))
-        # Slot variables, and what else a first step creates.
+        update = runs.RecordedUpdate(applies=False)
         try:
-            with runs.on_one_device(runs.RecordedUpdate(applies=False)):
+            with snapshot.created() as new, runs.on_one_device(update):
                 runs.step_of(model)(batch)
         except Exception as error:
             raise _fails(model, error) from error
-        snapshot.reset_new_metrics(model, before)
-        snapshot.load(snapshot.all_of(model), before)
+        finally:
+            snapshot.load(snapshot.all_of(model), {**new, **before})
         return snapshot.values_of(snapshot.all_of(model))
-
-
-def _build(model: keras.Model, batch: Any) -> None:
-    """Create the variables of a model, without running its step."""
-    update = runs.RecordedUpdate(applies=False)
-    try:
-        with runs.eagerly(False), runs.on_one_device(update):
-            step = tf.function(runs.step_of(model), autograph=False)
-            step.get_concrete_function(batch)
-    except Exception:
-        # A step that only runs eagerly.
-        building.build(model, batch, "fit")
 
 
 _ONE_EACH = (Kind.STATE, Kind.PLAIN_VARIABLE, Kind.LOG)

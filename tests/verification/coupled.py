@@ -10,7 +10,8 @@ from tests.verification.models import MSE, Stepping, dense, features
 class SimCLR(Stepping):
     def loss_of(self, data):
         x = features(data)
-        a, b = (ops.normalize(self.body(v), axis=1) for v in (x, 0.9 * x + 0.1))
+        a, b = (self.body(v, training=True) for v in (x, 0.9 * x + 0.1))
+        a, b = ops.normalize(a, axis=1), ops.normalize(b, axis=1)
         logits = ops.matmul(a, ops.transpose(b)) / 0.1
         labels = ops.arange(ops.shape(a)[0])
         return ops.mean(
@@ -124,9 +125,9 @@ class SAM(MSE):
         return tape.gradient(loss, weights)
 
     def train_step(self, data):
-        weights = self.trainable_weights
         with tf.GradientTape() as tape:
             loss = self.loss_of(data)
+        weights = self.trainable_weights
         grads = self.gradients_of(tape, loss, weights)
         norm = tf.linalg.global_norm(grads)
         steps = [0.3 * g / (norm + 1e-12) for g in grads]

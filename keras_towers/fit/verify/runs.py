@@ -115,12 +115,12 @@ def on_one_device(update: RecordedUpdate) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eagerly(wanted: bool = True) -> Iterator[None]:
+def eagerly() -> Iterator[None]:
     """Run functions of the user eagerly, so that tensors have values."""
     before = tf.config.functions_run_eagerly()
     logger = tf.get_logger()
     level = logger.level
-    tf.config.run_functions_eagerly(wanted)
+    tf.config.run_functions_eagerly(True)
     # TensorFlow warns of strategies that run eagerly.
     logger.setLevel("ERROR")
     try:

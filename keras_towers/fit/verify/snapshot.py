@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.verify import substitutes
 from keras_towers.fit.weights import state as state_lib
 
 _CONTAINERS = (list, dict, set)
@@ -60,11 +61,28 @@ def all_of(model: keras.Model) -> list[Any]:
     ]
 
 
-def reset_new_metrics(model: keras.Model, known: dict[int, Any]) -> None:
-    """Reset metrics whose variables are not known yet."""
-    for metric in model.metrics:
-        if any(id(v) not in known for v in metric.variables):
-            metric.reset_state()
+@contextlib.contextmanager
+def created() -> Iterator[dict[int, Any]]:
+    """Collect the first values of Keras variables that a block creates.
+
+    Yields:
+        Values by id, filled in the block.
+    """
+    values: dict[int, Any] = {}
+    variables = []
+
+    def initialize(
+        name: str, original: Callable[..., None], variable: Any, value: Any
+    ) -> None:
+        original(variable, value)
+        with tf.init_scope():
+            values[id(variable)] = variable._value.read_value()
+        # Ids of variables that are gone may be used again.
+        variables.append(variable)
+
+    place = (compat.KerasVariable, "_initialize")
+    with substitutes.replaced([place], initialize):
+        yield values
 
 
 def values_of(variables: Iterable[Any]) -> dict[int, Any]:
@@ -140,8 +158,8 @@ class Attributes:
 
     def _note(self, value: Any) -> None:
         """Note the items of a container, also of one that TensorFlow wraps."""
-        if hasattr(value, "__wrapped__") and isinstance(value, dict):
-            wrapped = value.__wrapped__
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(wrapped, dict):
             self._items.append((wrapped, dict(wrapped)))
             self._parts.append(Attributes(value))
         elif isinstance(value, _CONTAINERS):
