@@ -259,20 +259,29 @@ def test_generators():
     assert kt.verify(m.compiled(m.classifier()), batches()).safe
 
 
+class Lazy(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential(
+            [layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
+        )
+
+    def call(self, x, training=None):
+        return self.inner(x, training=training)
+
+
 def test_a_model_that_builds_at_its_first_batch():
-    keras.utils.set_random_seed(5)
-
-    class Lazy(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.inner = keras.Sequential([layers.Dense(4), layers.Dense(3)])
-
-        def call(self, x):
-            return self.inner(x)
-
-    model = m.compiled(Lazy(), metrics=["mae"])
-    assert kt.verify(model, X, Y, batch_size=8).safe
-    model.fit(X, Y, verbose=0)
+    weights = []
+    for asks in (True, False):
+        keras.utils.set_random_seed(5)
+        model = m.compiled(Lazy(), metrics=["mae"])
+        if asks:
+            report = kt.verify(model, X, Y, batch_size=8)
+            assert [f.kind for f in report.findings] == [Kind.BATCH_NORM]
+        model.fit(X, Y, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_nothing_is_printed(capsys):

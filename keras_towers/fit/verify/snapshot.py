@@ -114,9 +114,12 @@ def restored(model: keras.Model) -> Iterator[None]:
         Attributes(part) for part in _objects(model) if _is_restored(part)
     ]
     seeds = _RandomStates()
+    new: dict[int, Any] = {}
     try:
-        yield
+        with created() as new:
+            yield
     finally:
+        load(all_of(model), {**new, **values})
         load(variables, values)
         for attributes in objects:
             attributes.restore()
