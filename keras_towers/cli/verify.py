@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from keras_towers.verification.report import Report
 
 
 def verify(
@@ -64,16 +68,21 @@ def verify(
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
     if as_json:
-        told = {"safe": report.safe, **dataclasses.asdict(report)}
-        typer.echo(json.dumps(told, indent=2, default=_as_json))
+        typer.echo(json.dumps(_told(report), indent=2))
     else:
         typer.echo(str(report))
     if not report.safe:
         raise typer.Exit(1)
 
 
-def _as_json(value: Any) -> Any:
-    return str(value)
+def _told(report: Report) -> dict[str, Any]:
+    told = {"safe": report.safe, **dataclasses.asdict(report)}
+    for finding in told["findings"]:
+        size = finding["difference"]
+        # JSON has no infinity.
+        if size is not None and not math.isfinite(size):
+            finding["difference"] = None
+    return told
 
 
 def _built(target: str) -> tuple[Any, ...]:

@@ -22,7 +22,6 @@ from keras_towers.verification.report import Finding, Kind, Report
 
 __all__ = ["Finding", "Kind", "Report", "verify"]
 
-_DEFAULT_BATCH = 32
 _IN_HALF_PRECISION = 3e-2
 _IN_SINGLE_PRECISION = 1e-4
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import tensorflow as tf
+
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Differentiated
 from keras_towers.verification import compare
 from keras_towers.verification.compare import Differences
 from keras_towers.verification.rehearsal import Options, Rehearsal
-from keras_towers.verification.remedies import REMEDIES
+from keras_towers.verification.remedies import MATCHED_DRAWS, REMEDIES
 from keras_towers.verification.report import Finding, Kind
 
 # BatchNormalization computes variances differently when synchronized.
@@ -51,7 +53,7 @@ class _Causes:
         if len(run.updates) != len(self._whole.updates):
             return [self._of_updates(run)]
         if not self._is_same(run) and not self._can_repeat():
-            return [_random(self._worst(run))]
+            return [self._random(self._worst(run))]
         found, logs = self._of_gradients(run), self._of_logs(run)
         if found and logs:
             # What differs in a step differs in its logs.
@@ -236,7 +238,18 @@ class _Causes:
         off = self._differing(run, equal)
         if run.error is not None or not self._rehearsal.draws.differ or not off:
             return []
-        return [_random(next(iter(off.items())))]
+        return [self._random(next(iter(off.items())))]
+
+    def _random(self, worst: tuple[str, float]) -> Finding:
+        name, size = worst
+        message = (
+            "the step draws random numbers, on towers others than on one "
+            f"device; {name} differs"
+        )
+        remedy = REMEDIES[Kind.RANDOM]
+        if self._options.random == "global":
+            remedy = MATCHED_DRAWS
+        return Finding(Kind.RANDOM, name, message, remedy, size)
 
 
 def _of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
@@ -255,15 +268,6 @@ def _of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
         return _finding(Kind.UPDATES, "the step", message)
     message = f"the step works on the whole batch, but fails on parts: {said}"
     return _finding(Kind.FAILS, type(error).__name__, message)
-
-
-def _random(worst: tuple[str, float]) -> Finding:
-    name, size = worst
-    message = (
-        f"the step draws random numbers, on towers others than on one device; "
-        f"{name} differs"
-    )
-    return _finding(Kind.RANDOM, {name: size}, message)
 
 
 def _sum_or_mean(options: Options, off: Differences) -> Finding:
@@ -294,7 +298,5 @@ def _brief(array: object) -> str:
 
 def _plus(few: object, many: object, towers: int) -> object:
     """The gradient on one device, if it is that of a mean and a sum."""
-    import tensorflow as tf
-
     a, b = tf.convert_to_tensor(few), tf.convert_to_tensor(many)
     return (2 * b - a) + 2 * towers * (a - b)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from keras_towers.verification.report import Kind
 
+MATCHED_DRAWS = (
+    "draw with keras.random, Keras's layers or tf.random.stateless_*: other "
+    "draws cannot be those of one device"
+)
+"""What to do about random draws where ``random="global"`` is given."""
+
 REMEDIES = {
     Kind.COUPLES: (
         "in the loss, use keras_towers.gather(x), which gives the rows of the "

@@ -1,5 +1,6 @@
 """What verify takes, refuses and leaves behind."""
 
+import contextlib
 import random
 import warnings
 
@@ -10,6 +11,8 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
+from keras_towers import compat
+from keras_towers.fit.verify import draws
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.verification import Kind
 from tests.verification import coupled as c
@@ -103,6 +106,27 @@ def test_attributes_and_plain_variables_are_restored():
     assert model.steps == 0
     assert model.seen == {"rows": []}
     assert model.plain.numpy() == 1.0
+
+
+def replaced_names():
+    return [
+        getattr(owner, name)
+        for owner, name in (*draws._DRAWING, *draws._DROPPING)
+    ] + [
+        tf.GradientTape.gradient,
+        compat.KerasVariable._initialize,
+        keras.Model.fit,
+        tf.config.functions_run_eagerly(),
+        tf.get_logger().level,
+    ]
+
+
+@pytest.mark.parametrize("cls", [m.VAE, c.SimCLR, c.Reads])
+def test_nothing_stays_replaced(cls):
+    before = replaced_names()
+    with contextlib.suppress(kt.TowerError):
+        kt.verify(m.compiled(cls(), None), X, batch_size=8)
+    assert all(a is b for a, b in zip(before, replaced_names(), strict=True))
 
 
 def test_state_is_restored_after_an_error():
