@@ -182,18 +182,12 @@ class _Causes:
         off = self._over(self._rehearsal.state_differences(self._whole, run))
         found = []
         for name, size in off.items():
-            if name in self._rehearsal.plain_variables:
-                kind, message = (
-                    Kind.PLAIN_VARIABLE,
-                    f"the tf.Variable {name} is written in the step, by every "
-                    "tower",
-                )
-            else:
-                kind, message = (
-                    Kind.STATE,
-                    f"{name} is written from the batch, with something else "
-                    "than a mean over its examples",
-                )
+            plain = name in self._rehearsal.plain_variables
+            kind = Kind.PLAIN_VARIABLE if plain else Kind.STATE
+            message = (
+                f"{'tf.Variable ' * plain}{name} is written from the batch, "
+                "with something else than a mean over its examples"
+            )
             found.append(_finding(kind, {name: size}, message))
         return found
 

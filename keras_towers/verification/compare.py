@@ -12,9 +12,11 @@ from keras_towers.fit.verify.tapes import Differentiated
 
 Differences = dict[str, float]
 
-# A weight whose gradients are smaller than this part of the largest of all is
-# compared with that: what is left of a vanishing gradient is rounding.
-_SMALLEST = 1e-3
+# Gradients smaller than this part of the largest of all are compared with it:
+# what is left of one that vanishes (a bias before BatchNormalization) is
+# rounding.
+_SMALLEST_GRADIENT = 1e-2
+_SMALLEST_LOG = 1e-3
 # Rounding of a value that is hardly changed.
 _ROUNDING = 4e-6
 
@@ -42,7 +44,7 @@ def gradients(
             if a is None or b is None:
                 off = float((a is None) != (b is None))
             else:
-                off = _off(a, b, max(_size(a), _SMALLEST * largest))
+                off = _off(a, b, max(_size(a), _SMALLEST_GRADIENT * largest))
             found[name] = max(found.get(name, 0.0), off)
     return found
 
@@ -50,7 +52,7 @@ def gradients(
 def logs(whole: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
     """Compare the logs of a step."""
     return {
-        name: _off(a, other[name], max(_size(a), _SMALLEST))
+        name: _off(a, other[name], max(_size(a), _SMALLEST_LOG))
         if name in other
         else 1.0
         for name, a in whole.items()

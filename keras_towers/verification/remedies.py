@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from keras_towers.verification.report import Kind
 
+_WRITTEN = (
+    "write what all towers have in common: keras_towers.gather(x) for the rows "
+    "of the whole batch (a queue), keras_towers.mean(values) for a mean"
+)
+
 MATCHED_DRAWS = (
     "draw with keras.random, Keras's layers or tf.random.stateless_*: other "
     "draws cannot be those of one device"
@@ -35,15 +40,8 @@ REMEDIES = {
         "as well, and draw with keras.random or Keras's layers; or accept "
         "other draws, which are as random"
     ),
-    Kind.STATE: (
-        "write what all towers have in common: keras_towers.gather(x) for the "
-        "rows of the whole batch (a queue), keras_towers.mean(values) for a "
-        "mean"
-    ),
-    Kind.PLAIN_VARIABLE: (
-        "make it a keras.Variable (add_weight), which towers write once each "
-        "and average"
-    ),
+    Kind.STATE: _WRITTEN,
+    Kind.PLAIN_VARIABLE: f"make it a keras.Variable (add_weight); {_WRITTEN}",
     Kind.LOG: (
         "return the result of a keras.metrics metric, or a mean over the "
         "examples of the batch: keras_towers.mean(values)"

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     STATE = "state"
     """A Keras variable is written from the batch, and not with a mean."""
     PLAIN_VARIABLE = "plain-variable"
-    """A ``tf.Variable`` is written in the step."""
+    """The same of a ``tf.Variable``."""
     LOG = "log"
     """A log is neither the result of a metric nor a mean over examples."""
     ROWS = "rows"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -118,15 +119,18 @@ def on_one_device(update: RecordedUpdate) -> Iterator[None]:
 def eagerly() -> Iterator[None]:
     """Run functions of the user eagerly, so that tensors have values."""
     before = tf.config.functions_run_eagerly()
-    logger = tf.get_logger()
-    level = logger.level
+    # TensorFlow warns of strategies that run eagerly; and what a real strategy
+    # would warn of is not worth a warning before there is one.
+    loggers = [tf.get_logger(), logging.getLogger("keras_towers")]
+    levels = [logger.level for logger in loggers]
     tf.config.run_functions_eagerly(True)
-    # TensorFlow warns of strategies that run eagerly.
-    logger.setLevel("ERROR")
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         tf.config.run_functions_eagerly(before)
 
 
