@@ -284,20 +284,3 @@ class MSE(Stepping):
 
     def loss_of(self, data):
         return ops.mean((self.body(data[0]) - data[1]) ** 2)
-
-
-class Averages(MSE):
-    """A step that averages in variables of both kinds."""
-
-    def __init__(self):
-        super().__init__()
-        self.plain = tf.Variable(0.0, trainable=False)
-        self.own = self.add_weight(
-            shape=(), initializer="zeros", trainable=False
-        )
-
-    def train_step(self, data):
-        mean = 0.1 * tf.reduce_mean(data[0])
-        self.plain.assign(0.9 * self.plain + mean)
-        self.own.assign(0.9 * self.own + mean)
-        return super().train_step(data)

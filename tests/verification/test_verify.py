@@ -91,7 +91,7 @@ SAFE = {
     ),
     "triplets": lambda: (own(m.Triplets), (X, X + 0.1, X[::-1].copy())),
     "cyclegan": lambda: (_cyclegan(), {"x": X, "y": X[::-1].copy()}),
-    "averages": lambda: (own(m.Averages), X, Y),
+    "averages": lambda: (own(c.Averages), X, Y),
     "own-step": lambda: (own(m.MSE), X, Y),
 }
 
