@@ -9,6 +9,7 @@ as it is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 
 import tensorflow as tf
@@ -24,6 +25,9 @@ from keras_towers.verification.report import Finding, Kind
 
 # BatchNormalization computes variances differently when synchronized.
 _OF_BATCH_NORM = 1e-3
+# Deep networks with BatchNormalization amplify rounding, and towers round in
+# more places than the weights.
+_TIMES_ROUNDING = 30.0
 
 
 def of(rehearsal: Rehearsal, tolerance: float) -> list[Finding]:
@@ -176,7 +180,31 @@ class _Causes:
         return not compare.over(off, 10 * towers * self._tolerance)
 
     def _over(self, differences: Differences) -> Differences:
-        return compare.over(differences, self._tolerance)
+        """What is more than rounding, also in a step that amplifies it."""
+        off = compare.over(differences, self._tolerance)
+        if not off:
+            return off
+        rounding = self._rounding
+        return {
+            name: size
+            for name, size in off.items()
+            if size > _TIMES_ROUNDING * rounding.get(name, 0.0)
+        }
+
+    @functools.cached_property
+    def _rounding(self) -> Differences:
+        """What the last bits of the weights change on one device."""
+        run = self._rehearsal.nearby()
+        if run.error is not None:
+            return {}
+        changed = compare.logs(self._whole.logs, run.logs)
+        for other in (
+            self._rehearsal.state_differences(self._whole, run),
+            compare.gradients(self._whole.updates, run.updates),
+        ):
+            for name, size in other.items():
+                changed[name] = max(size, changed.get(name, 0.0))
+        return changed
 
     def _of_state(self, run: Run) -> list[Finding]:
         off = self._over(self._rehearsal.state_differences(self._whole, run))

@@ -155,6 +155,16 @@ class Rehearsal:
         """Run on one device again, with other results of its tapes."""
         return self._whole(self.draws.repeated(), Tapes(tapes))
 
+    def nearby(self) -> Run:
+        """Run on one device with other last bits in the trained weights."""
+        state = self._state
+        weights = self.model.trainable_variables
+        self._state = {**state, **snapshot.other_last_bits(weights, state)}
+        try:
+            return self.again()
+        finally:
+            self._state = state
+
     def _whole(self, draws: Any, tapes: Tapes) -> Run:
         run = Run()
         update = runs.RecordedUpdate()

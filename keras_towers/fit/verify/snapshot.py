@@ -93,6 +93,24 @@ def values_of(variables: Iterable[Any]) -> dict[int, Any]:
     }
 
 
+def other_last_bits(
+    variables: Iterable[Any], values: dict[int, Any]
+) -> dict[int, Any]:
+    """Change floating values by one unit in the last place, up or down."""
+    found = {}
+    for variable in variables:
+        value = values[id(variable)]
+        if value.dtype.is_floating:
+            signs = tf.reshape(
+                1 - 2 * (tf.range(tf.size(value)) % 2), value.shape
+            )
+            unit = np.finfo(value.dtype.as_numpy_dtype).eps
+            found[id(variable)] = value * (
+                1 + unit * tf.cast(signs, value.dtype)
+            )
+    return found
+
+
 def load(variables: Iterable[Any], values: dict[int, Any]) -> None:
     """Assign what ``values_of`` returned."""
     for variable in variables:
