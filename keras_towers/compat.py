@@ -201,6 +201,9 @@ _USED = {
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
+    f"{_KERAS}.layers.normalization.batch_normalization:BatchNormalization": (
+        "_moments"
+    ),
     "keras.metrics:Sum": "update_state",
     "keras.optimizers:SGD": "update_step",
     "keras.callbacks:TensorBoard": "_train_writer",

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 
 import tensorflow as tf
 
-from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Differentiated
-from keras_towers.verification import compare
+from keras_towers.verification import compare, wording
 from keras_towers.verification.compare import Differences
 from keras_towers.verification.rehearsal import Options, Rehearsal
 from keras_towers.verification.remedies import MATCHED_DRAWS, REMEDIES
 from keras_towers.verification.report import Finding, Kind
 
-# BatchNormalization computes variances differently when synchronized.
-_OF_BATCH_NORM = 1e-3
 # Deep networks with BatchNormalization amplify rounding, and towers round in
 # more places than the weights.
 _TIMES_ROUNDING = 30.0
@@ -53,7 +49,7 @@ class _Causes:
     def all(self) -> list[Finding]:
         run = self._rehearsal.on_towers(self._options)
         if run.error is not None:
-            return [_of_failure(self._rehearsal, run.error)]
+            return [wording.of_failure(self._rehearsal, run.error)]
         if len(run.updates) != len(self._whole.updates):
             return [self._of_updates(run)]
         if not self._is_same(run) and not self._can_repeat():
@@ -61,12 +57,12 @@ class _Causes:
         found, logs = self._of_gradients(run), self._of_logs(run)
         if found and logs:
             # What differs in a step differs in its logs.
-            names = _named(finding.name for finding in logs)
+            names = wording.named(finding.name for finding in logs)
             message = f"{found[0].message}; logs differ too ({names})"
             found[0] = dataclasses.replace(found[0], message=message)
             logs = []
         found += [*self._of_state(run), *logs]
-        return found + self._of_batch_norm(run) + self._of_draws(run)
+        return found + self._of_batch_norm() + self._of_draws(run)
 
     def _differing(self, run: Run, whole: Run | None = None) -> Differences:
         """All that differs in a run, by name: first gradients, then logs."""
@@ -95,7 +91,7 @@ class _Causes:
             f"the optimizers are called {there} times on the whole batch, "
             f"but {here} times on its parts"
         )
-        return _finding(Kind.UPDATES, "the step", message)
+        return wording.finding(Kind.UPDATES, "the step", message)
 
     def _of_gradients(self, run: Run) -> list[Finding]:
         off = self._gradients_of(run, self._whole.updates)
@@ -103,10 +99,10 @@ class _Causes:
             return []
         other = self._options.replace(average=not self._options.average)
         if self._matches(other):
-            return [_sum_or_mean(self._options, off)]
+            return [wording.sum_or_mean(self._options, off)]
         if self._options.average and self._is_partly_sum(run):
-            message = f"a part of the loss of {_named(off)} is a sum"
-            return [_finding(Kind.SUM, off, f"{message} over examples")]
+            message = f"a part of the loss of {wording.named(off)} is a sum"
+            return [wording.finding(Kind.SUM, off, f"{message} over examples")]
         coupled = off
         by_hand: Differences = {}
         substituted = self._rehearsal.on_towers(
@@ -120,18 +116,20 @@ class _Causes:
         found = []
         if coupled:
             message = (
-                f"the gradients of {_named(coupled)} are not the mean of "
+                f"the gradients of {wording.named(coupled)} are not the mean of "
                 "those of the batch's parts: the loss couples the examples of "
                 "a batch"
             )
-            found.append(_finding(Kind.COUPLES, coupled, message))
+            found.append(wording.finding(Kind.COUPLES, coupled, message))
         if by_hand:
             message = (
-                f"the gradients of {_named(by_hand)} are changed between the "
+                f"the gradients of {wording.named(by_hand)} are changed between the "
                 "tape and the optimizer: on a tower these are gradients of "
                 "its part of the batch"
             )
-            found.append(_finding(Kind.CHANGED_BY_HAND, by_hand, message))
+            found.append(
+                wording.finding(Kind.CHANGED_BY_HAND, by_hand, message)
+            )
         return found
 
     def _changed(self, run: Run) -> Differences:
@@ -216,40 +214,40 @@ class _Causes:
                 f"{'tf.Variable ' * plain}{name} is written from the batch, "
                 "with something else than a mean over its examples"
             )
-            found.append(_finding(kind, {name: size}, message))
+            found.append(wording.finding(kind, {name: size}, message))
         return found
 
     def _of_logs(self, run: Run) -> list[Finding]:
         off = self._over(compare.logs(self._whole.logs, run.logs))
         return [
-            _finding(
+            wording.finding(
                 Kind.LOG,
                 {name: size},
-                f"the log {name!r} is {_brief(self._whole.logs[name])} on one "
-                f"device and {_brief(run.logs.get(name))} on towers",
+                f"the log {name!r} is {wording.brief(self._whole.logs[name])} on one "
+                f"device and {wording.brief(run.logs.get(name))} on towers",
             )
             for name, size in off.items()
         ]
 
-    def _of_batch_norm(self, equal: Run) -> list[Finding]:
-        layers = self._rehearsal.batch_norms
-        if not layers:
+    def _of_batch_norm(self) -> list[Finding]:
+        moments = self._rehearsal.moments
+        if not moments.layers:
             return []
+        whole = self._rehearsal.with_batch_norm()
         run = self._rehearsal.on_towers(
-            self._options.replace(equal_batch_norm=False)
+            self._options.replace(equal_batch_norm=False), whole=whole
         )
-        if run.error is not None:
+        off = self._differing(run, whole)
+        if run.error is not None or not moments.differ or not off:
             return []
-        off = compare.over(self._differing(run, equal), _OF_BATCH_NORM)
-        if not off:
-            return []
-        names = ", ".join(layer.name for layer in layers[:3])
+        layers = list(dict.fromkeys(moments.differ))
         more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
         message = (
-            f"BatchNormalization ({names}{more}) normalizes with the "
-            f"statistics of a tower's part of the batch; {_named(off)} differ"
+            f"BatchNormalization ({', '.join(layers[:3])}{more}) normalizes "
+            "with the statistics of a tower's part of the batch; "
+            f"{wording.named(off)} differ"
         )
-        return [_finding(Kind.BATCH_NORM, off, message)]
+        return [wording.finding(Kind.BATCH_NORM, off, message)]
 
     def _of_draws(self, equal: Run) -> list[Finding]:
         if not self._rehearsal.draws.made:
@@ -272,50 +270,6 @@ class _Causes:
         if self._options.random == "global":
             remedy = MATCHED_DRAWS
         return Finding(Kind.RANDOM, name, message, remedy, size)
-
-
-def _of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
-    """Tell why a step fails on parts of a batch that one device can train."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    if len(said) > 200:
-        said = f"{said[:200]}..."
-    if names := layers_lib.stateful(rehearsal.model):
-        message = f"{names[0]} keeps a state for each row of a batch ({said})"
-        return _finding(Kind.STATEFUL, names[0], message)
-    if names := layers_lib.fixed_inputs(rehearsal.model):
-        message = f"input {names[0]} has a fixed batch size ({said})"
-        return _finding(Kind.FIXED_BATCH, names[0], message)
-    if "merge_call" in str(error):
-        message = "towers update weights, or exchange values, unequally often"
-        return _finding(Kind.UPDATES, "the step", message)
-    message = f"the step works on the whole batch, but fails on parts: {said}"
-    return _finding(Kind.FAILS, type(error).__name__, message)
-
-
-def _sum_or_mean(options: Options, off: Differences) -> Finding:
-    if options.average:
-        message = f"the loss of {_named(off)} is a sum over examples"
-        return _finding(Kind.SUM, off, message)
-    message = f"the loss of {_named(off)} is a mean over examples"
-    return _finding(Kind.MEAN, off, message)
-
-
-def _finding(kind: Kind, what: Differences | str, message: str) -> Finding:
-    if isinstance(what, str):
-        return Finding(kind, what, message, REMEDIES[kind])
-    name, size = next(iter(what.items()))
-    return Finding(kind, name, message, REMEDIES[kind], size)
-
-
-def _named(names: Iterable[str]) -> str:
-    first, *others = names
-    more = f" and {len(others)} others" if len(others) > 1 else ""
-    return f"{first} and {others[0]}" if len(others) == 1 else first + more
-
-
-def _brief(array: object) -> str:
-    text = str(array)
-    return text if len(text) < 20 else "another value"
 
 
 def _plus(few: object, many: object, towers: int) -> object:

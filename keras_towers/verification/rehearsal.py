@@ -19,6 +19,7 @@ from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify import runs, snapshot
 from keras_towers.fit.verify.draws import Draws
+from keras_towers.fit.verify.moments import Moments
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Differentiated, Tapes
 from keras_towers.fit.weights import state as state_lib
@@ -35,7 +36,7 @@ class Options:
         average: as for ``TowerStrategy``.
         batch_norm: as for ``TowerStrategy``.
         random: as for ``TowerStrategy``.
-        equal_batch_norm: make BatchNormalization use global statistics.
+        equal_batch_norm: give BatchNormalization one device's statistics.
         equal_draws: give towers the rows of one device's random draws.
     """
 
@@ -120,11 +121,11 @@ class Rehearsal:
         self._batch = batch
         self.rows = rows
         self.options = options
-        self.batch_norms = layers_lib.batch_norms(model)
-        if options.batch_norm == "global":
-            self.batch_norms = []
+        self.moments = Moments(layers_lib.batch_norms(model))
         self.draws = Draws(rows, options.towers)
-        self.whole = self._whole(self.draws.recorded(), Tapes())
+        self.whole = self._whole(
+            self.moments.installed("record"), self.draws.recorded(), Tapes()
+        )
 
     @property
     def plain_variables(self) -> dict[str, tf.Variable]:
@@ -153,7 +154,17 @@ class Rehearsal:
 
     def again(self, tapes: Sequence[Differentiated] = ()) -> Run:
         """Run on one device again, with other results of its tapes."""
-        return self._whole(self.draws.repeated(), Tapes(tapes))
+        return self._whole(
+            self.moments.installed("repeat"),
+            self.draws.repeated(),
+            Tapes(tapes),
+        )
+
+    def with_batch_norm(self) -> Run:
+        """Run on one device again, with BatchNormalization as it is."""
+        return self._whole(
+            contextlib.nullcontext(), self.draws.repeated(), Tapes()
+        )
 
     def nearby(self) -> Run:
         """Run on one device with other last bits in the trained weights."""
@@ -165,12 +176,12 @@ class Rehearsal:
         finally:
             self._state = state
 
-    def _whole(self, draws: Any, tapes: Tapes) -> Run:
+    def _whole(self, moments: Any, draws: Any, tapes: Tapes) -> Run:
         run = Run()
         update = runs.RecordedUpdate()
         self._run(
             run,
-            layers_lib.synchronized(self.batch_norms),
+            moments,
             draws,
             tapes.recorded(),
             runs.on_one_device(update),
@@ -183,22 +194,25 @@ class Rehearsal:
         self,
         options: Options,
         tapes: Sequence[Differentiated] = (),
+        whole: Run | None = None,
     ) -> Run:
         """Run on towers.
 
         Args:
             options: of the strategy.
             tapes: what tapes of every tower return.
+            whole: a run on one device, whose gradients are applied.
         """
         run, recorded = Run(), Tapes(tapes)
-        strategy = SharedDeviceStrategy(options, self.whole.updates)
+        updates = (whole or self.whole).updates
+        strategy = SharedDeviceStrategy(options, updates)
         draws = self.draws
         if options.towers != self.options.towers:
             draws = draws.for_towers(options.towers)
         self._run(
             run,
-            layers_lib.synchronized(
-                self.batch_norms if options.equal_batch_norm else []
+            self.moments.installed(
+                "repeat" if options.equal_batch_norm else "watch"
             ),
             draws.repeated() if options.equal_draws else draws.watched(),
             recorded.recorded(),

@@ -14,13 +14,12 @@ _HALF = ("float16", "bfloat16")
 
 
 def batch_norms(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the layers that normalize with statistics of a tower's rows."""
+    """Return the layers that normalize with statistics of a batch."""
     return [
         layer
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
-        and not layer.synchronized
     ]
 
 
@@ -45,15 +44,6 @@ def fixed_inputs(model: keras.Model) -> list[str]:
         for tensor in inputs
         if getattr(tensor, "shape", None) and tensor.shape[0] is not None
     ]
-
-
-@contextlib.contextmanager
-def synchronized(layers: list[keras.layers.Layer]) -> Iterator[None]:
-    """Make layers use statistics of all towers inside a block."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(patches.shadowed(layer, {"synchronized": True}))
-        yield
 
 
 @contextlib.contextmanager
