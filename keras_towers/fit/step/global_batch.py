@@ -15,6 +15,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
@@ -42,6 +43,7 @@ class GlobalStep:
         spread: SpreadVariables | None = None,
     ):
         self.order = order
+        self.rows = RowCheck()
         self.config = config
         self.update = update
         self._spread = spread
@@ -113,7 +115,7 @@ class GlobalStep:
     def _begin(
         self, batch: Any, counts_ranks: bool, alone: bool = False
     ) -> data_lib.TowerBatch:
-        batch = data_lib.as_tower_batch(self.config, batch)
+        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         return self._with_total(self.order.begin(batch, alone), counts_ranks)
 
     def _outputs(
@@ -224,7 +226,7 @@ def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
         counts = _counts(batch)
         outputs = [
             tf.nest.map_structure(
-                lambda t, n=count: data_lib.first_rows(t, n), output
+                lambda t, n=count: data_lib.rows_if(t, n > 0), output
             )
             for output, count in zip(outputs, counts, strict=True)
         ]
