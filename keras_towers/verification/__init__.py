@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -89,7 +90,7 @@ def verify(
         random=random or ("global" if exact else "tower"),
     )
     data = batches_lib.first(x, y, sample_weight, batch_size, batches)
-    odd = _unequal_rows(data)
+    odd = _unequal_rows(data, towers)
     if odd is not None:
         return Report(model.name, towers, (), (odd,))
     with (
@@ -122,13 +123,15 @@ class _Verification:
             if rows < towers:
                 continue
             even = rows - rows % (2 * towers) or rows - rows % towers
+            even = even if _is_uniform(batch) else rows
             state = self._try(state, batch, even)
         if not self._sizes:
             raise TowerError(
                 f"verify got batches of {_rows(data[0])} examples for {towers} "
                 "towers: give at least one for each tower."
             )
-        rows = max(map(_rows, data))
+        data = list(filter(_is_uniform, data))
+        rows = max(map(_rows, data), default=0)
         if rows > towers and not self._has(_OF_GRADIENTS + _FATAL):
             # Shares of different size; what differs anyway differs here too.
             odd = rows - (rows % towers == 0)
@@ -149,7 +152,8 @@ class _Verification:
 
     def _try(self, state: Any, batch: Any, rows: int) -> Any:
         """Compare one batch; return the state after one device's step."""
-        batch = batches_lib.first_rows(batch, rows)
+        if rows != _rows(batch):
+            batch = batches_lib.first_rows(batch, rows)
         self._sizes.append(rows)
         rehearsal = Rehearsal(self._model, state, batch, rows, self._options)
         if rehearsal.whole.error is not None:
@@ -182,16 +186,22 @@ def _rows(batch: Any) -> int:
     return next(iter(batches_lib.rows_by_name(batch).values()), 1)
 
 
-def _unequal_rows(data: list[Any]) -> Finding | None:
+def _is_uniform(batch: Any) -> bool:
+    """Whether all parts of a batch have the same number of rows."""
+    return len(set(batches_lib.rows_by_name(batch).values())) == 1
+
+
+def _unequal_rows(data: list[Any], towers: int) -> Finding | None:
+    """Find parts of a batch that cannot be split alike."""
     for batch in data:
         rows = batches_lib.rows_by_name(batch)
-        if len(set(rows.values())) > 1:
+        if len(set(rows.values())) > 1 and math.gcd(*rows.values()) < towers:
             listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
             size = next(iter(rows.values()))
             name = next(name for name, n in rows.items() if n != size)
             message = (
-                f"parts of a batch have different numbers of rows ({listed}); "
-                "towers cut all of them by the first"
+                f"parts of a batch have different numbers of rows ({listed}), "
+                f"which {towers} towers cannot divide alike"
             )
             return Finding(Kind.ROWS, name, message, REMEDIES[Kind.ROWS])
     return None

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.rows import has_rows, names_of
 
 
 class OneDevice:
@@ -62,31 +63,9 @@ def first(
 
 def rows_by_name(batch: Any) -> dict[str, int]:
     """Return the number of rows of each part of a batch that has rows."""
-    parts = _named(batch, "")
-    return {
-        name or "x": int(data_lib.batch_size_of(leaf))  # type: ignore[arg-type]
-        for name, leaf in parts
-        if data_lib.batch_size_of(leaf) is not None
-    }
-
-
-def _named(part: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(part, dict):
-        return [
-            pair
-            for key, value in part.items()
-            for pair in _named(value, f"{name}[{key!r}]" if name else str(key))
-        ]
-    if isinstance(part, (list, tuple)):
-        names = [f"{name}[{index}]" for index in range(len(part))]
-        if not name and len(part) <= 3:
-            names = ["x", "y", "sample_weight"][: len(part)]
-        return [
-            pair
-            for key, value in zip(names, part, strict=True)
-            for pair in _named(value, key)
-        ]
-    return [(name, part)]
+    parts = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
+    rows = [int(data_lib.batch_size_of(part)) for part in parts]  # type: ignore[arg-type]
+    return dict(zip(names_of(batch), rows, strict=True))
 
 
 def first_rows(batch: Any, count: int) -> Any:

@@ -116,16 +116,16 @@ class _Causes:
         found = []
         if coupled:
             message = (
-                f"the gradients of {wording.named(coupled)} are not the mean of "
-                "those of the batch's parts: the loss couples the examples of "
-                "a batch"
+                f"the gradients of {wording.named(coupled)} are not the mean "
+                "of those of the batch's parts: the loss couples the examples "
+                "of a batch"
             )
             found.append(wording.finding(Kind.COUPLES, coupled, message))
         if by_hand:
             message = (
-                f"the gradients of {wording.named(by_hand)} are changed between the "
-                "tape and the optimizer: on a tower these are gradients of "
-                "its part of the batch"
+                f"the gradients of {wording.named(by_hand)} are changed "
+                "between the tape and the optimizer: on a tower these are "
+                "gradients of its part of the batch"
             )
             found.append(
                 wording.finding(Kind.CHANGED_BY_HAND, by_hand, message)
@@ -219,15 +219,15 @@ class _Causes:
 
     def _of_logs(self, run: Run) -> list[Finding]:
         off = self._over(compare.logs(self._whole.logs, run.logs))
-        return [
-            wording.finding(
-                Kind.LOG,
-                {name: size},
-                f"the log {name!r} is {wording.brief(self._whole.logs[name])} on one "
-                f"device and {wording.brief(run.logs.get(name))} on towers",
+        found = []
+        for name, size in off.items():
+            one = wording.brief(self._whole.logs[name])
+            many = wording.brief(run.logs.get(name))
+            message = (
+                f"the log {name!r} is {one} on one device, {many} on towers"
             )
-            for name, size in off.items()
-        ]
+            found.append(wording.finding(Kind.LOG, {name: size}, message))
+        return found
 
     def _of_batch_norm(self) -> list[Finding]:
         moments = self._rehearsal.moments

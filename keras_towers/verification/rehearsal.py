@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
+from keras_towers.fit.calls import suitable
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.contract import Extent
 from keras_towers.fit.step.logs import Logs
@@ -90,10 +91,12 @@ class SharedDeviceStrategy(BaseStrategy):
 
     def step(self, model: keras.Model, batch: Any) -> Any:
         """Run one step of the model on all towers; return its logs."""
+        suitable.check(model, "fit", self.config)
         self.adoption.claim(model)
         self.adoption.bind(model)
         self.adoption.mark_trained()
-        logs = Logs(model, True, set(), self.transport)
+        sources = self.adoption.log_sources(model, True)
+        logs = Logs(model, True, self.transport, sources)
         return self._step.run(runs.step_of(model), batch, logs)
 
 

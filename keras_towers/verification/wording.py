@@ -30,6 +30,7 @@ def of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
 
 
 def sum_or_mean(options: Options, off: Differences) -> Finding:
+    """Say that the other kind of loss was expected."""
     if options.average:
         message = f"the loss of {named(off)} is a sum over examples"
         return finding(Kind.SUM, off, message)
@@ -38,6 +39,7 @@ def sum_or_mean(options: Options, off: Differences) -> Finding:
 
 
 def finding(kind: Kind, what: Differences | str, message: str) -> Finding:
+    """Make a finding of what differs, the largest first, or of a name."""
     if isinstance(what, str):
         return Finding(kind, what, message, REMEDIES[kind])
     name, size = next(iter(what.items()))
@@ -45,6 +47,7 @@ def finding(kind: Kind, what: Differences | str, message: str) -> Finding:
 
 
 def named(names: Iterable[str]) -> str:
+    """List names in a few words."""
     first, *others = names
     more = f" and {len(others)} others" if len(others) > 1 else ""
     return f"{first} and {others[0]}" if len(others) == 1 else first + more
@@ -52,8 +55,5 @@ def named(names: Iterable[str]) -> str:
 
 def brief(array: object) -> str:
     """Write a log, unless it is long."""
-    """List names in a few words."""
-    """Make a finding of what differs most, or of a name."""
-    """Say that the other kind of loss was expected."""
     text = str(array)
     return text if len(text) < 20 else "another value"

@@ -151,6 +151,18 @@ def test_parts_with_other_numbers_of_rows_are_named():
     assert "x['a']: 24, x['b']: 5, y: 24" in report.findings[0].message
 
 
+def test_parts_that_are_split_by_their_own_rows():
+    class Twice(m.MSE):
+        def loss_of(self, data):
+            x, y = data
+            unlabelled = keras.ops.mean(self.body(x["b"]) ** 2)
+            return unlabelled + super().loss_of((x["a"], y))
+
+    data = tf.data.Dataset.from_tensors(({"a": X[:8], "b": X[:12]}, Y[:8]))
+    report = kt.verify(m.compiled(Twice(), None), data)
+    assert report.safe, str(report)
+
+
 def test_uncompiled():
     with pytest.raises(kt.TowerError, match="not compiled"):
         kt.verify(m.classifier(), X, Y)

@@ -82,11 +82,27 @@ def test_exact_batch_norm():
     assert report.safe, str(report)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: m.compiled(m.VAE(), None),
+        lambda: m.compiled(m.DDIM(), None),
+        lambda: m.compiled(m.classifier(layers.Dropout(0.3))),
+    ],
+    ids=["vae", "ddim", "dropout"],
+)
+def test_draws_of_one_device(make):
+    report = kt.verify(make(), X, Y, batch_size=8, random="global")
+    assert report.safe, str(report)
+
+
 def test_a_random_model_stays_random_by_functions_of_tensorflow():
     class Noisy(m.MSE):
         def loss_of(self, data):
             x = data[0] + tf.random.normal(tf.shape(data[0]))
             return ops.mean((self.body(x) - data[1]) ** 2)
 
-    report = kt.verify(m.compiled(Noisy(), None), X, Y, batch_size=8)
+    model = m.compiled(Noisy(), None)
+    report = kt.verify(model, X, Y, batch_size=8, random="global")
     assert [f.kind for f in report.findings] == [Kind.RANDOM]
+    assert "keras.random" in report.remedies[0]
