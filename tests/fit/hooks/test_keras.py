@@ -70,6 +70,8 @@ REPLACED = {
     (TRAINER, "TensorFlowTrainer", "distribute_strategy"),
     (TRAINER, "TFEpochIterator"),
     ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
+    ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
+    ("keras.src.random.seed_generator", "SeedGenerator", "next"),
     (f"{OPTIMIZERS}.base_optimizer", "BaseOptimizer", "__init__"),
     (f"{OPTIMIZERS}.base_optimizer", "BaseOptimizer", "apply"),
     (f"{OPTIMIZERS}.loss_scale_optimizer", "LossScaleOptimizer", "apply"),
@@ -121,7 +123,11 @@ def test_everything_in_keras_is_put_back(way):
 
                 note = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
                 fit(model, callbacks=[note])
-    assert _defined_in(inside) == {name for name in REPLACED if name in before}
+    # Any metric's result may be a log.
+    results = {name for name in before if name[2:] == ("result",)}
+    assert _defined_in(inside - results) == {
+        name for name in REPLACED if name in before
+    }
     assert not _changed(before)
 
 
