@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import TakesGradients
 
@@ -37,6 +38,8 @@ class Tower:
             loss and applies its gradients once.
         loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
             step. Otherwise gradients are weighted when they are applied.
+        rows: this tower's rows of the global batch, if its random layers draw
+            the rows that one device would draw; else None.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
     """
@@ -52,6 +55,7 @@ class Tower:
     written: set[int] = dataclasses.field(default_factory=set)
     keras_step: bool = False
     loss_is_weighted: bool = False
+    rows: Rows | None = None
     mixes: bool = False
 
     @property

@@ -23,11 +23,14 @@ class TowerBatch(NamedTuple):
             shape [K]; an empty tuple if no piece is borrowed.
         total: number of examples of the step on all towers of all processes;
             an empty tuple if it takes communication to find out.
+        start: index of this process's first example in the step; an empty
+            tuple if it takes communication to find out.
     """
 
     pieces: tuple[Any, ...]
     counts: Any = ()
     total: Any = ()
+    start: Any = ()
 
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
@@ -90,7 +93,8 @@ def split(
         size = tf.cast(1 if size is None else size, tf.int64)
         index = tf.range(replicas, dtype=tf.int64)
         counts = size // replicas + tf.cast(index < size % replicas, tf.int64)
-        starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
+        before = tf.cumsum(counts, exclusive=True)
+        starts = tf.where(counts > 0, before, 0)
         lengths, known = tf.maximum(counts, 1), False
         starts = tf.unstack(starts, num=replicas)
         lengths = tf.unstack(lengths, num=replicas)
@@ -101,8 +105,10 @@ def split(
         for k in mine
     )
     if known:
-        return TowerBatch(pieces, (), size)
-    return TowerBatch(pieces, counts[mine.start : mine.stop], size)
+        return TowerBatch(pieces, (), size, starts[first])
+    return TowerBatch(
+        pieces, counts[mine.start : mine.stop], size, before[first]
+    )
 
 
 def _keeps(leaf: Any) -> bool:
@@ -244,7 +250,7 @@ def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
     ):
         if config.batches == "split":
             return split(batch, config.num_replicas, config.first_tower, towers)
-        return split(batch, towers)._replace(total=())
+        return split(batch, towers)._replace(total=(), start=())
     pieces = [compat.select_replica(index, batch) for index in range(towers)]
     if all(static_size(piece) for piece in pieces):
         return TowerBatch(tuple(pieces))

@@ -39,7 +39,8 @@ class TowerVariable(compat.SyncOnReadVariable):
       as no tower has written, because all are then equal;
     * ``"first"``: tower 0's value (integers);
     * ``"stream"``: tower 0's value (state of a seed generator); every other
-      tower draws from its own random stream.
+      tower draws from its own random stream, unless random layers draw as one
+      device.
 
     A tower without examples does not change its component, unless the value
     written is the same on all towers (synchronized statistics).
@@ -59,8 +60,9 @@ class TowerVariable(compat.SyncOnReadVariable):
         super().__init__(config.strategy, values, _AGGREGATION[merge])
         self.merge = merge
         self._first_tower = config.first_tower
+        self._one_stream = merge == STREAM and config.random == "global"
         self.written_by_towers = False
-        self.same_on_all_towers = False
+        self.same_on_all_towers = self._one_stream
 
     def merged_value(self) -> tf.Tensor:
         """Return the merged value of this process's components."""
@@ -77,7 +79,7 @@ class TowerVariable(compat.SyncOnReadVariable):
     def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
         """Convert tower 0's random state to another tower's, or back."""
         index += self._first_tower
-        if self.merge != STREAM or index == 0:
+        if self.merge != STREAM or self._one_stream or index == 0:
             return value
         words = tf.cast(value, tf.int64)
         step = (-_SEED_STRIDE if back else _SEED_STRIDE) * index
