@@ -17,8 +17,8 @@ class Rows:
         count: number of rows the tower computes, including a borrowed one.
         total: number of rows of the global batch.
         graph: the graph in which the step is traced; None in eager mode.
-        leaves: references to the tower's data, dense tensors of shape
-            [count, ...] whose static number of rows is unknown.
+        known: the dimension that has the tower's rows, and its blocks (see
+            ``Dimension``), by references to tensors: its data, and draws.
         foreign: the last counter that a ``tf.random.Generator`` gave.
     """
 
@@ -26,7 +26,9 @@ class Rows:
     count: Any
     total: Any
     graph: tf.Graph | None = None
-    leaves: set[Any] = dataclasses.field(default_factory=set)
+    known: dict[Any, tuple[int, tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
     foreign: Any = None
 
     def mark(self, data: Any) -> Any:
@@ -49,5 +51,5 @@ class Rows:
         leaf = tf.compat.v1.placeholder_with_default(
             leaf, [None, *leaf.shape[1:]]
         )
-        self.leaves.add(leaf.ref())
+        self.known[leaf.ref()] = 0, (1,)
         return leaf

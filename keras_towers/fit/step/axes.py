@@ -307,6 +307,19 @@ def _einsum(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     return None
 
 
+def _surrounded(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
+    before, widths = tensor.op.inputs[:2]
+    around = constant(widths)
+    if around is not None and not np.any(around[axis]):
+        return From(before, axis)
+    found = walk.of(before, axis)
+    return found if isinstance(found, str) else None
+
+
+def _first_input(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
+    return From(tensor.op.inputs[0], axis)
+
+
 def _one_hot(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     place = tensor.op.get_attr("axis") % tensor.shape.rank
     return From(tensor.op.inputs[0], axis - (axis > place))
@@ -394,6 +407,8 @@ _RULES: dict[str, Callable[[Any, tf.Tensor, int], Any]] = {
     "Einsum": _einsum,
     "OneHot": _one_hot,
     "Range": _range,
+    "PlaceholderWithDefault": _first_input,
+    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _surrounded),
     "GatherNd": _gather_nd,
     "TensorListStack": _stacked,
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),

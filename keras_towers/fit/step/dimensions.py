@@ -156,13 +156,13 @@ class Dimensions:
             rank = tensor.shape.rank
             if rank is not None and tensor.shape[axis] is not None:
                 return tensor.shape[axis]
-            if tensor.ref() in self._rows.leaves:
-                return _scaled(SAME if axis else (1,), scale)
             tensor = outer(tensor)
             if tensor is None:
                 return None
-            if tensor.ref() in self._rows.leaves:
-                continue
+            known = self._rows.known.get(tensor.ref())
+            if known is not None:
+                place, blocks = known
+                return _scaled(blocks if axis == place else SAME, scale)
             found = axes.source(self, tensor, axis)
             if not isinstance(found, axes.From):
                 return _scaled(found, scale)

@@ -65,8 +65,12 @@ def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
         if axis is None:
             return original(**given)
         if axis > 0 or given["alg"] not in _PHILOX:
-            return _of_whole(original, given, rows, axis, blocks)
-        return _advanced(original, given, rows, blocks, rejects)
+            drawn = _of_whole(original, given, rows, axis, blocks)
+        else:
+            drawn = _advanced(original, given, rows, blocks, rejects)
+        if rows.graph is not None:
+            rows.known[drawn.ref()] = axis, blocks
+        return drawn
 
     return draw
 
@@ -108,7 +112,10 @@ def whole(
             value = given[key]
             if value.shape.rank == rank and value.shape[axis] != 1:
                 given[key] = _padded(value, rows, axis, blocks[0])
-        return _of_whole(original, given, rows, axis, blocks)
+        drawn = _of_whole(original, given, rows, axis, blocks)
+        if rows.graph is not None:
+            rows.known[drawn.ref()] = axis, blocks
+        return drawn
 
     return draw
 
