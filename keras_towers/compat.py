@@ -184,6 +184,9 @@ BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
 )
+set_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:set_global_attribute"
+)
 
 # Methods and functions that fit/ calls, shadows or replaces: a missing one has
 # to fail at import, not in the middle of a scope.

@@ -110,7 +110,10 @@ def whole(
         rank = shape.shape[0]
         for key in shaped:
             value = given[key]
-            if value.shape.rank == rank and value.shape[axis] != 1:
+            # A single row is either repeated for all examples or, in eager
+            # mode, that of the tower's only example.
+            alone = rows.graph is None and int(rows.count) == 1
+            if value.shape.rank == rank and (value.shape[axis] != 1 or alone):
                 given[key] = _padded(value, rows, axis, blocks[0])
         drawn = _of_whole(original, given, rows, axis, blocks)
         if rows.graph is not None:
@@ -203,7 +206,8 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
             "run_eagerly=True: a random draw is taken for one row per example "
             "if it has as many rows as the tower has examples, as that of "
             f"shape {tuple(found)}. If it is not, it differs from one device; "
-            "without run_eagerly this is known for sure."
+            "without run_eagerly this is known for sure.",
+            once="run_eagerly",
         )
         found[0] = (1,)
     return found
@@ -369,7 +373,7 @@ def _described(shape: tf.Tensor) -> str:
     return str(compat.constant_value_as_shape(shape)).replace("None", "?")
 
 
-def _warn(message: str) -> None:
-    if message not in _logged:
-        _logged.add(message)
+def _warn(message: str, once: str = "") -> None:
+    if (once or message) not in _logged:
+        _logged.add(once or message)
         logger.warning(message)

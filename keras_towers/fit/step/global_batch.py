@@ -18,6 +18,10 @@ from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 
 
+# What draws without a seed take it from.
+_UNSEEDED = "global_seed_generator"
+
+
 class GlobalStep:
     """Runs steps on all towers as if they were one device.
 
@@ -100,6 +104,7 @@ class GlobalStep:
         live = None
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
+        seeds = compat.get_global_attribute(_UNSEEDED)
         starts = None
         if self.config.random == "global":
             starts = _starts(batch)
@@ -117,6 +122,8 @@ class GlobalStep:
                 written=set() if written is None else written,
                 keras_step=trainers.has_keras_step(model),
             )
+            # Keras has one for each thread, and towers have threads.
+            compat.set_global_attribute(_UNSEEDED, seeds)
             if starts is not None:
                 data = _know_rows(tower, data, starts[index], batch.total)
             with tower_lib.activate(tower):
