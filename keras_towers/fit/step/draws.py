@@ -75,9 +75,7 @@ def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
     return draw
 
 
-def whole(
-    name: str, shaped: Sequence[str]
-) -> Callable[..., tf.Tensor]:
+def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
     """Return the replacement of an operation that is drawn whole, then cut.
 
     Args:

@@ -17,7 +17,6 @@ from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 
-
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
 

@@ -32,7 +32,8 @@ def warned(caplog):
     draws_lib._logged.update(before)
 
 
-def _data(tail, total=sum(COUNTS)):
+def _data(tail):
+    total = sum(COUNTS)
     size = total * int(np.prod(tail))
     return np.linspace(0.1, 3, size, dtype="float32").reshape(total, *tail)
 
@@ -145,9 +146,7 @@ def test_rows_of_a_draw_with_rejections(name, warned):
 
 
 def test_categories(warned):
-    assert_rows(
-        lambda x: random.stateless_categorical(x, 3, SEED), _data((4,))
-    )
+    assert_rows(lambda x: random.stateless_categorical(x, 3, SEED), _data((4,)))
     assert not warned()
 
 
@@ -210,9 +209,7 @@ SHAPES = {
     ),
     "groups of rows": lambda x: _dropped(tf.reshape(x, [-1, 2])),
     "reduced": lambda x: _dropped(tf.reduce_mean(x, 1)),
-    "in einsum": lambda x: _dropped(
-        tf.einsum("bi,ij->bj", x, tf.ones([6, 4]))
-    ),
+    "in einsum": lambda x: _dropped(tf.einsum("bi,ij->bj", x, tf.ones([6, 4]))),
     "after a loop": lambda x: _dropped(_loop(x)),
     "in a conditional": lambda x: tf.cond(
         tf.shape(x)[1] > 2, lambda: _dropped(x), lambda: x
@@ -226,9 +223,7 @@ SHAPES = {
     "one column": lambda x: _dropped(tf.expand_dims(x[:, 2], -1)),
     "repeated": lambda x: _dropped(tf.tile(x[:, :3], [1, 2])),
     "one hot": lambda x: _dropped(tf.one_hot(tf.cast(x[:, 0], tf.int32), 3)),
-    "transposed twice": lambda x: _dropped(
-        tf.transpose(tf.transpose(x) + 1)
-    ),
+    "transposed twice": lambda x: _dropped(tf.transpose(tf.transpose(x) + 1)),
     "range": lambda x: _dropped(
         tf.cast(0 * tf.range(tf.shape(x)[0]), tf.float32) + 1
     ),
@@ -351,7 +346,9 @@ def test_a_generator_is_said_to_differ(warned):
 
 def test_a_draw_for_each_round_of_a_loop_is_said(warned):
     def draw(x):
-        return tf.map_fn(lambda row: row + random.stateless_normal([6], SEED), x)
+        return tf.map_fn(
+            lambda row: row + random.stateless_normal([6], SEED), x
+        )
 
     on_towers(draw, _data((6,)))
     assert len(warned()) == 1
