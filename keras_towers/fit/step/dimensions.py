@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.step import axes
+from keras_towers.fit.step import axes, slices
 
 Dimension: TypeAlias = "int | str | tuple[int, ...] | None"
 """A dimension of a tower's tensor.
@@ -84,7 +84,7 @@ class Dimensions:
             if op.type in ("Cast", "Identity"):
                 vector = op.inputs[0]
             elif op.type == "StridedSlice":
-                start = axes.start_of_slice(vector)
+                start = slices.start_of_slice(vector)
                 if start is None:
                     return None
                 vector, index = op.inputs[0], start[0] + index * start[1]
@@ -124,7 +124,7 @@ class Dimensions:
                 if scalar.shape.rank == 1:
                     return self.of_element(scalar, 0)
             elif op.type == "StridedSlice":
-                start = axes.start_of_slice(scalar)
+                start = slices.start_of_slice(scalar)
                 if start is None:
                     return None
                 length = op.inputs[0].shape[0]
@@ -142,7 +142,7 @@ class Dimensions:
                 # more than one order of rows.
                 return _only_same(
                     SAME
-                    if part.shape.rank and axes.constant(part) is not None
+                    if part.shape.rank and slices.constant(part) is not None
                     else self.of_scalar(part)
                     for part in op.inputs
                 )
@@ -164,7 +164,7 @@ class Dimensions:
                 place, blocks = known
                 return _scaled(blocks if axis == place else SAME, scale)
             found = axes.source(self, tensor, axis)
-            if not isinstance(found, axes.From):
+            if not isinstance(found, slices.From):
                 return _scaled(found, scale)
             tensor, axis = found.tensor, found.axis
             scale *= found.scale
