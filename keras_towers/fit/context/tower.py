@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
@@ -36,7 +38,9 @@ class Tower:
             that cannot happen.
         average: whether losses are means over the batch (gradients are
             averaged) or sums (gradients are summed).
-        written: ids of the variables that any tower has assigned.
+        attributes: what the step keeps in attributes of Python objects; None:
+            it runs alone, without turns.
+        results: metrics, with what their ``result`` has returned in the step.
         keras_step: whether this is Keras's own ``train_step``, which scales one
             loss and applies its gradients once.
         loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
@@ -45,6 +49,7 @@ class Tower:
             the rows that one device would draw; else None.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
+        graph: the graph in which the step is traced; None if it runs eagerly.
     """
 
     index: int
@@ -57,11 +62,13 @@ class Tower:
     share: Any = None
     live: Any = None
     average: bool = True
-    written: set[int] = dataclasses.field(default_factory=set)
+    attributes: Attributes | None = None
+    results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     keras_step: bool = False
     loss_is_weighted: bool = False
     rows: Rows | None = None
     mixes: bool = False
+    graph: Any = None
 
     @property
     def loss_weight(self) -> Any:
@@ -198,6 +205,17 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         """Number of towers in all processes."""
         return self._total
 
+    def merge_call(self, merge_fn, args=(), kwargs=None):
+        """Exchange values with the other towers, which run their steps."""
+        tower = current()
+        if tower is None or tower.attributes is None:
+            return super().merge_call(merge_fn, args, kwargs)
+        _refuse_nested(tower)
+        mine = tower.attributes.take()
+        result = super().merge_call(merge_fn, args, kwargs)
+        tower.attributes.put(mine)
+        return result
+
     def all_reduce(self, reduce_op, value, options=None):
         """Reduce over the towers that have examples.
 
@@ -219,6 +237,19 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         return super().all_reduce(tf.distribute.ReduceOp.SUM, count)
 
 
+def _refuse_nested(tower: Tower) -> None:
+    if tf.executing_eagerly() or compat.get_default_graph() is tower.graph:
+        return
+    raise TowerError(
+        "towers cannot exchange anything inside tf.cond, tf.while_loop or a "
+        "tf.function of the step, but optimizer.apply, a synchronized layer or "
+        "a function such as kt.gather was called there. Compute gradients "
+        "inside and call optimizer.apply outside, at the top level of "
+        "train_step; to skip an update on a condition, multiply the gradients "
+        "by 0 there."
+    )
+
+
 @contextlib.contextmanager
 def activate(tower: Tower) -> Iterator[Tower]:
     """Make ``tower`` the current one of this thread inside a block."""
@@ -228,5 +259,7 @@ def activate(tower: Tower) -> Iterator[Tower]:
         inner = TowerReplicaContext(
             outer.strategy, outer.replica_id_in_sync_group, tower.total
         )
+    if not tf.executing_eagerly():
+        tower.graph = compat.get_default_graph()
     with inner, _towers.filled(tower):
         yield tower

@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
@@ -65,7 +66,7 @@ class GlobalStep:
             The outputs for all examples, in order.
         """
         batch = self._begin(batch, counts_ranks=False)
-        outputs = self._outputs(step, batch, model)
+        outputs, _ = self._outputs(step, batch, model)
         result = _in_order(outputs, batch)
         if self.config.batches == "split":
             result = self.order.gather(result)
@@ -92,9 +93,8 @@ class GlobalStep:
         if averages and self._spread is not None:
             begin = functools.partial(self._spread.begin_batch, batch.total)
             self.order.first(begin)
-        outputs = self._outputs(
-            step, batch, logs.model, logs.training, logs.written
-        )
+        outputs, results = self._outputs(step, batch, logs.model, logs.training)
+        logs.note(outputs[0], results)
         last = None
         if self._averages(logs.training) and self._spread is not None:
             end = self._spread.shares.end_step
@@ -126,9 +126,12 @@ class GlobalStep:
         batch: data_lib.TowerBatch,
         model: keras.Model,
         training: bool = False,
-        written: set[int] | None = None,
-    ) -> list[Any]:
-        """Run the step on each tower of this process; return K results."""
+    ) -> tuple[list[Any], Results]:
+        """Run the step on each tower of this process.
+
+        Returns:
+            K results, and what metrics returned on the first tower.
+        """
         shares = _shares(batch)
         live = None
         if not isinstance(batch.counts, tuple):
@@ -138,7 +141,13 @@ class GlobalStep:
         if self.config.random == "global":
             starts = _starts(batch)
 
+        attributes = Attributes(model)
+        before = after = attributes.take()
+        results: Results = ()
+
         def tower_step(index: int, data: Any) -> Any:
+            nonlocal after, results
+            attributes.put(before)
             tower = tower_lib.Tower(
                 index=self.config.first_tower + index,
                 total=self.config.num_replicas,
@@ -150,7 +159,7 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
-                written=set() if written is None else written,
+                attributes=attributes,
                 keras_step=trainers.has_keras_step(model),
             )
             # Keras has one for each thread, and towers have threads.
@@ -158,7 +167,10 @@ class GlobalStep:
             if starts is not None:
                 data = _know_rows(tower, data, starts[index], batch.total)
             with tower_lib.activate(tower), self.order.gated():
-                return step(data)
+                output = step(data)
+            if index == 0:
+                after, results = attributes.take(), tower.results
+            return output
 
         towers = range(self.config.num_towers)
         with self.order.step():
@@ -171,7 +183,9 @@ class GlobalStep:
             )
         if self._spread is not None:
             self._spread.finish_step()
-        return [compat.select_replica(index, outputs) for index in towers]
+        attributes.put(after)
+        outputs = [compat.select_replica(index, outputs) for index in towers]
+        return outputs, results
 
     def _with_total(
         self, batch: data_lib.TowerBatch, counts_ranks: bool
