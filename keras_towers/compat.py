@@ -190,6 +190,7 @@ _USED = {
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    "keras.layers:BatchNormalization": "_moments",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
     "keras.metrics:Sum": "update_state",
@@ -212,6 +213,7 @@ _ATTRIBUTES = {
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
     "keras.layers:Layer": "_seed_generators _metrics",
+    "keras.layers:BatchNormalization": "_reduction_axes synchronized",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"
     ),

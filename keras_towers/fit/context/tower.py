@@ -39,6 +39,7 @@ class Tower:
             step. Otherwise gradients are weighted when they are applied.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
+        apart: whether the other processes run their steps independently.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Tower:
     keras_step: bool = False
     loss_is_weighted: bool = False
     mixes: bool = False
+    apart: bool = False
 
     @property
     def loss_weight(self) -> Any:
@@ -62,6 +64,11 @@ class Tower:
         if self.average:
             return self.share
         return self._only_if_live
+
+    @property
+    def gradient_weight(self) -> Any:
+        """The weight of this tower's gradients in those of the global batch."""
+        return 1.0 if self.loss_is_weighted else self.loss_weight
 
     @property
     def _only_if_live(self) -> Any:
@@ -120,10 +127,15 @@ class Tower:
             return True
         return isinstance(self.share, float) and self.share * self.total == 1
 
-    def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
+    def count_only_if_live(
+        self, value: tf.Tensor | tf.IndexedSlices
+    ) -> tf.Tensor | tf.IndexedSlices:
         """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
+        if isinstance(value, tf.IndexedSlices):
+            values = self.count_only_if_live(value.values)
+            return tf.IndexedSlices(values, value.indices, value.dense_shape)
         return tf.where(self.live, value, tf.zeros_like(value))
 
 
@@ -139,11 +151,16 @@ def _with_gradient_times(factor: Any, values: Any) -> Any:
     return tf.nest.map_structure(
         lambda value: (
             identity(value)
-            if isinstance(value, tf.Tensor) and value.dtype.is_floating
+            if isinstance(value, tf.Tensor) and is_differentiable(value)
             else value
         ),
         values,
     )
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor's dtype can have a gradient."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 _towers: Slot[Tower] = Slot()

@@ -54,9 +54,10 @@ class GlobalStep:
             The outputs for all examples, in order.
         """
         batch = self._begin(batch, counts_ranks=False)
-        outputs = self._outputs(step, batch, model)
+        together = self.config.batches == "split"
+        outputs = self._outputs(step, batch, model, apart=not together)
         result = _in_order(outputs, batch)
-        if self.config.batches == "split":
+        if together:
             result = self.order.gather(result)
         return self.order.end(result)
 
@@ -93,6 +94,7 @@ class GlobalStep:
         model: keras.Model,
         training: bool = False,
         written: set[int] | None = None,
+        apart: bool = False,
     ) -> list[Any]:
         """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
@@ -112,6 +114,7 @@ class GlobalStep:
                 average=self.config.average,
                 written=set() if written is None else written,
                 keras_step=trainers.has_keras_step(model),
+                apart=apart and self.config.transport.size > 1,
             )
             with tower_lib.activate(tower):
                 return step(data)

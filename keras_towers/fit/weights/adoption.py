@@ -136,7 +136,10 @@ class Adoption:
         ]
         for optimizer in state.optimizers:
             self._update.place_optimizer(optimizer)
-        for variable in state.synchronized:
+        same = state.synchronized
+        if self._config.batch_norm == "global":
+            same = [*same, *state.batch_norms]
+        for variable in same:
             variable._value.same_on_all_towers = True
         if any(moved):
             for trainer in state_lib.trainers(model):

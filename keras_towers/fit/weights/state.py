@@ -24,6 +24,7 @@ class ModelState:
         weights: weights of the model, trainable or not.
         synchronized: the variables of synchronized layers, which compute the
             same values on every tower, from the whole global batch.
+        batch_norms: the variables of BatchNormalization layers.
         metrics: metric state.
         optimizers: every optimizer, wrapped ones after their wrapper.
     """
@@ -31,6 +32,7 @@ class ModelState:
     seeds: list[keras.Variable]
     weights: list[keras.Variable]
     synchronized: list[keras.Variable]
+    batch_norms: list[keras.Variable]
     metrics: list[keras.Variable]
     optimizers: list[keras.optimizers.Optimizer]
 
@@ -70,12 +72,23 @@ def collect(model: keras.Model) -> ModelState:
         if getattr(layer, "synchronized", False)
         for variable in layer.variables
     )
+    batch_norms = _unique(
+        variable
+        for layer in layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.variables
+    )
     metrics = _unique(
         (v for metric in _metrics(model, layers) for v in metric.variables),
         but=[*seeds, *weights],
     )
     return ModelState(
-        seeds, weights, synchronized, metrics, _optimizers(layers)
+        seeds,
+        weights,
+        synchronized,
+        batch_norms,
+        metrics,
+        _optimizers(layers),
     )
 
 
