@@ -31,10 +31,10 @@ def moments(
     if strategy is None or not (
         layer.synchronized or strategy.config.batch_norm == "global"
     ):
-        return original(inputs, mask)
+        return original(layer, inputs, mask)
     context = gather_lib.replica_context("batch_norm")
     if context is None:
-        return original(inputs, mask)
+        return original(layer, inputs, mask)
     axes = layer._reduction_axes
     if mask is None:
         present = None

@@ -6,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.exactness import coupled as c
 from tests.exactness import models as m
-from tests.fit.step import coupled as c
 from tests.kit.compare import assert_exact, close
-
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
