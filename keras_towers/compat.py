@@ -212,7 +212,7 @@ _ATTRIBUTES = {
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
-    "keras.layers:Layer": "_seed_generators _metrics",
+    "keras.layers:Layer": "_seed_generators _metrics _losses _loss_ids",
     "keras.layers:BatchNormalization": "_reduction_axes synchronized",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"

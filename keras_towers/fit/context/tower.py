@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +40,7 @@ class Tower:
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
+        layers: the layers of the model, which collect losses during a step.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Tower:
     loss_is_weighted: bool = False
     mixes: bool = False
     apart: bool = False
+    layers: Sequence[Any] = ()
 
     @property
     def loss_weight(self) -> Any:
@@ -218,6 +220,23 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         value = tower.mixed(value)
         reduced = super().all_reduce(reduce_op, value, options)
         return tower.weigh_gradient(reduced)
+
+    def merge_call(self, merge_fn, args=(), kwargs=None):
+        """Run a function on the values of all towers.
+
+        Other towers run until this one resumes, on the same layer objects.
+        What ``add_loss`` has collected there is put aside for them.
+        """
+        tower = current()
+        layers = () if tower is None else tower.layers
+        before = [(list(x._losses), set(x._loss_ids)) for x in layers]
+        try:
+            return super().merge_call(merge_fn, args, kwargs)
+        finally:
+            for layer, (losses, ids) in zip(layers, before, strict=True):
+                layer._losses[:] = losses
+                layer._loss_ids.clear()
+                layer._loss_ids.update(ids)
 
     def sum_counts(self, count: tf.Tensor) -> tf.Tensor:
         """Sum a value that no gradient flows through."""

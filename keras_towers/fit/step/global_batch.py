@@ -98,7 +98,7 @@ class GlobalStep:
     ) -> list[Any]:
         """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
-        live = None
+        live, layers = None, compat.layers_of(model)
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
 
@@ -114,6 +114,7 @@ class GlobalStep:
                 average=self.config.average,
                 written=set() if written is None else written,
                 keras_step=trainers.has_keras_step(model),
+                layers=layers,
                 apart=apart and self.config.transport.size > 1,
             )
             with tower_lib.activate(tower):

@@ -232,3 +232,19 @@ def test_the_layer_stays_as_it_is():
         assert type(norm) is keras.layers.BatchNormalization
         assert norm.synchronized is False
     assert norm.get_config()["synchronized"] is False
+
+
+def test_losses_that_layers_add_before_and_after():
+    """Towers take turns at the statistics, on the same layer objects."""
+    penalty = keras.layers.ActivityRegularization
+    make = sequential(
+        lambda: keras.Input((6,)),
+        lambda: keras.layers.Dense(7),
+        lambda: penalty(l2=0.5),
+        keras.layers.BatchNormalization,
+        lambda: keras.layers.Dense(5, activity_regularizer="l2"),
+        keras.layers.BatchNormalization,
+        lambda: penalty(l2=0.1),
+        lambda: keras.layers.Dense(3),
+    )
+    assert_exact(make, fitting(), towers(3))
