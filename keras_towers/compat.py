@@ -107,6 +107,10 @@ SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
 DistributedVariable = resolve(f"{_TF}.distribute.values:DistributedVariable")
 PerReplica = resolve(f"{_TF}.distribute.values:PerReplica")
 PerReplicaSpec = resolve(f"{_TF}.distribute.values:PerReplicaSpec")
+BaseResourceVariable = resolve(
+    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable"
+)
+ResourceVariable = resolve(f"{_TF}.ops.resource_variable_ops:ResourceVariable")
 regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(

@@ -122,6 +122,22 @@ class TakesGradients(Protocol):
         ...
 
 
+class OwnsVariables(Protocol):
+    """Gives every tower its own component of a variable that a step writes."""
+
+    def own(self, variable: keras.Variable, merge: str | None = None) -> None:
+        """Spread a Keras variable, unless it is spread already."""
+        ...
+
+    def own_native(self, variable: tf.Variable) -> None:
+        """Spread a ``tf.Variable`` that is no Keras variable's."""
+        ...
+
+    def component(self, variable: tf.Variable, index: int) -> tf.Variable:
+        """Return a ``tf.Variable``'s component on a tower of this process."""
+        ...
+
+
 class Update(TakesGradients, Protocol):
     """Where trained weights and slot variables live, and who updates them.
 

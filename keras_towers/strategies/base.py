@@ -135,7 +135,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         order = StepOrder(transport)
         self.update = update(Parts(self.config, spread, order))
         self.adoption = Adoption(self.config, spread, self.update)
-        step = GlobalStep(self.config, order, self.update, self.run)
+        step = GlobalStep(self.config, order, self.update, self.run, spread)
         self.calls = calls(step, self.adoption)
         self._entered: contextlib.ExitStack | None = None
 

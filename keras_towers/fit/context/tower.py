@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.contract import TakesGradients
+from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
 
 @dataclasses.dataclass
@@ -21,9 +21,12 @@ class Tower:
     Attributes:
         index: index of this tower, 0 to total - 1.
         total: number of towers in all processes.
+        local_index: its index among the towers of this process.
         device: name of the device, without job and task.
         training: whether this is a step of ``fit`` or ``train_on_batch``.
         update: applies the gradients of the step; None during an update.
+        variables: gives every tower its own component of what the step writes;
+            None: it writes as on one device.
         share: this tower's fraction of the examples of the global batch: a
             float if known during tracing, else a scalar tensor. None if the
             tower has its own batch, as on one device.
@@ -45,9 +48,11 @@ class Tower:
 
     index: int
     total: int
+    local_index: int = 0
     device: str = ""
     training: bool = False
     update: TakesGradients | None = None
+    variables: OwnsVariables | None = None
     share: Any = None
     live: Any = None
     average: bool = True

@@ -37,6 +37,8 @@ from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.step import losses as losses_lib
 from keras_towers.fit.step import metrics as metrics_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
+from keras_towers.fit.weights import native as native_lib
+from keras_towers.fit.weights import variables as variables_lib
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -57,6 +59,12 @@ def _install() -> None:
     patches.replace(trainer, "__init__", _made_model)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
+    # What a step writes has a component on every tower.
+    patches.replace(compat.KerasVariable, "_direct_assign", _written)
+    patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
+    for owner, name in native_lib.WRITES:
+        patches.replace(owner, name, native_lib.write)
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
     _catch_optimizers()
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
@@ -165,6 +173,26 @@ def _made_optimizer(
     strategy = contract.in_force()
     if strategy is not None:
         strategy.adoption.made_optimizer(optimizer)
+
+
+def _written(
+    original: Callable[[Any, Any], None], variable: Any, value: Any
+) -> None:
+    """Spread a variable of no model, or a held one, before it is written."""
+    tower = tower_lib.current()
+    if tower is not None and tower.variables is not None:
+        tower.variables.own(variable)
+    original(variable, value)
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Give every tower its own stream of a generator of no model."""
+    tower = tower_lib.current()
+    if tower is not None and tower.variables is not None:
+        tower.variables.own(generator.state, variables_lib.STREAM)
+    return original(generator, *args, **kwargs)
 
 
 def _made_variable(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
+from keras_towers.fit.weights.spread import SpreadVariables
 
 
 class GlobalStep:
@@ -25,6 +28,8 @@ class GlobalStep:
         order: keeps the steps of all ranks in order.
         update: applies the towers' gradients.
         run_on_towers: TensorFlow's own ``Strategy.run``.
+        spread: the variables with a component on every tower; None if towers
+            write as on one device.
     """
 
     def __init__(
@@ -33,10 +38,12 @@ class GlobalStep:
         order: StepOrder,
         update: Update,
         run_on_towers: Callable[..., Any],
+        spread: SpreadVariables | None = None,
     ):
         self.order = order
         self.config = config
         self.update = update
+        self._spread = spread
         self._run_on_towers = run_on_towers
         self._devices = [tower_lib.short_name(d) for d in config.devices]
 
@@ -77,15 +84,38 @@ class GlobalStep:
         Returns:
             The logs that one device would return, as plain tensors.
         """
-        batch = self._begin(batch, counts_ranks=True)
+        averages = self._averages(logs.training)
+        batch = self._begin(batch, counts_ranks=True, alone=averages)
+        if averages and self._spread is not None:
+            begin = functools.partial(self._spread.begin_batch, batch.total)
+            self.order.first(begin)
         outputs = self._outputs(
             step, batch, logs.model, logs.training, logs.written
         )
-        return self.order.end(logs.of_batch(outputs, _shares(batch)))
+        last = None
+        if self._averages(logs.training) and self._spread is not None:
+            end = self._spread.shares.end_step
+            last = functools.partial(end, batch.total)
+            if not averages:
+                # Only this trace has shown it. It may do for one step, before
+                # which all towers have the same.
+                _trace_again()
+        return self.order.end(logs.of_batch(outputs, _shares(batch)), last)
 
-    def _begin(self, batch: Any, counts_ranks: bool) -> data_lib.TowerBatch:
+    def _averages(self, training: bool) -> bool:
+        """Whether towers write means, which their shares have to weight."""
+        return (
+            training
+            and self._spread is not None
+            and self.config.batches == "split"
+            and self._spread.may_be_written()
+        )
+
+    def _begin(
+        self, batch: Any, counts_ranks: bool, alone: bool = False
+    ) -> data_lib.TowerBatch:
         batch = data_lib.as_tower_batch(self.config, batch)
-        return self._with_total(self.order.begin(batch), counts_ranks)
+        return self._with_total(self.order.begin(batch, alone), counts_ranks)
 
     def _outputs(
         self,
@@ -106,9 +136,11 @@ class GlobalStep:
             tower = tower_lib.Tower(
                 index=self.config.first_tower + index,
                 total=self.config.num_replicas,
+                local_index=index,
                 device=self._devices[index],
                 training=training,
                 update=self.update,
+                variables=self._spread,
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
@@ -117,7 +149,7 @@ class GlobalStep:
                 layers=layers,
                 apart=apart and self.config.transport.size > 1,
             )
-            with tower_lib.activate(tower):
+            with tower_lib.activate(tower), self.order.gated():
                 return step(data)
 
         towers = range(self.config.num_towers)
@@ -129,6 +161,8 @@ class GlobalStep:
                     compat.regroup(batch.pieces, always_wrap=True),
                 ),
             )
+        if self._spread is not None:
+            self._spread.finish_step()
         return [compat.select_replica(index, outputs) for index in towers]
 
     def _with_total(
@@ -146,6 +180,16 @@ class GlobalStep:
             # Outputs need only the number of examples in this process.
             return batch._replace(total=here)
         return self.order.count(batch, here)
+
+
+def _trace_again() -> None:
+    """Make the ``tf.function`` being traced for the first time trace again.
+
+    It does so if it has created a variable.
+    """
+    if not tf.executing_eagerly():
+        with contextlib.suppress(ValueError):
+            tf.Variable(0, trainable=False)
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:

@@ -37,11 +37,22 @@ class StepOrder:
         self._traced: dict[int, list[str]] = {}
         self._inside = False
         self._begun = 0
+        self._ordered = False
         self._gate: list[Any] = []
 
-    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
-        """Return the batch of a step once the previous step has ended."""
-        if self._transport.size == 1 or tf.executing_eagerly():
+    def begin(
+        self, batch: data_lib.TowerBatch, alone: bool = False
+    ) -> data_lib.TowerBatch:
+        """Return the batch of a step once the previous step has ended.
+
+        Args:
+            batch: the batch.
+            alone: whether a step must not overlap the next one in a single
+                process either.
+        """
+        self._gate = []
+        self._ordered = self._transport.size > 1 or alone
+        if not self._ordered or tf.executing_eagerly():
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
         self._gate = [self._turn.read_value()]
@@ -52,20 +63,39 @@ class StepOrder:
     def step(self) -> Iterator[None]:
         """Order all operations of a step, even those without a batch."""
         before, self._inside = self._inside, True
-        gate = [] if tf.executing_eagerly() else self._gate
         try:
-            with tf.control_dependencies(gate):
+            with self.gated():
                 yield
         finally:
             self._inside = before
 
-    def end(self, result: Any) -> Any:
+    def gated(self) -> Any:
+        """Return a block whose operations wait for the step to begin."""
+        gate = [] if tf.executing_eagerly() else self._gate
+        return tf.control_dependencies(gate)
+
+    def first(self, before: Callable[[], tf.Tensor]) -> None:
+        """Let a step begin only after something else is done.
+
+        Args:
+            before: returns a tensor that is ready when it is done.
+        """
+        with self.gated():
+            self._gate = [before()]
+
+    def end(self, result: Any, last: Callable[[], None] | None = None) -> Any:
         """Let the next step begin, and return the result of this one.
 
         A step with mismatched gradients fails here, once all of its operations
         have ended.
+
+        Args:
+            result: a structure of tensors.
+            last: what to do once the operations of the step have ended.
         """
-        if self._transport.size == 1 or tf.executing_eagerly():
+        if not self._ordered or tf.executing_eagerly():
+            if last is not None:
+                last()
             return result
         tensors = tf.nest.flatten(result, expand_composites=True)
         operations = compat.get_default_graph().get_operations()[self._begun :]
@@ -73,6 +103,8 @@ class StepOrder:
         with tf.control_dependencies(
             [t for t in tensors if tf.is_tensor(t)] + effects
         ):
+            if last is not None:
+                last()
             done = self._turn.assign_add(1, read_value=False)
             check = _assert_alike(self._alike.read_value())
         with tf.control_dependencies([done, check]):

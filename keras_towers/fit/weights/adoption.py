@@ -136,11 +136,6 @@ class Adoption:
         ]
         for optimizer in state.optimizers:
             self._update.place_optimizer(optimizer)
-        same = state.synchronized
-        if self._config.batch_norm == "global":
-            same = [*same, *state.batch_norms]
-        for variable in same:
-            variable._value.same_on_all_towers = True
         if any(moved):
             for trainer in state_lib.trainers(model):
                 trainers.renew_functions(trainer)
@@ -173,10 +168,7 @@ class Adoption:
         """
         transport = self._config.transport
         if transport.size == 1 or self._trained:
-            agreement.average(
-                transport,
-                [v for v in self._spread.averaged() if v.written_by_towers],
-            )
+            self._spread.average_written()
         self._trained = False
 
     def copy_from_first(self, model: keras.Model) -> None:
@@ -218,8 +210,8 @@ class Adoption:
             trainers.leave(trainer)
 
     def _release_variable(self, variable: keras.Variable) -> None:
-        if not self._update.take_back(variable):
-            self._spread.gather(variable)
+        self._spread.gather(variable)
+        self._update.take_back(variable)
 
 
 def _held_in_common(model: keras.Model) -> list[keras.Variable]:

@@ -22,17 +22,12 @@ class ModelState:
     Attributes:
         seeds: states of seed generators.
         weights: weights of the model, trainable or not.
-        synchronized: the variables of synchronized layers, which compute the
-            same values on every tower, from the whole global batch.
-        batch_norms: the variables of BatchNormalization layers.
         metrics: metric state.
         optimizers: every optimizer, wrapped ones after their wrapper.
     """
 
     seeds: list[keras.Variable]
     weights: list[keras.Variable]
-    synchronized: list[keras.Variable]
-    batch_norms: list[keras.Variable]
     metrics: list[keras.Variable]
     optimizers: list[keras.optimizers.Optimizer]
 
@@ -66,30 +61,11 @@ def collect(model: keras.Model) -> ModelState:
         seeds.append(shared.state)
     seeds = _unique(seeds)
     weights = _unique(model.variables, but=seeds)
-    synchronized = _unique(
-        variable
-        for layer in layers
-        if getattr(layer, "synchronized", False)
-        for variable in layer.variables
-    )
-    batch_norms = _unique(
-        variable
-        for layer in layers
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in layer.variables
-    )
     metrics = _unique(
         (v for metric in _metrics(model, layers) for v in metric.variables),
         but=[*seeds, *weights],
     )
-    return ModelState(
-        seeds,
-        weights,
-        synchronized,
-        batch_norms,
-        metrics,
-        _optimizers(layers),
-    )
+    return ModelState(seeds, weights, metrics, _optimizers(layers))
 
 
 def trainers(model: keras.Model) -> Iterator[keras.Model]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights.shares import BatchShares
 from keras_towers.reduction.placed import same_devices
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
@@ -35,14 +36,17 @@ class TowerVariable(compat.SyncOnReadVariable):
     depending on ``merge``:
 
     * ``"sum"``: the sum (metric state, counted per tower);
-    * ``"mean"``: the mean (moving statistics), or the first component as long
-      as no tower has written, because all are then equal;
+    * ``"mean"``: the mean (moving statistics), weighted by the towers' shares
+      of the batch; or the first component as long as no tower has written,
+      because all are then equal;
     * ``"first"``: tower 0's value (integers);
     * ``"stream"``: tower 0's value (state of a seed generator); every other
       tower draws from its own random stream.
 
-    A tower without examples does not change its component, unless the value
-    written is the same on all towers (synchronized statistics).
+    A tower without examples computes on a borrowed one. It changes its
+    component nevertheless, because a step also writes what does not depend on
+    the data (averages of weights, counters); a mean gives it no weight. Only a
+    sum must not count the borrowed example.
 
     Component 0 is the original variable of the model, so that references to it
     and optimizers that look it up by its id stay valid.
@@ -51,16 +55,28 @@ class TowerVariable(compat.SyncOnReadVariable):
         config: the towers.
         values: one component for each tower of this process.
         merge: ``"sum"``, ``"mean"``, ``"first"`` or ``"stream"``.
+        shares: the towers' shares of the batch; None: equal ones.
+
+    Attributes:
+        written_by_towers: whether a tower has written it.
+        sums_over_ranks: whether a sum is also taken over the processes at the
+            end of an epoch. Of metrics, logs take it whenever they need it.
     """
 
     def __init__(
-        self, config: TowerConfig, values: Sequence[tf.Variable], merge: str
+        self,
+        config: TowerConfig,
+        values: Sequence[tf.Variable],
+        merge: str,
+        shares: BatchShares | None = None,
     ):
         super().__init__(config.strategy, values, _AGGREGATION[merge])
         self.merge = merge
         self._first_tower = config.first_tower
+        self._shares = shares
         self.written_by_towers = False
-        self.same_on_all_towers = False
+        self.sums_over_ranks = False
+        self._elsewhere: tf.Tensor | None = None
 
     def merged_value(self) -> tf.Tensor:
         """Return the merged value of this process's components."""
@@ -69,10 +85,27 @@ class TowerVariable(compat.SyncOnReadVariable):
             if self.merge == SUM:
                 return tf.add_n([v.read_value() for v in components])
             if self.merge == MEAN and self.written_by_towers:
-                total = tf.add_n([v.read_value() for v in components])
-                return total / tf.cast(len(components), total.dtype)
+                return self._mean([v.read_value() for v in components])
             first = components[0].read_value()
             return self._stream(first, back=True)
+
+    def final_value(self) -> tf.Tensor:
+        """Return the merged value, with what other processes have of a sum."""
+        merged = self.merged_value()
+        return merged if self._elsewhere is None else merged + self._elsewhere
+
+    def _mean(self, values: list[tf.Tensor]) -> tf.Tensor:
+        weights = None if self._shares is None else self._shares.weights()
+        if weights is None:
+            total = tf.add_n(values)
+            return total / tf.cast(len(values), total.dtype)
+        weights = tf.cast(weights, self.dtype)
+        weights = weights / tf.reduce_sum(weights)
+        total = tf.add_n(
+            [v * w for v, w in zip(values, tf.unstack(weights), strict=True)]
+        )
+        # Of a process whose towers all have no examples nothing counts.
+        return tf.where(tf.math.is_nan(weights[0]), values[0], total)
 
     def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
         """Convert tower 0's random state to another tower's, or back."""
@@ -96,6 +129,8 @@ class TowerVariable(compat.SyncOnReadVariable):
             first = value
             if self.merge == SUM and self._first_tower:
                 first = tf.zeros_like(value)
+                if self.sums_over_ranks and tf.executing_eagerly():
+                    self._elsewhere = value
             primary.assign(self._stream(first), read_value=False)
         for index, other in enumerate(others, 1):
             with tf.device(other.device):
@@ -147,7 +182,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         tower = tower_lib.current()
         if tower is not None:
             tower.written.add(id(self))
-            if tower.live is not None and not self.same_on_all_towers:
+            if tower.live is not None and self.merge == SUM:
                 value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
         return mine.assign(value, use_locking, name, read_value)
 
@@ -159,7 +194,10 @@ class TowerVariable(compat.SyncOnReadVariable):
 
 
 def spread(
-    config: TowerConfig, primary: tf.Variable, merge: str
+    config: TowerConfig,
+    primary: tf.Variable,
+    merge: str,
+    shares: BatchShares | None = None,
 ) -> TowerVariable:
     """Copy ``primary`` to the other towers and combine the copies.
 
@@ -167,6 +205,7 @@ def spread(
         config: the towers.
         primary: a plain variable, which becomes component 0.
         merge: how reads outside the towers merge the components.
+        shares: the towers' shares of the batch; None: equal ones.
 
     Returns:
         The combined variable, whose merged value is that of ``primary``.
@@ -184,10 +223,25 @@ def spread(
                     name=f"{primary.name.split(':')[0]}/tower_{index}",
                 )
             )
-    variable = TowerVariable(config, components, merge)
+    variable = TowerVariable(config, components, merge, shares)
     if merge in (SUM, STREAM):
         variable.assign_everywhere(start)
     return variable
+
+
+def merge_of(aggregation: str, value: Any) -> str:
+    """Return how towers' writes to a variable are merged.
+
+    Args:
+        aggregation: Keras's name for it.
+        value: the ``tf.Variable``.
+    """
+    without = MEAN if value.dtype.is_floating else FIRST
+    return {
+        "mean": MEAN,
+        "sum": SUM,
+        "only_first_replica": FIRST,
+    }.get(aggregation, without)
 
 
 def moved(variable: tf.Variable, device: str) -> tf.Variable:
@@ -215,7 +269,7 @@ def unbind(variable: compat.DistributedVariable) -> tf.Variable:
     if isinstance(variable, TowerVariable) and (
         variable.merge in (SUM, STREAM) or variable.written_by_towers
     ):
-        primary.assign(variable.merged_value())
+        primary.assign(variable.final_value())
     for holder in (primary, getattr(primary, "handle", None)):
         if holder is not None and hasattr(holder, "_distributed_container"):
             del holder._distributed_container

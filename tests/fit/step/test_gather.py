@@ -29,7 +29,7 @@ def test_contrastive_loss_of_two_towers(count):
     assert_exact(make, c.training(count=count), kt.TowerStrategy(2))
 
 
-@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize("towers", [2, 3, 8])
 def test_queue_of_nearest_neighbours(towers):
     assert_exact(c.coupled(c.nnclr), c.training(), kt.TowerStrategy(towers))
 
@@ -71,7 +71,11 @@ def test_variants(loss, by_hand, variant):
 
 @pytest.mark.parametrize(
     "loss, by_hand",
-    [(c.simclr, c.as_they_are), (c.penalty_on_a_mean, c.adaptive)],
+    [
+        (c.simclr, c.as_they_are),
+        (c.penalty_on_a_mean, c.adaptive),
+        (c.plain, c.sharpness_aware),
+    ],
 )
 @pytest.mark.parametrize("towers", [3, 8])
 def test_weights_that_exist_once(loss, by_hand, towers):

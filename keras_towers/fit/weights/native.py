@@ -1,0 +1,141 @@
+"""TensorFlow variables that are no Keras variable's and that a step writes.
+
+A step may count or average in a plain ``tf.Variable``. Nobody can replace it,
+because the user's code holds it; so on a tower, TensorFlow's own methods of it
+work on the tower's component.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.shares import BatchShares
+
+logger = logging.getLogger("keras_towers")
+
+WRITES = tuple(
+    (owner, name)
+    for owner in (compat.BaseResourceVariable, compat.ResourceVariable)
+    for name in vars(owner)
+    if name.startswith(
+        ("assign", "scatter", "batch_scatter", "_strided_slice_assign")
+    )
+)
+"""The methods by which TensorFlow writes a variable, with their classes."""
+
+
+class NativeVariables:
+    """The ``tf.Variable``s that have a component on every tower.
+
+    Args:
+        config: the towers.
+        shares: the towers' shares of the batch.
+    """
+
+    def __init__(self, config: TowerConfig, shares: BatchShares):
+        self._config = config
+        self._shares = shares
+        # The variables are kept too: another could get the id of a dead one.
+        self._owned: dict[
+            int, tuple[tf.Variable, variables_lib.TowerVariable]
+        ] = {}
+
+    def own(self, variable: tf.Variable) -> None:
+        """Give every tower a component of a variable.
+
+        Args:
+            variable: what a step is about to write. Its ``aggregation`` says
+                how the components are merged.
+
+        Raises:
+            TowerError: they would have to be summed.
+        """
+        if id(variable) in self._owned or _is_component(variable):
+            return
+        merge = variables_lib.merge_of(
+            variable.aggregation.name.lower(), variable
+        )
+        name = variable.name.split(":")[0]
+        if merge == variables_lib.SUM:
+            raise TowerError(
+                f"the step writes tf.Variable {name!r} with aggregation=SUM, "
+                "which towers cannot sum: make it a keras.Variable with "
+                'aggregation="sum".'
+            )
+        logger.warning(
+            "the step writes tf.Variable %r, which is not a keras.Variable: "
+            "every tower writes its own copy, and outside of a step it has %s. "
+            "Make it a keras.Variable to save and restore it with the model.",
+            name,
+            _MERGED[merge],
+        )
+        with tf.init_scope():
+            spread = variables_lib.spread(
+                self._config, variable, merge, self._shares
+            )
+        spread.written_by_towers = True
+        self._owned[id(variable)] = variable, spread
+        variables_lib.copy_to_towers([spread])
+
+    def component(self, variable: tf.Variable, index: int) -> tf.Variable:
+        """Return the component of a variable on a tower; or the variable."""
+        owned = self._owned.get(id(variable))
+        return variable if owned is None else owned[1].values[index]
+
+    def written_outside(self, variable: tf.Variable) -> None:
+        """Pass on what was written outside of the towers."""
+        owned = self._owned.get(id(variable))
+        if owned is not None:
+            spread = owned[1]
+            spread.assign_everywhere(variable.read_value())
+
+    def values(self) -> list[variables_lib.TowerVariable]:
+        """Return the variables with their components."""
+        return [spread for _, spread in self._owned.values()]
+
+    def release(self) -> None:
+        """Make them ordinary variables again, with the merged values."""
+        for _, spread in self._owned.values():
+            variables_lib.unbind(spread)
+        self._owned.clear()
+
+
+_MERGED = {
+    variables_lib.MEAN: "the mean of the copies",
+    variables_lib.FIRST: "the copy of tower 0",
+}
+
+
+def _is_component(variable: tf.Variable) -> bool:
+    for holder in (variable, variable._handle):
+        container = getattr(holder, "_distributed_container", lambda: None)
+        if container() is not None:
+            return True
+    return False
+
+
+def handle(original: Callable[[Any], Any], variable: Any) -> Any:
+    """Replace the handle of a ``tf.Variable``, by which it is used."""
+    tower = tower_lib.current()
+    if tower is None or tower.variables is None:
+        return original(variable)
+    return original(tower.variables.component(variable, tower.local_index))
+
+
+def write(
+    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replace a method that writes a ``tf.Variable``."""
+    tower = tower_lib.current()
+    if tower is not None and tower.variables is not None:
+        tower.variables.own_native(variable)
+    return original(variable, *args, **kwargs)
