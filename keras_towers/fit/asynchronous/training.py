@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,7 +24,6 @@ from keras_towers import compat
 from keras_towers.fit.asynchronous import update as update_lib
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.threads import TowerThreads
-from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step.logs import Logs
@@ -86,7 +84,7 @@ class AsyncTraining:
         """Drop all traces, because the model has changed."""
         self._traced.clear()
         self._here: dict[tuple[bool, int], Callable[[Any], Any]] = {}
-        self._merge: Callable[[], dict[str, Any]] | None = None
+        self._merge: Callable[[], dict[int, Any]] | None = None
 
     def train(self, steps: Steps, iterator: Any, at_last_step: bool) -> Any:
         """Train on the next ``steps_per_execution`` batches.
@@ -164,19 +162,20 @@ class AsyncTraining:
     def _refresh(self, steps: Steps, latest: Any) -> None:
         """Compute the logs of all towers, given those of one step."""
         steps.logs = latest
-        if not isinstance(latest, Mapping):
-            return
         if self._merge is None:
-            self._merge = functools.partial(
-                steps.logs_of.metric_results, tuple(latest)
-            )
+            merge = steps.logs_of.metric_results
             if not self._model.run_eagerly:
-                function = tf.function(self._merge, autograph=False)
-                self._merge = function.get_concrete_function()
+                function = tf.function(merge, autograph=False)
+                merge = function.get_concrete_function()
+            self._merge = merge
         merged = _to_numpy(self._merge())
-        steps.logs = {
-            name: merged.get(name, value) for name, value in latest.items()
-        }
+        steps.logs = tf.nest.pack_sequence_as(
+            latest,
+            [
+                merged.get(index, value)
+                for index, value in enumerate(tf.nest.flatten(latest))
+            ],
+        )
         steps.next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
 
     def _steps(self, steps: Steps, spec: Any) -> list[Callable[[Any], Any]]:
@@ -189,7 +188,9 @@ class AsyncTraining:
 
     def _trace(self, steps: Steps, spec: Any) -> list[Callable[[Any], Any]]:
         def trace(index: int) -> Callable[[Any], Any]:
-            function = tf.function(self._one_step(index), autograph=False)
+            function = tf.function(
+                self._one_step(index, steps.logs_of), autograph=False
+            )
             with self._alone(steps, index):
                 concrete = function.get_concrete_function(spec)
             return lambda batch: _to_numpy(concrete(batch))
@@ -201,7 +202,7 @@ class AsyncTraining:
         others = range(1, self._config.num_towers)
         return [first, *(trace(index) for index in others)]
 
-    def _one_step(self, index: int) -> Callable[[Any], Any]:
+    def _one_step(self, index: int, logs_of: Logs) -> Callable[[Any], Any]:
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
         device = self._config.devices[index]
@@ -209,12 +210,17 @@ class AsyncTraining:
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any) -> Any:
             with tf.device(device):
-                return tf.distribute.get_strategy().run(train_step, (batch,))
+                run = tf.distribute.get_strategy().run
+                output = run(train_step, (batch,))
+            tower = tower_lib.current()
+            if tower is not None:
+                logs_of.note(output, tower.results)
+            return output
 
         return one_step
 
     @contextlib.contextmanager
-    def _alone(self, steps: Steps, index: int) -> Iterator[None]:
+    def _alone(self, steps: Steps, index: int) -> Iterator[tower_lib.Tower]:
         """View the model as tower ``index`` does, on one device."""
         variables = state_lib.collect(self._model).everything()
         tower = tower_lib.Tower(
@@ -223,15 +229,13 @@ class AsyncTraining:
             device=tower_lib.short_name(self._config.devices[index]),
             training=True,
             update=self._update if steps.fits else self._update.unscaled(),
-            written=steps.logs_of.written,
         )
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, lambda v: v.values[index]),
-            patches.shadowing(variables, update_lib.NOTED),
             tower_lib.activate(tower),
         ):
-            yield
+            yield tower
 
     def _run_here(self, steps: Steps, batch: Any) -> None:
         """Run a step in this thread, for eager code and ``train_on_batch``.
@@ -241,7 +245,7 @@ class AsyncTraining:
         index = steps.here % self._config.num_towers if steps.fits else 0
         key = steps.fits, index
         if key not in self._here:
-            function = self._one_step(index)
+            function = self._one_step(index, steps.logs_of)
             if not self._model.run_eagerly:
                 function = tf.function(
                     function, autograph=False, reduce_retracing=True

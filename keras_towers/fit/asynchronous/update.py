@@ -132,14 +132,6 @@ def _done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
         return tf.constant(True)
 
 
-def _assign(variable: Any, original: Callable[..., Any], value: Any) -> Any:
-    """``keras.Variable.assign``, recorded as a write of the step."""
-    tower = tower_lib.current()
-    if tower is not None and not compat.in_stateless_scope():
-        tower.written.add(id(variable))
-    return original(value)
-
-
 def _add(
     name: str, original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
@@ -153,7 +145,6 @@ def _add(
         or compat.in_stateless_scope()
     ):
         return original(variable, value)
-    tower.written.add(id(variable))
     value = tf.cast(tf.convert_to_tensor(value), native.dtype)
     if value.shape != native.shape:
         value = tf.broadcast_to(value, native.shape)
@@ -168,7 +159,3 @@ def add_atomically() -> None:
     for name in ("assign_add", "assign_sub"):
         ours = functools.partial(_add, name)
         patches.replace(compat.KerasVariable, name, ours)
-
-
-NOTED: patches.Shadows = {"assign": _assign}
-"""How variables are assigned while a step is traced."""

@@ -131,8 +131,12 @@ class TowerCall:
         self.order: ranks_lib.Order | None = None
         self._step = step
         self._prepared = prepared
-        written = adoption.written(model, self.trains)
-        self.logs = Logs(model, self.trains, written, self.config.transport)
+        self.logs = Logs(
+            model,
+            self.trains,
+            self.config.transport,
+            adoption.log_sources(model, self.trains),
+        )
 
     @property
     def trains(self) -> bool:
@@ -269,9 +273,11 @@ class TowerCall:
             self.adoption.equalise()
             self.adoption.copy_from_first(self.model)
             self.adoption.mark_trained()
-        return self.logs.of_epoch(
-            self._own("_get_metrics_result_or_logs")(logs)
-        )
+        finish = self._own("_get_metrics_result_or_logs")
+        if self.config.transport.size == 1:
+            return finish(logs)
+        with self.logs.over_all_towers(self.model.metrics):
+            return finish(logs)
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given those of its last step."""

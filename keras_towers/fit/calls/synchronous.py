@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.callbacks import Start
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks, chief
+from keras_towers.fit.calls import callbacks, chief, suitable
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TRAINING
@@ -48,6 +48,7 @@ class TowerCalls:
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)
             return run_alone(kind, original, model, args, kwargs)
+        suitable.check(model, kind, self._config)
         outer = call_lib.current()
         if outer is not None:
             outer.settle()
@@ -65,7 +66,10 @@ class TowerCalls:
                     self._adoption.equalise()
                 call = self.open(model, kind, prepared, start)
                 return self._run(call, original, args, kwargs)
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.OpError as error:
+            refused, self._step.rows.refused = self._step.rows.refused, None
+            if refused is not None:
+                raise refused from None
             if not self._step.order.failed(error):
                 raise
             raise self._step.order.difference() from None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
@@ -35,7 +37,9 @@ class Tower:
             that cannot happen.
         average: whether losses are means over the batch (gradients are
             averaged) or sums (gradients are summed).
-        written: ids of the variables that any tower has assigned.
+        attributes: what the step keeps in attributes of Python objects; None:
+            it runs alone, without turns.
+        results: metrics, with what their ``result`` has returned in the step.
         keras_step: whether this is Keras's own ``train_step``, which scales one
             loss and applies its gradients once.
         loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
@@ -43,7 +47,7 @@ class Tower:
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
-        layers: the layers of the model, which collect losses during a step.
+        graph: the graph in which the step is traced; None if it runs eagerly.
     """
 
     index: int
@@ -56,12 +60,13 @@ class Tower:
     share: Any = None
     live: Any = None
     average: bool = True
-    written: set[int] = dataclasses.field(default_factory=set)
+    attributes: Attributes | None = None
+    results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     keras_step: bool = False
     loss_is_weighted: bool = False
     mixes: bool = False
     apart: bool = False
-    layers: Sequence[Any] = ()
+    graph: Any = None
 
     @property
     def loss_weight(self) -> Any:
@@ -213,6 +218,17 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         """Number of towers in all processes."""
         return self._total
 
+    def merge_call(self, merge_fn, args=(), kwargs=None):
+        """Exchange values with the other towers, which run their steps."""
+        tower = current()
+        if tower is None or tower.attributes is None:
+            return super().merge_call(merge_fn, args, kwargs)
+        _refuse_nested(tower)
+        mine = tower.attributes.take()
+        result = super().merge_call(merge_fn, args, kwargs)
+        tower.attributes.put(mine)
+        return result
+
     def all_reduce(self, reduce_op, value, options=None):
         """Reduce over the towers that have examples.
 
@@ -226,29 +242,25 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         reduced = super().all_reduce(reduce_op, value, options)
         return tower.weigh_gradient(reduced)
 
-    def merge_call(self, merge_fn, args=(), kwargs=None):
-        """Run a function on the values of all towers.
-
-        Other towers run until this one resumes, on the same layer objects.
-        What ``add_loss`` has collected there is put aside for them.
-        """
-        tower = current()
-        layers = () if tower is None else tower.layers
-        before = [(list(x._losses), set(x._loss_ids)) for x in layers]
-        try:
-            return super().merge_call(merge_fn, args, kwargs)
-        finally:
-            for layer, (losses, ids) in zip(layers, before, strict=True):
-                layer._losses[:] = losses
-                layer._loss_ids.clear()
-                layer._loss_ids.update(ids)
-
     def sum_counts(self, count: tf.Tensor) -> tf.Tensor:
         """Sum a value that no gradient flows through."""
         tower = current()
         if tower is not None:
             count = tower.count_only_if_live(count)
         return super().all_reduce(tf.distribute.ReduceOp.SUM, count)
+
+
+def _refuse_nested(tower: Tower) -> None:
+    if tf.executing_eagerly() or compat.get_default_graph() is tower.graph:
+        return
+    raise TowerError(
+        "towers cannot exchange anything inside tf.cond, tf.while_loop or a "
+        "tf.function of the step, but optimizer.apply, a synchronized layer or "
+        "a function such as kt.gather was called there. Compute gradients "
+        "inside and call optimizer.apply outside, at the top level of "
+        "train_step; to skip an update on a condition, multiply the gradients "
+        "by 0 there."
+    )
 
 
 @contextlib.contextmanager
@@ -260,5 +272,7 @@ def activate(tower: Tower) -> Iterator[Tower]:
         inner = TowerReplicaContext(
             outer.strategy, outer.replica_id_in_sync_group, tower.total
         )
+    if not tf.executing_eagerly():
+        tower.graph = compat.get_default_graph()
     with inner, _towers.filled(tower):
         yield tower

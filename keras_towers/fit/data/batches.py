@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data.rows import RowCheck, has_rows
 
 _PREFETCHED_BATCHES = 2
 
@@ -40,16 +41,15 @@ def batch_size_of(structure: Any) -> tf.Tensor | int | None:
 def static_size(structure: Any) -> int | None:
     """Return the static batch size of a batch or spec, or None."""
     leaf = _leaf_with_rows(structure)
-    return None if leaf is None else tf.TensorShape(leaf.shape)[0]
+    return None if leaf is None else _static_rows(leaf)
+
+
+def _static_rows(leaf: Any) -> int | None:
+    return tf.TensorShape(leaf.shape)[0]
 
 
 def _leaf_with_rows(structure: Any) -> Any:
-    return next(filter(_has_rows, tf.nest.flatten(structure)), None)
-
-
-def _has_rows(leaf: Any) -> bool:
-    shape = getattr(leaf, "shape", None)
-    return shape is not None and tf.TensorShape(shape).rank not in (0, None)
+    return next(filter(has_rows, tf.nest.flatten(structure)), None)
 
 
 def _rows(leaf: Any) -> tf.Tensor:
@@ -61,7 +61,11 @@ def _rows(leaf: Any) -> tf.Tensor:
 
 
 def split(
-    batch: Any, replicas: int, first: int = 0, towers: int | None = None
+    batch: Any,
+    replicas: int,
+    first: int = 0,
+    towers: int | None = None,
+    check: RowCheck | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -71,38 +75,60 @@ def split(
         replicas: number of pieces; larger ones come first.
         first: index of the first piece to return.
         towers: number of pieces to return; None for all.
+        check: checks that all parts of the batch can be split alike.
 
     Returns:
         The requested pieces and their sizes.
+
+    Raises:
+        TowerError: the parts of the batch have different numbers of rows, and
+            cannot be split alike.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     mine = range(first, first + (replicas if towers is None else towers))
-    size = batch_size_of(batch)
-    if isinstance(size, int) and size >= replicas:
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
+    known = [_static_rows(leaf) for leaf in leaves]
+    rows: list[Any] = known
+    if None in known:
+        rows = [_rows(leaf) for leaf in leaves]
+    size = rows[0] if rows else None
+    units: Any = size
+    alike = True
+    if len(leaves) > 1 and (None in known or len(set(known)) > 1):
+        check, alike = check or RowCheck(), False
+        units = check.units(batch, rows, replicas)
+    each = {id(leaf): row for leaf, row in zip(leaves, rows, strict=True)}
+    if isinstance(units, int) and units >= replicas:
         counts: Any = [
-            size // replicas + (k < size % replicas) for k in range(replicas)
+            units // replicas + (k < units % replicas) for k in range(replicas)
         ]
         starts = [sum(counts[:k]) for k in range(replicas)]
-        lengths, known = counts, True
+        lengths, static = counts, True
     else:
-        size = tf.cast(1 if size is None else size, tf.int64)
+        whole = tf.cast(1 if units is None else units, tf.int64)
         index = tf.range(replicas, dtype=tf.int64)
-        counts = size // replicas + tf.cast(index < size % replicas, tf.int64)
+        counts = whole // replicas + tf.cast(index < whole % replicas, tf.int64)
         starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
-        lengths, known = tf.maximum(counts, 1), False
+        lengths, static = tf.maximum(counts, 1), False
         starts = tf.unstack(starts, num=replicas)
         lengths = tf.unstack(lengths, num=replicas)
+
+    def piece(leaf: Any, k: int) -> Any:
+        row = each.get(id(leaf))
+        if row is None or alike:
+            return _slice(leaf, starts[k], lengths[k])
+        times = row // units
+        return _slice(leaf, starts[k] * times, lengths[k] * times)
+
     pieces = tuple(
-        tf.nest.map_structure(
-            lambda leaf, k=k: _slice(leaf, starts[k], lengths[k]), batch
-        )
+        tf.nest.map_structure(lambda leaf, k=k: piece(leaf, k), batch)
         for k in mine
     )
-    if known:
+    if static:
         return TowerBatch(pieces, (), size)
-    return TowerBatch(pieces, counts[mine.start : mine.stop], size)
+    return TowerBatch(pieces, counts[mine.start : mine.stop], whole)
 
 
 def _keeps(leaf: Any) -> bool:
@@ -118,7 +144,7 @@ def _keeps(leaf: Any) -> bool:
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:
-    if not _has_rows(leaf):
+    if not has_rows(leaf):
         return leaf
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
@@ -134,11 +160,20 @@ def first_rows(leaf: Any, count: Any) -> Any:
     return _slice(leaf, tf.zeros_like(count), count)
 
 
+def rows_if(leaf: Any, condition: Any) -> Any:
+    """Return all rows of a tensor of any kind, or none of them."""
+    if not has_rows(leaf):
+        return leaf
+    return first_rows(
+        leaf, tf.where(condition, tf.cast(_rows(leaf), "int64"), 0)
+    )
+
+
 def concatenate(pieces: Any) -> Any:
     """Concatenate tensors of the towers in order, or stack scalars."""
     if isinstance(pieces[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(pieces))
-    if not _has_rows(pieces[0]):
+    if not has_rows(pieces[0]):
         return tf.stack(pieces)
     return tf.concat(pieces, 0)
 
@@ -206,7 +241,9 @@ def distribute(
         return dataset.prefetch(max(_PREFETCHED_BATCHES, config.num_towers))
     if config.prefetches_to_towers:
         if not each:
-            return config.strategy.experimental_distribute_dataset(dataset)
+            return config.strategy.experimental_distribute_dataset(
+                dataset.map(_with_equal_rows)
+            )
         dataset = dataset.map(_forget_sizes)
         return config.strategy.distribute_datasets_from_function(
             lambda _: dataset
@@ -214,6 +251,29 @@ def distribute(
     if each:
         dataset = to_one_end(group(dataset, config.num_towers))
     return dataset.prefetch(_PREFETCHED_BATCHES)
+
+
+@tf.autograph.experimental.do_not_convert
+def _with_equal_rows(*batch: Any) -> Any:
+    """Fail if the parts of a batch have different numbers of rows.
+
+    TensorFlow's own split would cut them all by the first.
+    """
+    rows = [_rows(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
+    checks = [
+        tf.debugging.assert_equal(
+            count,
+            rows[0],
+            "all parts of a batch must have the same number of rows to be "
+            "split over accelerators",
+        )
+        for count in rows[1:]
+    ]
+    with tf.control_dependencies(checks):
+        batch = tf.nest.map_structure(
+            tf.identity, batch, expand_composites=True
+        )
+    return batch if len(batch) > 1 else batch[0]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -234,7 +294,9 @@ def _forget_sizes(*batch: Any) -> Any:
     return batch if len(batch) > 1 else batch[0]
 
 
-def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
+def as_tower_batch(
+    config: TowerConfig, batch: Any, check: RowCheck
+) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     if isinstance(batch, TowerBatch):
         return batch
@@ -243,8 +305,10 @@ def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
     ):
         if config.batches == "split":
-            return split(batch, config.num_replicas, config.first_tower, towers)
-        return split(batch, towers)._replace(total=())
+            return split(
+                batch, config.num_replicas, config.first_tower, towers, check
+            )
+        return split(batch, towers, check=check)._replace(total=())
     pieces = [compat.select_replica(index, batch) for index in range(towers)]
     if all(static_size(piece) for piece in pieces):
         return TowerBatch(tuple(pieces))
@@ -263,6 +327,6 @@ def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
 
 
 def _or_borrow(own: Any, first: Any, count: tf.Tensor) -> Any:
-    if own is first or not _has_rows(own):
+    if own is first or not has_rows(own):
         return own
     return tf.cond(count > 0, lambda: own, lambda: _slice(first, 0, 1))

@@ -34,6 +34,7 @@ from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
+from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
 from keras_towers.fit.step import metrics as metrics_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
@@ -65,7 +66,7 @@ def _install() -> None:
     for owner, name in native_lib.WRITES:
         patches.replace(owner, name, native_lib.write)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
-    _catch_optimizers()
+    _catch_subclasses()
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
@@ -78,8 +79,14 @@ def _install() -> None:
         patches.replace(metric, "update_state", metrics_lib.update_state)
 
 
-def _catch_optimizers() -> None:
-    """Catch optimizers that no model holds, of all classes there are by now."""
+def _catch_subclasses() -> None:
+    """Catch optimizers that no model holds, and the results of metrics.
+
+    Of all classes that there are by now.
+    """
+    for owner in patches.with_subclasses(keras.metrics.Metric):
+        if "result" in vars(owner):
+            patches.replace(owner, "result", logs_lib.note_result)
     for owner in patches.with_subclasses(compat.BaseOptimizer):
         if "apply" in vars(owner):
             patches.replace(owner, "apply", optimizers_lib.apply_of_any)
@@ -107,7 +114,7 @@ def _method(
         trains = None if outer is None else kind in contract.TRAINING
         with alone.filled(trains):
             return original(model, *args, **kwargs)
-    _catch_optimizers()
+    _catch_subclasses()
     return strategy.calls.run(kind, original, model, args, kwargs)
 
 

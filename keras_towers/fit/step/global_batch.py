@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
@@ -41,6 +43,7 @@ class GlobalStep:
         spread: SpreadVariables | None = None,
     ):
         self.order = order
+        self.rows = RowCheck()
         self.config = config
         self.update = update
         self._spread = spread
@@ -62,7 +65,7 @@ class GlobalStep:
         """
         batch = self._begin(batch, counts_ranks=False)
         together = self.config.batches == "split"
-        outputs = self._outputs(step, batch, model, apart=not together)
+        outputs, _ = self._outputs(step, batch, model, apart=not together)
         result = _in_order(outputs, batch)
         if together:
             result = self.order.gather(result)
@@ -89,9 +92,8 @@ class GlobalStep:
         if averages and self._spread is not None:
             begin = functools.partial(self._spread.begin_batch, batch.total)
             self.order.first(begin)
-        outputs = self._outputs(
-            step, batch, logs.model, logs.training, logs.written
-        )
+        outputs, results = self._outputs(step, batch, logs.model, logs.training)
+        logs.note(outputs[0], results)
         last = None
         if self._averages(logs.training) and self._spread is not None:
             end = self._spread.shares.end_step
@@ -114,7 +116,7 @@ class GlobalStep:
     def _begin(
         self, batch: Any, counts_ranks: bool, alone: bool = False
     ) -> data_lib.TowerBatch:
-        batch = data_lib.as_tower_batch(self.config, batch)
+        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         return self._with_total(self.order.begin(batch, alone), counts_ranks)
 
     def _outputs(
@@ -123,16 +125,25 @@ class GlobalStep:
         batch: data_lib.TowerBatch,
         model: keras.Model,
         training: bool = False,
-        written: set[int] | None = None,
         apart: bool = False,
-    ) -> list[Any]:
-        """Run the step on each tower of this process; return K results."""
+    ) -> tuple[list[Any], Results]:
+        """Run the step on each tower of this process.
+
+        Returns:
+            K results, and what metrics returned on the first tower.
+        """
         shares = _shares(batch)
-        live, layers = None, compat.layers_of(model)
+        live = None
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
 
+        attributes = Attributes(model)
+        before = after = attributes.take()
+        results: Results = ()
+
         def tower_step(index: int, data: Any) -> Any:
+            nonlocal after, results
+            attributes.put(before)
             tower = tower_lib.Tower(
                 index=self.config.first_tower + index,
                 total=self.config.num_replicas,
@@ -144,13 +155,15 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
-                written=set() if written is None else written,
+                attributes=attributes,
                 keras_step=trainers.has_keras_step(model),
-                layers=layers,
                 apart=apart and self.config.transport.size > 1,
             )
             with tower_lib.activate(tower), self.order.gated():
-                return step(data)
+                output = step(data)
+            if index == 0:
+                after, results = attributes.take(), tower.results
+            return output
 
         towers = range(self.config.num_towers)
         with self.order.step():
@@ -163,7 +176,9 @@ class GlobalStep:
             )
         if self._spread is not None:
             self._spread.finish_step()
-        return [compat.select_replica(index, outputs) for index in towers]
+        attributes.put(after)
+        outputs = [compat.select_replica(index, outputs) for index in towers]
+        return outputs, results
 
     def _with_total(
         self, batch: data_lib.TowerBatch, counts_ranks: bool
@@ -214,7 +229,7 @@ def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
         counts = _counts(batch)
         outputs = [
             tf.nest.map_structure(
-                lambda t, n=count: data_lib.first_rows(t, n), output
+                lambda t, n=count: data_lib.rows_if(t, n > 0), output
             )
             for output, count in zip(outputs, counts, strict=True)
         ]

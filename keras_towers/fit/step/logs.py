@@ -2,49 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
+Results: TypeAlias = "Sequence[tuple[keras.metrics.Metric, Any]]"
+
+
+def note_result(
+    original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replace ``result`` of a metric: a tower notes what it returned."""
+    result = original(metric, *args, **kwargs)
+    tower = tower_lib.current()
+    if tower is not None:
+        tower.results.append((metric, result))
+    return result
+
 
 class Logs:
     """Computes the logs of a Keras method.
 
-    Metric results are computed from the metric state summed over the towers;
-    anything else that a custom step returns is taken as a mean over examples.
+    What a metric's ``result`` returned, under whatever name a step reports it,
+    is computed from the metric's state summed over the towers. Anything else is
+    taken as a mean over examples.
 
     Args:
         model: the model.
         training: whether the method trains.
-        written: ids of the variables that steps of the method have assigned;
-            updated by the steps.
         transport: connects the processes.
+        sources: which logs come from which metric, found out by earlier calls
+            whose traced steps are still in use.
 
     Attributes:
         model: the model.
         training: whether the method trains.
-        written: ids of the variables that its steps have assigned.
     """
 
     def __init__(
         self,
         model: keras.Model,
         training: bool,
-        written: set[int],
         transport: Transport,
+        sources: dict[int, tuple[keras.metrics.Metric, int]] | None = None,
     ):
         self.training = training
-        self.written = written
         self.model = model
         self._transport = transport
+        self._sources = {} if sources is None else sources
+
+    def note(self, output: Any, results: Results) -> None:
+        """Find out which logs are results of metrics.
+
+        Args:
+            output: what the step returned on one tower, as the logs will be.
+            results: the metrics with what their ``result`` returned in it.
+        """
+        known = {
+            id(leaf): (metric, place)
+            for metric, result in results
+            for place, leaf in enumerate(tf.nest.flatten(result))
+        }
+        self._sources.clear()
+        for index, leaf in enumerate(tf.nest.flatten(output)):
+            if id(leaf) in known:
+                self._sources[index] = known[id(leaf)]
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
         """Compute the logs of a global batch.
@@ -56,81 +88,68 @@ class Logs:
         Returns:
             A structure like that of one output.
         """
-        first = outputs[0]
-        results = {}
-        if isinstance(first, Mapping):
-            results = self.metric_results(first)
+        results = self.metric_results()
+        towers = [tf.nest.flatten(output) for output in outputs]
+        merged = [
+            results[index] if index in results else self._mean(leaves, shares)
+            for index, leaves in enumerate(zip(*towers, strict=True))
+        ]
+        return tf.nest.pack_sequence_as(outputs[0], merged)
 
-        def mean(*tensors: Any) -> tf.Tensor:
-            values = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            kind = values[0].dtype
-            if not (kind.is_floating or kind.is_complex):
-                return values[0]
-            here = tf.add_n(
-                [
-                    value * tf.cast(share, kind)
-                    for value, share in zip(values, shares, strict=True)
-                ]
-            )
-            return sum_over_ranks(self._transport, [here])[0]
+    def _mean(self, leaves: Sequence[Any], shares: Sequence[Any]) -> tf.Tensor:
+        values = [tf.convert_to_tensor(leaf) for leaf in leaves]
+        kind = values[0].dtype
+        if not (kind.is_floating or kind.is_complex):
+            return values[0]
+        here = tf.add_n(
+            [
+                value * tf.cast(share, kind)
+                for value, share in zip(values, shares, strict=True)
+            ]
+        )
+        return sum_over_ranks(self._transport, [here])[0]
 
-        def merge(name: str) -> Any:
-            if name in results:
-                return results[name]
-            return tf.nest.map_structure(mean, *[out[name] for out in outputs])
-
-        if isinstance(first, Mapping):
-            return {name: merge(name) for name in first}
-        return tf.nest.map_structure(mean, *outputs)
-
-    def of_epoch(self, logs: Any) -> Any:
-        """Compute the logs of an epoch over all ranks.
-
-        The metrics of the model hold only the state of this process.
-        """
-        if self._transport.size == 1 or not isinstance(logs, Mapping):
-            return logs
-        return {**logs, **self.metric_results(logs)}
-
-    def metric_results(self, names: Iterable[str]) -> dict[str, Any]:
-        """Compute the metric results among ``names``, over all towers.
-
-        Args:
-            names: names of logs.
+    def metric_results(self) -> dict[int, Any]:
+        """Compute the logs that are results of metrics, over all towers.
 
         Returns:
-            The results by name, without logs that are not metric results.
+            Their values by position in the flattened logs.
         """
-        model = self.model
-        metrics = state_lib.collect(model).metrics
+        metrics = {id(metric): metric for metric, _ in self._sources.values()}
+        with self.over_all_towers(metrics.values()):
+            results = {
+                key: tf.nest.flatten(metric.result())
+                for key, metric in metrics.items()
+            }
+        return {
+            index: results[id(metric)][place]
+            for index, (metric, place) in self._sources.items()
+        }
+
+    @contextlib.contextmanager
+    def over_all_towers(
+        self, metrics: Iterable[keras.metrics.Metric]
+    ) -> Iterator[None]:
+        """Let metrics have the state of all towers of all ranks in a block."""
+        variables = {
+            id(variable): variable
+            for variable in [
+                *state_lib.collect(self.model).metrics,
+                *(v for metric in metrics for v in metric.variables),
+            ]
+            if isinstance(variable._value, compat.DistributedVariable)
+        }
         with compat.single_device_mode(), tf.device("/device:CPU:0"):
-            unused = {
-                name
-                for metric in model.metrics
-                for name in self._unused(metric)
-            }
+            values = [_merged(v._value) for v in variables.values()]
+            sums = sum_over_ranks(self._transport, values)
             seen = {
-                id(v._value): _merged(v._value)
-                for v in metrics
-                if isinstance(v._value, compat.DistributedVariable)
+                id(v._value): value
+                for v, value in zip(variables.values(), sums, strict=True)
             }
-            sums = sum_over_ranks(self._transport, list(seen.values()))
-            seen = dict(zip(seen, sums, strict=True))
-            with variables_lib.viewed(metrics, lambda v: seen[id(v)]):
-                results = model.get_metrics_result()
-        names = set(names) - unused
-        return {name: value for name, value in results.items() if name in names}
-
-    def _unused(self, metric: keras.metrics.Metric) -> list[str]:
-        """Return the log names of a metric that no step has updated.
-
-        A custom step may return other values under these names.
-        """
-        for variable in metric.variables:
-            if {id(variable), id(variable._value)} & self.written:
-                return []
-        result = metric.result()
-        return list(result) if isinstance(result, Mapping) else [metric.name]
+            with variables_lib.viewed(
+                variables.values(), lambda value: seen[id(value)]
+            ):
+                yield
 
 
 def _merged(value: compat.DistributedVariable) -> tf.Tensor:

@@ -36,7 +36,7 @@ class Adoption:
         self._update = update
         self._models: list[keras.Model] = []
         self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
-        self._written: dict[tuple[int, bool], set[int]] = {}
+        self._log_sources: dict[tuple[int, bool], dict[int, Any]] = {}
         self._functions: dict[int, dict[str, Any]] = {}
         # Whether towers may have written per-tower state since it was last
         # averaged.
@@ -110,14 +110,14 @@ class Adoption:
         """Return the functions that calls on the towers made, by name."""
         return self._functions.setdefault(id(model), {})
 
-    def written(self, model: keras.Model, training: bool) -> set[int]:
-        """Return the ids of the variables that the model's steps assign.
+    def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
+        """Return which logs of the model's steps come from which metric.
 
         Args:
             model: the model.
             training: whether the steps train or evaluate.
         """
-        return self._written.setdefault((id(model), training), set())
+        return self._log_sources.setdefault((id(model), training), {})
 
     def bind(self, model: keras.Model) -> bool:
         """Place all variables of ``model`` that are not on the towers yet.
@@ -191,8 +191,8 @@ class Adoption:
                 self._release_variable(variable)
         self._models.clear()
         self._known.clear()
-        self._written.clear()
         self._functions.clear()
+        self._log_sources.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
         self._notes = False

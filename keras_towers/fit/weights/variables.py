@@ -180,10 +180,8 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
-        if tower is not None:
-            tower.written.add(id(self))
-            if tower.live is not None and self.merge == SUM:
-                value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
+        if self.merge == SUM and tower is not None and tower.live is not None:
+            value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
         return mine.assign(value, use_locking, name, read_value)
 
     def assign_add(self, delta, use_locking=False, name=None, read_value=True):

@@ -1,0 +1,166 @@
+"""What a step keeps in attributes of Python objects.
+
+Towers run a step by turns: one goes on when another has to wait for it. A
+tensor that the step keeps in an attribute of its model (``self.fake = ...``)
+has to be its own tower's when it goes on, and what it counts in a Python number
+has to be what one device would have counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+
+_NUMBERS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
+_CONTAINERS = (list, dict, set, collections.deque)
+# Keras's own attributes are not the step's, but for the losses of a call.
+_OF_CALLS = frozenset(("_losses", "_loss_ids"))
+_LIBRARIES = frozenset(("keras", "tensorflow", "numpy", "builtins"))
+_DEPTH = 6
+
+Taken: TypeAlias = "list[tuple[bool | None, dict[str, tuple[Any, Any]]]]"
+
+
+@functools.cache
+def _of_keras() -> frozenset[str]:
+    """The attributes that every layer and model has."""
+    with compat.single_device_mode():
+        plain = (keras.layers.Layer(name="layer"), keras.Model(name="model"))
+    names = {name for instance in plain for name in vars(instance)}
+    return frozenset(names - _OF_CALLS)
+
+
+class Attributes:
+    """The attributes that a step may set, of a model and what belongs to it.
+
+    Those of a model, its layers, and of objects of the user's own classes that
+    can be reached from there.
+
+    Args:
+        model: the model whose step runs.
+    """
+
+    def __init__(self, model: keras.Model):
+        step = model.train_step
+        self._owners = list(
+            _reachable([*model._flatten_layers(), getattr(step, "__self__", 0)])
+        )
+
+    def take(self) -> Taken:
+        """Return the present values, for ``put``."""
+        return [
+            (
+                getattr(owner, "built", None),
+                {
+                    name: _copied(value)
+                    for name, value in vars(owner).items()
+                    if _is_data(name, value)
+                },
+            )
+            for owner in self._owners
+        ]
+
+    def put(self, taken: Taken) -> None:
+        """Restore values that ``take`` returned."""
+        for owner, (built, values) in zip(self._owners, taken, strict=True):
+            if getattr(owner, "built", None) != built:
+                # What a layer set when it was built stays.
+                continue
+            own = vars(owner)
+            for name in [n for n, v in own.items() if _is_data(n, v)]:
+                if name not in values:
+                    del own[name]
+            for name, (value, content) in values.items():
+                if name not in own or _is_data(name, own[name]):
+                    own[name] = _restored(value, content)
+
+
+def _reachable(start: Iterable[Any]) -> Iterator[Any]:
+    """Yield objects with attributes, each once."""
+    seen: set[int] = set()
+    waiting = [(value, 0) for value in start]
+    while waiting:
+        value, depth = waiting.pop()
+        if id(value) in seen or depth > _DEPTH:
+            continue
+        seen.add(id(value))
+        inside: Iterable[Any] = ()
+        if isinstance(value, dict):
+            inside = value.values()
+        elif isinstance(value, (list, tuple)):
+            inside = value
+        elif isinstance(value, keras.layers.Layer) or _is_users(value):
+            yield value
+            inside = [v for n, v in vars(value).items() if n not in _of_keras()]
+        waiting += [(item, depth + 1) for item in inside]
+
+
+def _is_users(value: Any) -> bool:
+    package = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and not (
+        package in _LIBRARIES or callable(value) or isinstance(value, type)
+    )
+
+
+def _is_data(name: str, value: Any) -> bool:
+    return name not in _of_keras() and _is_plain(value)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value consists of tensors and numbers only."""
+    if value is None or isinstance(value, _NUMBERS):
+        return True
+    if isinstance(value, tf.Variable) or depth > _DEPTH:
+        return False
+    if isinstance(value, dict):
+        return all(_is_plain(item, depth + 1) for item in value.values())
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return all(_is_plain(item, depth + 1) for item in value)
+    return tf.is_tensor(value) and not isinstance(value, keras.Variable)
+
+
+def _copied(value: Any) -> tuple[Any, Any]:
+    """A value with its content, which the step may change in place."""
+    if isinstance(value, dict):
+        return value, {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, collections.deque)):
+        return value, [_copied(item) for item in value]
+    if isinstance(value, set):
+        return value, set(value)
+    return value, None
+
+
+def _restored(value: Any, content: Any) -> Any:
+    if content is None or _is_same(_copied(value)[1], content):
+        # Checkpoints refuse containers of which anything was ever replaced.
+        return value
+    if isinstance(value, set):
+        new: Any = content
+    elif isinstance(value, dict):
+        new = {key: _restored(*item) for key, item in content.items()}
+    else:
+        new = [_restored(*item) for item in content]
+    value.clear()
+    (value.extend if isinstance(new, list) else value.update)(new)
+    return value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two contents are the same objects."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _is_same(one[key], other[key]) for key in one
+        )
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, set):
+        return {*map(id, one)} == {*map(id, other)}
+    return one is other
