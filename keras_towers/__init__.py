@@ -16,6 +16,12 @@ from keras_towers.errors import CompatibilityError, TowerError
 if TYPE_CHECKING:
     from keras_towers import elastic
     from keras_towers.callbacks import ChiefOnly, EveryRank
+    from keras_towers.collectives import (
+        clip_by_global_norm,
+        gather,
+        mean,
+        reduce_gradients,
+    )
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
@@ -47,8 +53,12 @@ __all__ = [
     "ParameterServerTowerStrategy",
     "TowerError",
     "TowerStrategy",
+    "clip_by_global_norm",
     "current_tower",
     "elastic",
+    "gather",
+    "mean",
+    "reduce_gradients",
     "run_on_each_tower",
     "strategy",
     "verify",
@@ -66,7 +76,11 @@ _HOMES = {
     "NoOpStrategy": "keras_towers.strategies.noop",
     "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
     "TowerStrategy": "keras_towers.strategies.tower",
+    "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
+    "gather": "keras_towers.collectives",
+    "mean": "keras_towers.collectives",
+    "reduce_gradients": "keras_towers.collectives",
     "run_on_each_tower": "keras_towers.towers",
     "strategy": "keras_towers.strategies.registry",
     "verify": "keras_towers.verification",

@@ -219,6 +219,7 @@ _USED = {
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    "keras.layers:BatchNormalization": "_moments",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
     f"{_KERAS}.layers.normalization.batch_normalization:BatchNormalization": (
@@ -260,7 +261,8 @@ _ATTRIBUTES = {
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
-    "keras.layers:Layer": "_seed_generators _metrics",
+    "keras.layers:Layer": "_seed_generators _metrics _losses _loss_ids",
+    "keras.layers:BatchNormalization": "_reduction_axes synchronized",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"
     ),

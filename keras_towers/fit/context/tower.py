@@ -49,6 +49,7 @@ class Tower:
             the rows that one device would draw; else None.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
+        apart: whether the other processes run their steps independently.
         graph: the graph in which the step is traced; None if it runs eagerly.
     """
 
@@ -68,6 +69,7 @@ class Tower:
     loss_is_weighted: bool = False
     rows: Rows | None = None
     mixes: bool = False
+    apart: bool = False
     graph: Any = None
 
     @property
@@ -78,6 +80,11 @@ class Tower:
         if self.average:
             return self.share
         return self._only_if_live
+
+    @property
+    def gradient_weight(self) -> Any:
+        """The weight of this tower's gradients in those of the global batch."""
+        return 1.0 if self.loss_is_weighted else self.loss_weight
 
     @property
     def _only_if_live(self) -> Any:
@@ -136,10 +143,15 @@ class Tower:
             return True
         return isinstance(self.share, float) and self.share * self.total == 1
 
-    def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
+    def count_only_if_live(
+        self, value: tf.Tensor | tf.IndexedSlices
+    ) -> tf.Tensor | tf.IndexedSlices:
         """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
+        if isinstance(value, tf.IndexedSlices):
+            values = self.count_only_if_live(value.values)
+            return tf.IndexedSlices(values, value.indices, value.dense_shape)
         return tf.where(self.live, value, tf.zeros_like(value))
 
 
@@ -155,11 +167,16 @@ def _with_gradient_times(factor: Any, values: Any) -> Any:
     return tf.nest.map_structure(
         lambda value: (
             identity(value)
-            if isinstance(value, tf.Tensor) and value.dtype.is_floating
+            if isinstance(value, tf.Tensor) and is_differentiable(value)
             else value
         ),
         values,
     )
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor's dtype can have a gradient."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 _towers: Slot[Tower] = Slot()

@@ -37,6 +37,7 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.step import draws as draws_lib
 from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
@@ -75,6 +76,9 @@ def _install() -> None:
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
     patches.replace(losses, "apply_mask", losses_lib.apply_mask)
+    # Statistics may have to be those of the global batch.
+    batch_norm = keras.layers.BatchNormalization
+    patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)
