@@ -12,10 +12,6 @@ from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
 
-needs_gather = pytest.mark.skipif(
-    not hasattr(kt, "gather"), reason="kt.gather is not there yet"
-)
-
 
 class GatheredSimCLR(m.Stepping):
     def loss_of(self, data):
@@ -59,7 +55,6 @@ class Queue(m.MSE):
         return super().train_step(data)
 
 
-@needs_gather
 @pytest.mark.parametrize("cls", [GatheredSimCLR, MaskedMean, Clipping, SAM])
 def test_values_of_the_global_batch(cls):
     data = {MaskedMean: (X, Y, m.MASK), GatheredSimCLR: (X,)}.get(cls, (X, Y))
@@ -68,13 +63,11 @@ def test_values_of_the_global_batch(cls):
     assert report.batches == (8, 8, 8, 7)
 
 
-@needs_gather
 def test_a_queue_of_gathered_rows():
     report = kt.verify(m.compiled(Queue(), None), X, Y, batch_size=8)
     assert report.safe, str(report)
 
 
-@needs_gather
 def test_exact_batch_norm():
     model = m.compiled(m.classifier(layers.BatchNormalization()))
     assert not kt.verify(model, X, Y, batch_size=8).safe
