@@ -132,6 +132,22 @@ _default_mode = resolve(
 )
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
+constant_value_as_shape = resolve(
+    f"{_TF}.framework.tensor_util:constant_value_as_shape"
+)
+ControlFlowFuncGraph = resolve(
+    f"{_TF}.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph"
+)
+WhileBodyFuncGraph = resolve(
+    f"{_TF}.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
+)
+
+# TensorFlow: where random numbers come from.
+stateless_ops = importlib.import_module(
+    f"{_TF}.ops.gen_stateless_random_ops_v2"
+)
+seeded_ops = importlib.import_module(f"{_TF}.ops.gen_stateless_random_ops")
+stateful_ops = importlib.import_module(f"{_TF}.ops.gen_random_ops")
 
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
@@ -158,6 +174,7 @@ py_dataset_module = importlib.import_module(
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter"
 )
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
+keras_random = importlib.import_module(f"{_KERAS}.backend.tensorflow.random")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
@@ -170,6 +187,9 @@ load_h5_optimizer_weights = resolve(
 BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
 get_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:get_global_attribute"
+)
+set_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:set_global_attribute"
 )
 
 # Methods and functions that fit/ calls, shadows or replaces: a missing one has
@@ -203,6 +223,23 @@ _USED = {
     "keras.callbacks:SwapEMAWeights": (
         "_tf_swap_variables _tf_finalize_ema_values"
     ),
+    f"{_KERAS}.backend.tensorflow.random": "shuffle",
+    f"{_TF}.ops.gen_stateless_random_ops_v2": (
+        "stateless_random_uniform_v2 stateless_random_normal_v2 "
+        "stateless_truncated_normal_v2 stateless_random_uniform_int_v2 "
+        "stateless_random_uniform_full_int_v2 stateless_random_gamma_v3 "
+        "stateless_shuffle"
+    ),
+    f"{_TF}.ops.gen_stateless_random_ops": (
+        "stateless_random_binomial stateless_random_poisson "
+        "stateless_multinomial stateless_parameterized_truncated_normal"
+    ),
+    f"{_TF}.ops.gen_random_ops": (
+        "random_uniform random_standard_normal truncated_normal "
+        "random_uniform_int random_gamma random_poisson_v2 multinomial "
+        "parameterized_truncated_normal random_shuffle"
+    ),
+    "tensorflow.random:Generator": "_prepare_key_counter",
     "tensorflow:Graph": "get_operations",
     "tensorflow.data:Dataset": "_inputs",
 }

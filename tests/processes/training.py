@@ -151,6 +151,50 @@ def batch_smaller_than_the_ranks_is_warned_of_and_exact():
 
 
 @check
+def random_layers_draw_as_one_process():
+    def dropping(seed):
+        mine = model(seed=seed)
+        layers = [*mine.layers, keras.layers.Dropout(0.4)]
+        mine = keras.Sequential([keras.layers.Input((4,)), *layers])
+        mine.compile("sgd", "mse")
+        return mine
+
+    mine, reference = dropping(RANK), dropping(0)
+    with kt.HorovodStrategy(random="global"):
+        found = mine.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+    wanted = reference.fit(
+        X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0
+    )
+    assert_same_model(mine, reference)
+    assert_same_history(found, wanted)
+
+
+@check
+def random_layers_draw_as_one_process_on_joined_batches():
+    """Every rank has data of its own, which ends with a smaller batch."""
+
+    def dropping():
+        mine = model()
+        layers = [*mine.layers, keras.layers.Dropout(0.4, seed=5)]
+        mine = keras.Sequential([keras.layers.Input((4,)), *layers])
+        mine.compile("sgd", "mse")
+        return mine
+
+    own, reference = dropping(), dropping()
+    x, y = X[RANK * 20 : RANK * 20 + 20], Y[RANK * 20 : RANK * 20 + 20]
+    with kt.HorovodStrategy(batches="each", random="global"):
+        own.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    for start in (0, 8, 16):
+        rows = [
+            i
+            for rank in (0, 20)
+            for i in range(rank + start, min(rank + start + 8, rank + 20))
+        ]
+        reference.train_on_batch(X[rows], Y[rows])
+    assert_same_model(own, reference)
+
+
+@check
 def evaluate_and_predict():
     mine = model()
     outputs = mine.predict(X, batch_size=7, verbose=0)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.attributes import Attributes
+from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
@@ -44,6 +45,8 @@ class Tower:
             loss and applies its gradients once.
         loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
             step. Otherwise gradients are weighted when they are applied.
+        rows: this tower's rows of the global batch, if its random layers draw
+            the rows that one device would draw; else None.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
@@ -64,6 +67,7 @@ class Tower:
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     keras_step: bool = False
     loss_is_weighted: bool = False
+    rows: Rows | None = None
     mixes: bool = False
     apart: bool = False
     graph: Any = None

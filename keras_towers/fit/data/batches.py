@@ -24,11 +24,14 @@ class TowerBatch(NamedTuple):
             shape [K]; an empty tuple if no piece is borrowed.
         total: number of examples of the step on all towers of all processes;
             an empty tuple if it takes communication to find out.
+        start: index of this process's first example in the step; an empty
+            tuple if it takes communication to find out.
     """
 
     pieces: tuple[Any, ...]
     counts: Any = ()
     total: Any = ()
+    start: Any = ()
 
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
@@ -110,7 +113,8 @@ def split(
         whole = tf.cast(1 if units is None else units, tf.int64)
         index = tf.range(replicas, dtype=tf.int64)
         counts = whole // replicas + tf.cast(index < whole % replicas, tf.int64)
-        starts = tf.where(counts > 0, tf.cumsum(counts, exclusive=True), 0)
+        before = tf.cumsum(counts, exclusive=True)
+        starts = tf.where(counts > 0, before, 0)
         lengths, static = tf.maximum(counts, 1), False
         starts = tf.unstack(starts, num=replicas)
         lengths = tf.unstack(lengths, num=replicas)
@@ -127,8 +131,11 @@ def split(
         for k in mine
     )
     if static:
-        return TowerBatch(pieces, (), size)
-    return TowerBatch(pieces, counts[mine.start : mine.stop], whole)
+        start = starts[first] if alike else starts[first] * (size // units)
+        return TowerBatch(pieces, (), size, start)
+    return TowerBatch(
+        pieces, counts[mine.start : mine.stop], whole, before[first]
+    )
 
 
 def _keeps(leaf: Any) -> bool:
@@ -308,7 +315,7 @@ def as_tower_batch(
             return split(
                 batch, config.num_replicas, config.first_tower, towers, check
             )
-        return split(batch, towers, check=check)._replace(total=())
+        return split(batch, towers, check=check)._replace(total=(), start=())
     pieces = [compat.select_replica(index, batch) for index in range(towers)]
     if all(static_size(piece) for piece in pieces):
         return TowerBatch(tuple(pieces))

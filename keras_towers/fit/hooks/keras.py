@@ -34,6 +34,7 @@ from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
+from keras_towers.fit.step import draws as draws_lib
 from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
 from keras_towers.fit.step import metrics as metrics_lib
@@ -77,6 +78,55 @@ def _install() -> None:
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)
+    _catch_draws()
+
+
+def _catch_draws() -> None:
+    """Catch random draws, by the operations that all of them end in."""
+    for name, rejects in (
+        ("stateless_random_uniform_v2", False),
+        ("stateless_random_normal_v2", False),
+        ("stateless_random_uniform_int_v2", False),
+        ("stateless_random_uniform_full_int_v2", False),
+        ("stateless_truncated_normal_v2", True),
+    ):
+        draw = draws_lib.counted(name, rejects)
+        patches.replace(compat.stateless_ops, name, draw)
+    for owner, name, shaped in (
+        (compat.stateless_ops, "stateless_random_gamma_v3", ("alpha",)),
+        (compat.seeded_ops, "stateless_random_poisson", ("lam",)),
+        (compat.seeded_ops, "stateless_random_binomial", ("counts", "probs")),
+        (compat.seeded_ops, "stateless_multinomial", ("logits",)),
+        (
+            compat.seeded_ops,
+            "stateless_parameterized_truncated_normal",
+            ("means", "stddevs", "minvals", "maxvals"),
+        ),
+    ):
+        patches.replace(owner, name, draws_lib.whole(name, shaped))
+    for owner, names in (
+        (compat.keras_random, ("shuffle",)),
+        (compat.stateless_ops, ("stateless_shuffle",)),
+        (compat.stateful_ops, _STATEFUL),
+    ):
+        for name in names:
+            patches.replace(owner, name, draws_lib.unmatched(name))
+    patches.replace(
+        tf.random.Generator, "_prepare_key_counter", draws_lib.of_generator
+    )
+
+
+_STATEFUL = (
+    "random_uniform",
+    "random_standard_normal",
+    "truncated_normal",
+    "random_uniform_int",
+    "random_gamma",
+    "random_poisson_v2",
+    "multinomial",
+    "parameterized_truncated_normal",
+    "random_shuffle",
+)
 
 
 def _catch_subclasses() -> None:

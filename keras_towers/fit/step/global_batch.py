@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
+from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
@@ -20,6 +21,9 @@ from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
+
+# What draws without a seed take it from.
+_UNSEEDED = "global_seed_generator"
 
 
 class GlobalStep:
@@ -136,6 +140,10 @@ class GlobalStep:
         live = None
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
+        seeds = compat.get_global_attribute(_UNSEEDED)
+        starts = None
+        if self.config.random == "global":
+            starts = _starts(batch)
 
         attributes = Attributes(model)
         before = after = attributes.take()
@@ -159,6 +167,10 @@ class GlobalStep:
                 keras_step=trainers.has_keras_step(model),
                 apart=apart and self.config.transport.size > 1,
             )
+            # Keras has one for each thread, and towers have threads.
+            compat.set_global_attribute(_UNSEEDED, seeds)
+            if starts is not None:
+                data = _know_rows(tower, data, starts[index], batch.total)
             with tower_lib.activate(tower), self.order.gated():
                 output = step(data)
             if index == 0:
@@ -193,7 +205,7 @@ class GlobalStep:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
         if not counts_ranks or self.config.transport.size == 1:
             # Outputs need only the number of examples in this process.
-            return batch._replace(total=here)
+            return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
 
 
@@ -212,6 +224,29 @@ def _counts(batch: data_lib.TowerBatch) -> list[Any]:
     if isinstance(batch.counts, tuple):
         return [data_lib.batch_size_of(piece) for piece in batch.pieces]
     return tf.unstack(batch.counts, num=len(batch.pieces))
+
+
+def _starts(batch: data_lib.TowerBatch) -> list[Any]:
+    """Index of each tower's first example in the global batch."""
+    start = 0 if isinstance(batch.start, tuple) else batch.start
+    start = tf.cast(start, tf.int64)
+    counts = [tf.cast(count, tf.int64) for count in _counts(batch)]
+    return [start + sum(counts[:k]) for k in range(len(counts))]
+
+
+def _know_rows(
+    tower: tower_lib.Tower, data: Any, start: Any, total: Any
+) -> Any:
+    """Tell a tower its rows; return its data, from which they are known."""
+    eager = tf.executing_eagerly()
+    rows = Rows(
+        start=start,
+        count=tf.cast(data_lib.batch_size_of(data), tf.int64),
+        total=tf.cast(total, tf.int64),
+        graph=None if eager else compat.get_default_graph(),
+    )
+    tower.rows = rows
+    return rows.mark(data)
 
 
 def _shares(batch: data_lib.TowerBatch) -> list[Any]:

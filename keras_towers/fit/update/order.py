@@ -125,12 +125,18 @@ class StepOrder:
         Raises:
             tf.errors.OutOfRangeError: at run time, when no rank has examples.
         """
-        (total,) = sum_over_ranks(
-            self._transport, [tf.convert_to_tensor(here, tf.int64)]
+        ranks = self._transport.size
+        mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
+        (counts,) = sum_over_ranks(
+            self._transport, [mine * tf.cast(here, tf.int64)]
         )
+        total = tf.reduce_sum(counts)
         self._gate = [_end_of_data_if(total <= 0)]
         with tf.control_dependencies(self._gate):
-            return _identity(batch)._replace(total=tf.identity(total))
+            return _identity(batch)._replace(
+                total=tf.identity(total),
+                start=tf.reduce_sum(counts[: self._transport.rank]),
+            )
 
     def gather(self, outputs: Any) -> Any:
         """Concatenate the outputs of all ranks in order.

@@ -41,7 +41,8 @@ class TowerVariable(compat.SyncOnReadVariable):
       because all are then equal;
     * ``"first"``: tower 0's value (integers);
     * ``"stream"``: tower 0's value (state of a seed generator); every other
-      tower draws from its own random stream.
+      tower draws from its own random stream, unless random layers draw as one
+      device.
 
     A tower without examples computes on a borrowed one. It changes its
     component nevertheless, because a step also writes what does not depend on
@@ -73,6 +74,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         super().__init__(config.strategy, values, _AGGREGATION[merge])
         self.merge = merge
         self._first_tower = config.first_tower
+        self._one_stream = merge == STREAM and config.random == "global"
         self._shares = shares
         self.written_by_towers = False
         self.sums_over_ranks = False
@@ -110,7 +112,7 @@ class TowerVariable(compat.SyncOnReadVariable):
     def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
         """Convert tower 0's random state to another tower's, or back."""
         index += self._first_tower
-        if self.merge != STREAM or index == 0:
+        if self.merge != STREAM or self._one_stream or index == 0:
             return value
         words = tf.cast(value, tf.int64)
         step = (-_SEED_STRIDE if back else _SEED_STRIDE) * index

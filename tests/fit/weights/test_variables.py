@@ -9,6 +9,7 @@ import keras_towers as kt
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import variables as lib
+from keras_towers.fit.weights.shares import BatchShares
 from tests.exactness import models as m
 from tests.kit.training import compiled
 
@@ -177,21 +178,35 @@ def test_whole_numbers_lose_no_counts(strategy, dtype):
     assert lib.unbind(variable).numpy() == 11
 
 
-def test_a_tower_without_examples_writes_nothing(strategy):
-    variable = spread(strategy, lib.MEAN)
+def test_a_tower_without_examples_adds_nothing_to_a_sum(strategy):
+    variable = spread(strategy, lib.SUM)
     live = [tf.constant(index != 1) for index in range(TOWERS)]
     on_towers(strategy, lambda index: variable.assign(7.0), live)
-    assert components(variable) == [7.0, 5.0, 7.0]
+    assert components(variable) == [7.0, 0.0, 7.0]
     on_towers(strategy, lambda index: variable.assign_add(1.0), live)
-    assert components(variable) == [8.0, 5.0, 8.0]
+    assert components(variable) == [8.0, 0.0, 8.0]
 
 
-def test_it_writes_what_is_the_same_on_all_towers(strategy):
-    variable = spread(strategy, lib.MEAN)
-    variable.same_on_all_towers = True
+def test_it_writes_what_is_no_sum(strategy):
     live = [tf.constant(index != 1) for index in range(TOWERS)]
-    on_towers(strategy, lambda index: variable.assign(7.0), live)
-    assert components(variable) == [7.0, 7.0, 7.0]
+    for merge in (lib.MEAN, lib.FIRST):
+        variable = spread(strategy, merge)
+        on_towers(strategy, lambda index, v=variable: v.assign(7.0), live)
+        assert components(variable) == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("total", [7, 2, 6])
+def test_means_are_weighted_by_shares_of_the_batch(strategy, total):
+    shares = BatchShares(strategy.config)
+    primary = tf.Variable(5.0)
+    variable = lib.spread(strategy.config, primary, lib.MEAN, shares)
+    on_towers(strategy, lambda index: variable.assign(float(index)))
+    shares.end_step(total)
+    counts = [len(part) for part in np.array_split(np.arange(total), TOWERS)]
+    wanted = np.average(range(TOWERS), weights=counts)
+    np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-6)
+    shares.forget()
+    np.testing.assert_allclose(variable.numpy(), 1.0)
 
 
 def test_average(strategy):

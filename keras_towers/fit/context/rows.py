@@ -1,0 +1,55 @@
+"""Which rows of the global batch a tower computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(eq=False)
+class Rows:
+    """A tower's rows of the global batch during a step.
+
+    Attributes:
+        start: index of the tower's first row in the global batch.
+        count: number of rows the tower computes, including a borrowed one.
+        total: number of rows of the global batch.
+        graph: the graph in which the step is traced; None in eager mode.
+        known: the dimension that has the tower's rows, and its blocks (see
+            ``Dimension``), by references to tensors: its data, and draws.
+        foreign: the last counter that a ``tf.random.Generator`` gave.
+    """
+
+    start: Any
+    count: Any
+    total: Any
+    graph: tf.Graph | None = None
+    known: dict[Any, tuple[int, tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
+    foreign: Any = None
+
+    def mark(self, data: Any) -> Any:
+        """Hide the number of rows of a tower's data from static shapes.
+
+        A dimension that is the number of rows can then be told from one that
+        has the same length by chance.
+
+        Args:
+            data: a structure of tensors; those of shape [count, ...] are
+                replaced.
+        """
+        if self.graph is None:
+            return data
+        return tf.nest.map_structure(self._marked, data)
+
+    def _marked(self, leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+        leaf = tf.compat.v1.placeholder_with_default(
+            leaf, [None, *leaf.shape[1:]]
+        )
+        self.known[leaf.ref()] = 0, (1,)
+        return leaf

@@ -1,0 +1,249 @@
+"""Random draws of a tower: its rows of the draw for the global batch.
+
+TensorFlow's stateless random operations count: each group of numbers is a
+function of the seed and of a counter. A tower therefore draws its rows alone,
+by starting at a later count. Seeds are the same on all towers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.rows import Rows
+from keras_towers.fit.step import parts
+from keras_towers.fit.step.dimensions import Dimension, Dimensions
+
+logger = logging.getLogger("keras_towers")
+
+# Algorithms that are Philox on CPUs and GPUs: Philox and "auto_select".
+_PHILOX = (1, 3)
+
+# Distance between the streams of draws that have no rows of their own.
+_KEY_STRIDE = 0x9E3779B97F4A7C15
+_SEED_STRIDE = 1_000_003
+
+_logged: set[str] = set()
+
+
+def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
+    """Return the replacement of an operation whose counter can be advanced.
+
+    Args:
+        name: the operation, for messages.
+        rejects: whether it rejects numbers and draws again.
+    """
+
+    def draw(
+        original: Callable[..., tf.Tensor], *args: Any, **kwargs: Any
+    ) -> tf.Tensor:
+        rows = _rows()
+        if rows is None:
+            return original(*args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        if given["counter"] is rows.foreign:
+            return original(**given)
+        given["shape"] = tf.convert_to_tensor(given["shape"])
+        plan = _plan(name, given["shape"], rows)
+        if plan is None:
+            return original(**_own_stream(given))
+        axis, blocks = plan
+        if axis is None:
+            return original(**given)
+        if axis > 0 or given["alg"] not in _PHILOX:
+            drawn = parts.of_whole(original, given, rows, axis, blocks)
+        else:
+            drawn = parts.advanced(original, given, rows, blocks, rejects)
+        if rows.graph is not None:
+            rows.known[drawn.ref()] = axis, blocks
+        return drawn
+
+    return draw
+
+
+def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
+    """Return the replacement of an operation that is drawn whole, then cut.
+
+    Args:
+        name: the operation, for messages.
+        shaped: its arguments that may have an entry for each example.
+    """
+
+    def draw(
+        original: Callable[..., tf.Tensor], *args: Any, **kwargs: Any
+    ) -> tf.Tensor:
+        rows = _rows()
+        if rows is None:
+            return original(*args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        for key in shaped:
+            given[key] = tf.convert_to_tensor(given[key])
+        if "shape" in given:
+            given["shape"] = tf.convert_to_tensor(given["shape"])
+            shape = given["shape"]
+        else:
+            shape = tf.shape(given[shaped[0]], out_type=tf.int64)
+        plan = _plan(name, shape, rows)
+        if plan is None or (len(plan[1]) > 1):
+            if plan is not None:
+                _warn_unmatched(name, shape)
+            return original(**_own_stream(given))
+        axis, blocks = plan
+        if axis is None:
+            return original(**given)
+        rank = shape.shape[0]
+        for key in shaped:
+            value = given[key]
+            # A single row is either repeated for all examples or, in eager
+            # mode, that of the tower's only example.
+            alone = rows.graph is None and int(rows.count) == 1
+            if value.shape.rank == rank and (value.shape[axis] != 1 or alone):
+                given[key] = parts.padded(value, rows, axis, blocks[0])
+        drawn = parts.of_whole(original, given, rows, axis, blocks)
+        if rows.graph is not None:
+            rows.known[drawn.ref()] = axis, blocks
+        return drawn
+
+    return draw
+
+
+def unmatched(name: str) -> Callable[..., Any]:
+    """Return the replacement of an operation that towers cannot match."""
+
+    def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if _rows() is not None:
+            _warn(
+                f"{name} on a tower differs from one device, although "
+                'random="global" is given: '
+                + (
+                    "a permutation of the global batch cannot be cut into "
+                    "towers."
+                    if "shuffle" in name
+                    else "only stateless draws (keras.random, "
+                    "tf.random.stateless_*) can be matched. Use these."
+                )
+            )
+        return original(*args, **kwargs)
+
+    return draw
+
+
+def of_generator(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replacement for the key and counter of a ``tf.random.Generator``."""
+    key, counter = unmatched("tf.random.Generator")(
+        original, generator, *args, **kwargs
+    )
+    rows = _rows()
+    if rows is not None:
+        rows.foreign = counter
+    return key, counter
+
+
+def _rows() -> Rows | None:
+    tower = tower_lib.with_a_share()
+    return None if tower is None else tower.rows
+
+
+def _plan(
+    name: str, shape: tf.Tensor, rows: Rows
+) -> tuple[int | None, tuple[int, ...]] | None:
+    """Find the dimension of a draw that has the tower's examples.
+
+    Returns:
+        The axis and its blocks; None and nothing if the draw is the same on all
+        towers; None, after a warning, if there is no telling.
+    """
+    found = _dimensions(shape, rows)
+    axes = [a for a, d in enumerate(found or ()) if isinstance(d, tuple)]
+    if found is None or None in found or len(axes) > 1:
+        _warn_unmatched(name, shape)
+        return None
+    if rows.graph is not None:
+        inside = _graphs_inside(rows.graph)
+        if inside is None and axes:
+            _warn_unmatched(name, shape, ", in a tf.function of its own,")
+            return None
+        if any(isinstance(g, compat.WhileBodyFuncGraph) for g in inside or ()):
+            _warn(
+                f"{name} of shape {_described(shape)} is drawn in a loop: it "
+                "is that of one device only if the loop runs equally often on "
+                "all towers, and not once for each example."
+            )
+    if not axes:
+        return None, ()
+    blocks = found[axes[0]]
+    assert isinstance(blocks, tuple)
+    return axes[0], blocks
+
+
+def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
+    if rows.graph is not None:
+        return Dimensions(rows).of_shape(shape)
+    known = compat.constant_value_as_shape(shape)
+    if known.rank is None or None in known.as_list():
+        return None
+    found: list[Dimension] = known.as_list()
+    if found and found[0] == rows.count:
+        _warn(
+            "run_eagerly=True: a random draw is taken for one row per example "
+            "if it has as many rows as the tower has examples, as that of "
+            f"shape {tuple(found)}. If it is not, it differs from one device; "
+            "without run_eagerly this is known for sure.",
+            once="run_eagerly",
+        )
+        found[0] = (1,)
+    return found
+
+
+def _graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:
+    """The loops and conditionals around the current code, inside of a step.
+
+    None inside a function that may be called again by another step.
+    """
+    graph, found = compat.get_default_graph(), []
+    while graph is not step:
+        if not isinstance(graph, compat.ControlFlowFuncGraph):
+            return None
+        found.append(graph)
+        graph = graph.outer_graph
+    return found
+
+
+def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
+    """Draw from a stream of this tower's own."""
+    tower = tower_lib.current()
+    assert tower is not None
+    if "key" in given:
+        offset = tower.index * _KEY_STRIDE % 2**64
+        given["key"] = given["key"] + tf.constant(offset, tf.uint64)
+    else:
+        seed = tf.convert_to_tensor(given["seed"])
+        offsets = [tower.index * _SEED_STRIDE, 0]
+        given["seed"] = seed + tf.constant(offsets, seed.dtype)
+    return given
+
+
+def _warn_unmatched(name: str, shape: tf.Tensor, where: str = "") -> None:
+    _warn(
+        f"{name} of shape {_described(shape)}{where} differs from one device, "
+        'although random="global" is given: it is not known which of its rows '
+        "belong to which examples. Every tower draws it from its own stream."
+    )
+
+
+def _described(shape: tf.Tensor) -> str:
+    return str(compat.constant_value_as_shape(shape)).replace("None", "?")
+
+
+def _warn(message: str, once: str = "") -> None:
+    if (once or message) not in _logged:
+        _logged.add(once or message)
+        logger.warning(message)
