@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.scaling import is_differentiable
 from keras_towers.fit.step import gather as gather_lib
 from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.reduction import scaled
@@ -89,7 +90,7 @@ def mean(values: Any, mask: Any = None, axis: Any = None) -> tf.Tensor:
     """
     values = tf.convert_to_tensor(values)
     kind = values.dtype
-    if not tower_lib.is_differentiable(values):
+    if not is_differentiable(values):
         kind = tf.float32
     # Half precision cannot count that far.
     values = tf.cast(values, tf.float32 if kind.size < 4 else kind)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.scaling import is_differentiable
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.transport import Transport, next_key
 
@@ -153,7 +154,7 @@ def _exchange(
     differentiable = [
         index
         for index, tensor in enumerate(tensors)
-        if tower_lib.is_differentiable(tensor)
+        if is_differentiable(tensor)
     ]
 
     @tf.custom_gradient
@@ -180,7 +181,8 @@ def _exchange(
                 mine[index] = tf.ensure_shape(own, tensors[index].shape)
             return None, *mine
 
-        return result.tensors, gradient
+        # TensorFlow need not search what other towers computed for variables.
+        return [tf.stop_gradient(whole) for whole in result.tensors], gradient
 
     return list(exchange(_zero(transport), *tensors))
 
