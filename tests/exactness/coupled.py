@@ -234,9 +234,10 @@ class Coupled(keras.Model):
 def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
     """A function that makes such a model, the same every time."""
 
+    scale = options.pop("scale", False)
+
     def make():
         keras.utils.set_random_seed(1)
-        scale = options.pop("scale", False)
         model = Coupled(loss, by_hand, scale)
         model.build((None, 6))
         model.compile(optimizer(), **options)
