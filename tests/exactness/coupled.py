@@ -233,7 +233,6 @@ class Coupled(keras.Model):
 
 def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
     """A function that makes such a model, the same every time."""
-
     scale = options.pop("scale", False)
 
     def make():
