@@ -24,7 +24,7 @@ REMEDIES = {
     Kind.CHANGED_BY_HAND: (
         "use clipnorm, global_clipnorm or clipvalue of the optimizer; or "
         "keras_towers.clip_by_global_norm(gradients, norm); or change what "
-        "keras_towers.reduce_gradients(gradients, variables) returns"
+        "keras_towers.reduce_gradients(gradients) returns"
     ),
     Kind.SUM: (
         "TowerStrategy(average=False), if the whole loss is a sum; otherwise "
