@@ -91,7 +91,7 @@ class SharedDeviceStrategy(BaseStrategy):
 
     def step(self, model: keras.Model, batch: Any) -> Any:
         """Run one step of the model on all towers; return its logs."""
-        suitable.check(model, "fit", self.config)
+        suitable.check(model, self.config)
         self.adoption.claim(model)
         self.adoption.bind(model)
         self.adoption.mark_trained()

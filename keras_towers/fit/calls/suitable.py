@@ -1,7 +1,9 @@
-"""Refusing models that cannot run on parts of a batch."""
+"""Models that cannot run on parts of a batch."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,17 +12,15 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 
 
-def check(model: keras.Model, kind: str, config: TowerConfig) -> None:
+def check(model: keras.Model, config: TowerConfig) -> None:
     """Check that a model can be given a part of a batch.
 
     Args:
         model: the model.
-        kind: the running method.
         config: the towers.
 
     Raises:
-        TowerError: it keeps a state for each row of a batch, or was built for
-            batches of one size.
+        TowerError: it keeps a state for each row of a batch.
     """
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
@@ -31,15 +31,27 @@ def check(model: keras.Model, kind: str, config: TowerConfig) -> None:
                 "stateful=False, or train this model on one device, outside of "
                 f"{config.name}."
             )
-    if config.batches == "each" and kind == "fit":
-        return
-    for size, name in _fixed(model):
-        raise TowerError(
-            f"model {model.name!r} was built for batches of exactly {size} "
-            f"rows (input {name!r}), but each of the {config.num_replicas} "
-            "towers gets only a part of a batch. Build it with "
-            "batch_size=None: keras.Input(shape) without batch_size."
-        )
+
+
+@contextlib.contextmanager
+def fixed_size_noted(model: keras.Model, config: TowerConfig) -> Iterator[None]:
+    """Add to any error that towers get parts of a batch of a fixed size.
+
+    Most models that were built for batches of one size, as a ``Sequential``
+    is by its first batch, run on others all the same.
+    """
+    try:
+        yield
+    except Exception as error:
+        for size, name in _fixed(model):
+            error.add_note(
+                f"Model {model.name!r} was built for batches of exactly {size} "
+                f"rows (input {name!r}), but each of the "
+                f"{config.num_replicas} towers gets only a part of a batch. If "
+                "that is the reason, build it with keras.Input(shape), without "
+                "batch_size."
+            )
+        raise
 
 
 def _fixed(model: keras.Model) -> list[tuple[int, str]]:

@@ -48,7 +48,7 @@ class TowerCalls:
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)
             return run_alone(kind, original, model, args, kwargs)
-        suitable.check(model, kind, self._config)
+        suitable.check(model, self._config)
         outer = call_lib.current()
         if outer is not None:
             outer.settle()
@@ -65,7 +65,8 @@ class TowerCalls:
                 else:
                     self._adoption.equalise()
                 call = self.open(model, kind, prepared, start)
-                return self._run(call, original, args, kwargs)
+                with suitable.fixed_size_noted(model, self._config):
+                    return self._run(call, original, args, kwargs)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
             if refused is not None:

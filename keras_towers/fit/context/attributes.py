@@ -50,9 +50,17 @@ class Attributes:
 
     def __init__(self, model: keras.Model):
         step = model.train_step
-        self._owners = list(
-            _reachable([*model._flatten_layers(), getattr(step, "__self__", 0)])
+        owners = _reachable(
+            [*model._flatten_layers(), getattr(step, "__self__", 0)]
         )
+        # With the names of what is no data, so that it is looked at only once.
+        self._owners = [
+            (
+                owner,
+                {n for n, v in vars(owner).items() if not _is_data(n, v)},
+            )
+            for owner in owners
+        ]
 
     def take(self) -> Taken:
         """Return the present values, for ``put``."""
@@ -62,23 +70,27 @@ class Attributes:
                 {
                     name: _copied(value)
                     for name, value in vars(owner).items()
-                    if _is_data(name, value)
+                    if name not in others and _is_data(name, value)
                 },
             )
-            for owner in self._owners
+            for owner, others in self._owners
         ]
 
     def put(self, taken: Taken) -> None:
         """Restore values that ``take`` returned."""
-        for owner, (built, values) in zip(self._owners, taken, strict=True):
+        for (owner, others), (built, values) in zip(
+            self._owners, taken, strict=True
+        ):
             if getattr(owner, "built", None) != built:
                 # What a layer set when it was built stays.
                 continue
             own = vars(owner)
-            for name in [n for n, v in own.items() if _is_data(n, v)]:
-                if name not in values:
+            for name in [n for n in own if n not in values and n not in others]:
+                if _is_data(name, own[name]):
                     del own[name]
             for name, (value, content) in values.items():
+                if content is None and own.get(name) is value is not None:
+                    continue
                 if name not in own or _is_data(name, own[name]):
                     own[name] = _restored(value, content)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.attributes import Attributes
+from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.context.scaling import with_gradient_times
 from keras_towers.fit.context.slots import Slot
@@ -52,6 +53,8 @@ class Tower:
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
         graph: the graph in which the step is traced; None if it runs eagerly.
+        origins: tells what depends on the tower's examples; None if nobody
+            wants to know.
     """
 
     index: int
@@ -72,6 +75,7 @@ class Tower:
     mixes: bool = False
     apart: bool = False
     graph: Any = None
+    origins: Origins | None = None
 
     @property
     def loss_weight(self) -> Any:
@@ -134,9 +138,11 @@ class Tower:
         Args:
             values: a structure of tensors.
         """
-        if self._all_weigh_the_same:
-            return values
-        return with_gradient_times(self.loss_weight, values)
+        if not self._all_weigh_the_same:
+            values = with_gradient_times(self.loss_weight, values)
+        if self.origins is not None:
+            self.origins.note_common(values)
+        return values
 
     @property
     def _all_weigh_the_same(self) -> bool:

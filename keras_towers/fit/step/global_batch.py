@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
+from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
@@ -171,6 +172,8 @@ class GlobalStep:
             compat.set_global_attribute(_UNSEEDED, seeds)
             if starts is not None:
                 data = _know_rows(tower, data, starts[index], batch.total)
+            if training and index == 0 and not tf.executing_eagerly():
+                tower.origins = Origins(data)
             with tower_lib.activate(tower), self.order.gated():
                 output = step(data)
             if index == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,10 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
+
+logger = logging.getLogger("keras_towers")
+
+_warned: set[tuple[str, str]] = set()
 
 Results: TypeAlias = "Sequence[tuple[keras.metrics.Metric, Any]]"
 
@@ -77,6 +82,28 @@ class Logs:
         for index, leaf in enumerate(tf.nest.flatten(output)):
             if id(leaf) in known:
                 self._sources[index] = known[id(leaf)]
+            else:
+                self._warn_of(index, output, leaf)
+
+    def _warn_of(self, index: int, output: Any, leaf: Any) -> None:
+        """Warn of a log that may be no mean over examples."""
+        if not isinstance(leaf, tf.Tensor):
+            return
+        if leaf.dtype.is_floating and leaf.shape.rank == 0:
+            return
+        name = list(_names(output))[index]
+        if (self.model.name, name) in _warned:
+            return
+        _warned.add((self.model.name, name))
+        logger.warning(
+            "the step reports %r, %s that is no metric's result: the log is %s."
+            " Use a keras.metrics metric, or keras_towers.gather.",
+            name,
+            f"a {leaf.dtype.name} of shape {leaf.shape}",
+            "the mean over the towers"
+            if leaf.dtype.is_floating
+            else "that of tower 0",
+        )
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
         """Compute the logs of a global batch.
@@ -156,3 +183,9 @@ def _merged(value: compat.DistributedVariable) -> tf.Tensor:
     if isinstance(value, variables_lib.TowerVariable):
         return value.merged_value()
     return value.values[0].read_value()
+
+
+def _names(logs: Any) -> Iterator[str]:
+    """Name the leaves of logs, in the order in which they are flattened."""
+    for path, _ in keras.tree.flatten_with_path(logs):
+        yield "/".join(map(str, path)) or "loss"

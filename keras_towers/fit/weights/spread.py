@@ -77,7 +77,10 @@ class SpreadVariables:
             # The optimizer's writes are the same on all towers.
             merge = variables_lib.MEAN
         new = self.spread(variable, merge)
-        variable._value.sums_over_ranks = True
+        value = variable._value
+        value.sums_over_ranks = True
+        if new and not variable.trainable and merge != variables_lib.SUM:
+            value.warns_of = variable.path
         return new
 
     def own(self, variable: keras.Variable, merge: str | None = None) -> None:

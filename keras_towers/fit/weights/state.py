@@ -22,12 +22,15 @@ class ModelState:
     Attributes:
         seeds: states of seed generators.
         weights: weights of the model, trainable or not.
+        of_keras_layers: those weights that a layer of Keras itself made and
+            does not train.
         metrics: metric state.
         optimizers: every optimizer, wrapped ones after their wrapper.
     """
 
     seeds: list[keras.Variable]
     weights: list[keras.Variable]
+    of_keras_layers: list[keras.Variable]
     metrics: list[keras.Variable]
     optimizers: list[keras.optimizers.Optimizer]
 
@@ -65,7 +68,14 @@ def collect(model: keras.Model) -> ModelState:
         (v for metric in _metrics(model, layers) for v in metric.variables),
         but=[*seeds, *weights],
     )
-    return ModelState(seeds, weights, metrics, _optimizers(layers))
+    theirs = _unique(
+        variable
+        for layer in layers
+        if type(layer).__module__.startswith("keras.")
+        and not isinstance(layer, keras.Model)
+        for variable in layer.non_trainable_variables
+    )
+    return ModelState(seeds, weights, theirs, metrics, _optimizers(layers))
 
 
 def trainers(model: keras.Model) -> Iterator[keras.Model]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.shares import BatchShares
 from keras_towers.reduction.placed import same_devices
+
+logger = logging.getLogger("keras_towers")
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {
@@ -62,6 +65,8 @@ class TowerVariable(compat.SyncOnReadVariable):
         written_by_towers: whether a tower has written it.
         sums_over_ranks: whether a sum is also taken over the processes at the
             end of an epoch. Of metrics, logs take it whenever they need it.
+        warns_of: its name, if a write that depends on a tower's examples is to
+            be warned of, once.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         self._shares = shares
         self.written_by_towers = False
         self.sums_over_ranks = False
+        self.warns_of: str | None = None
         self._elsewhere: tf.Tensor | None = None
 
     def merged_value(self) -> tf.Tensor:
@@ -182,9 +188,27 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
+        self._warn_of_data(tower, value)
         if self.merge == SUM and tower is not None and tower.live is not None:
             value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
         return mine.assign(value, use_locking, name, read_value)
+
+    def _warn_of_data(self, tower: tower_lib.Tower | None, value: Any) -> None:
+        """Warn if a mean is to be taken of what may be no mean."""
+        if self.warns_of is None or tower is None or tower.origins is None:
+            return
+        if tower.origins.depends_on_data(value):
+            logger.warning(
+                "the step writes %r from the batch. Every tower writes what it "
+                "computes from its part, and the %s. That is right for "
+                "means over examples only; for anything else, such as a queue, "
+                "use keras_towers.gather. keras_towers.verify tells more.",
+                self.warns_of,
+                "mean over the towers is taken"
+                if self.merge == MEAN
+                else "value of tower 0 is taken",
+            )
+            self.warns_of = None
 
     def assign_add(self, delta, use_locking=False, name=None, read_value=True):
         return self.assign(self + delta, use_locking, name, read_value)
