@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _requirements
+from keras_towers import _keras_import, _requirements
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
@@ -88,3 +88,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _connect() -> None:
+    """Let ``keras.distribution`` train on towers."""
+    from keras_towers import distribution
+
+    distribution.connect()
+
+
+_keras_import.after_keras(_connect)
