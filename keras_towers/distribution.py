@@ -102,9 +102,14 @@ def _entered() -> Iterator[None]:
         _check(distribution)
         _refuse_in_scope(distribution)
         strategy = _strategy_of(distribution)
+    last = _here.strategy
     _follow(strategy)
     if strategy is None:
-        yield
+        # A model on towers enters their scope by itself, also where
+        # clear_session() has dropped the distribution.
+        inside = last is not None and tf.distribute.get_strategy() is last
+        with hooks.one_device() if inside else contextlib.nullcontext():
+            yield
         return
     _here.running = True
     try:
@@ -158,12 +163,14 @@ def _check(distribution: Any) -> None:
 
 
 def _refuse_in_scope(distribution: Any) -> None:
-    if tf.distribute.has_strategy():
-        current = type(tf.distribute.get_strategy()).__name__
+    current = tf.distribute.get_strategy()
+    # A model that is on its towers enters their scope by itself.
+    if tf.distribute.has_strategy() and current is not _here.strategy:
         raise TowerError(
             f"a model is to train under {type(distribution).__name__} of "
             f"keras.distribution and, at the same time, in the scope of "
-            f"{current}: leave that scope, or end the distribution with "
+            f"{type(current).__name__}: leave that scope, or end the "
+            "distribution with "
             "keras.distribution.set_distribution(None)."
         )
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
@@ -99,14 +100,7 @@ def _list_devices(
 
 
 def _device_count(original: Any, device_type: str | None = None) -> int:
-    return len(tf_backend_devices(device_type))
-
-
-def tf_backend_devices(device_type: str | None) -> list[str]:
-    """The devices as ``keras.distribution.list_devices`` lists them."""
-    import keras
-
-    return keras.distribution.list_devices(device_type)
+    return len(keras.distribution.list_devices(device_type))
 
 
 BACKEND: dict[str, Callable[..., Any]] = {
@@ -152,8 +146,9 @@ def strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
             f"{', '.join(own)} are this one's: start a process for each device."
         )
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
-    is_first = own == ["gpu:0"] or (own == ["cpu:0"] and _per_rank("cpu") == 1)
-    return HorovodStrategy(batches=batches, towers=1 if is_first else own)
+    kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    by_number = own == [f"{kind}:0"]
+    return HorovodStrategy(batches=batches, towers=1 if by_number else own)
 
 
 def _own(names: list[str], rank: int, size: int) -> list[str]:

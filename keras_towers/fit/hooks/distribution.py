@@ -16,17 +16,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_towers.fit import contract
 from keras_towers.fit.context import patches
-
-# As in ``contract.py``, which imports more than is wanted here.
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
 
 
 def connect(
@@ -62,7 +53,7 @@ def connect(
             inner(name, value)
 
     undo = contextlib.ExitStack()
-    for name in _METHODS:
+    for name in contract.METHODS:
         undo.callback(patches.wrap(TensorFlowTrainer, name, method))
     # Also reached by a set_distribution that was imported by its name.
     undo.callback(patches.wrap(global_state, "set_global_attribute", store))
@@ -89,3 +80,10 @@ def unsharded(
     and data that is no ``tf.data.Dataset``.
     """
     return patches.shadowed(distribution, {"_is_multi_process": False})
+
+
+def one_device() -> contextlib.AbstractContextManager[None]:
+    """Hide the current strategy inside a block."""
+    from keras_towers import compat
+
+    return compat.single_device_mode()
