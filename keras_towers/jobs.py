@@ -148,7 +148,9 @@ def strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
     by_number = own == [f"{kind}:0"]
-    return HorovodStrategy(batches=batches, towers=1 if by_number else own)
+    return HorovodStrategy(
+        batches=batches, towers=1 if by_number else list[int | str](own)
+    )
 
 
 def _own(names: list[str], rank: int, size: int) -> list[str]:

@@ -18,5 +18,10 @@ def test_compression(name):
     JOB.assert_passed(name)
 
 
+@pytest.mark.parametrize("name", names("tests.processes.distribution"))
+def test_distribution(name):
+    JOB.assert_passed(name)
+
+
 def test_the_job_ends_well():
     JOB.assert_ended_well()
