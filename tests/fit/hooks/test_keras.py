@@ -29,9 +29,7 @@ def _everything_in_keras(inside=None) -> dict:
                     for attribute, item in list(vars(value).items()):
                         # Python adds these when they are first asked for.
                         if attribute not in ("_abc_impl", "__annotations__"):
-                            found[name, key, attribute] = (inside or _inside)(
-                                item
-                            )
+                            found[name, key, attribute] = seen(item)
     return found
 
 
