@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from keras_towers import _keras_import, _requirements
@@ -16,6 +17,12 @@ from keras_towers.errors import CompatibilityError, TowerError
 if TYPE_CHECKING:
     from keras_towers import elastic
     from keras_towers.callbacks import ChiefOnly, EveryRank
+    from keras_towers.collectives import (
+        clip_by_global_norm,
+        gather,
+        mean,
+        reduce_gradients,
+    )
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
         current_tower,
         run_on_each_tower,
     )
+    from keras_towers.verification import verify
 
 __version__ = "0.1.0"
 
@@ -46,10 +54,15 @@ __all__ = [
     "ParameterServerTowerStrategy",
     "TowerError",
     "TowerStrategy",
+    "clip_by_global_norm",
     "current_tower",
     "elastic",
+    "gather",
+    "mean",
+    "reduce_gradients",
     "run_on_each_tower",
     "strategy",
+    "verify",
     "virtual_towers",
 ]
 
@@ -64,9 +77,14 @@ _HOMES = {
     "NoOpStrategy": "keras_towers.strategies.noop",
     "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
     "TowerStrategy": "keras_towers.strategies.tower",
+    "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
+    "gather": "keras_towers.collectives",
+    "mean": "keras_towers.collectives",
+    "reduce_gradients": "keras_towers.collectives",
     "run_on_each_tower": "keras_towers.towers",
     "strategy": "keras_towers.strategies.registry",
+    "verify": "keras_towers.verification",
     "virtual_towers": "keras_towers.devices",
 }
 
@@ -91,10 +109,21 @@ def __dir__() -> list[str]:
 
 
 def _connect() -> None:
-    """Let ``keras.distribution`` train on towers."""
-    from keras_towers import distribution
+    """Let ``keras.distribution`` train on towers, on the TensorFlow backend."""
+    import keras
 
-    distribution.connect()
+    if keras.backend.backend() != "tensorflow":
+        return
+    try:
+        from keras_towers import distribution
+
+        distribution.connect()
+    except (ImportError, AttributeError) as error:
+        # Keras itself has to be importable with any version.
+        logging.getLogger("keras_towers").warning(
+            "keras.distribution is not connected to towers, and trains on one "
+            f"device: {error}"
+        )
 
 
 _keras_import.after_keras(_connect)

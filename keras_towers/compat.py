@@ -130,6 +130,7 @@ _pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
 _default_mode = resolve(
     f"{_TF}.distribute.distribute_lib:_get_default_replica_mode"
 )
+eager_context = resolve(f"{_TF}.eager.context:context")
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 constant_value_as_shape = resolve(
@@ -148,6 +149,10 @@ stateless_ops = importlib.import_module(
 )
 seeded_ops = importlib.import_module(f"{_TF}.ops.gen_stateless_random_ops")
 stateful_ops = importlib.import_module(f"{_TF}.ops.gen_random_ops")
+
+set_global_attribute = resolve(
+    f"{_KERAS}.backend.common.global_state:set_global_attribute"
+)
 
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
@@ -214,8 +219,12 @@ _USED = {
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    "keras.layers:BatchNormalization": "_moments",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
+    f"{_KERAS}.layers.normalization.batch_normalization:BatchNormalization": (
+        "_moments"
+    ),
     "keras.metrics:Sum": "update_state",
     "keras.optimizers:SGD": "update_step",
     "keras.callbacks:TensorBoard": "_train_writer",
@@ -252,7 +261,8 @@ _ATTRIBUTES = {
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
-    "keras.layers:Layer": "_seed_generators _metrics",
+    "keras.layers:Layer": "_seed_generators _metrics _losses _loss_ids",
+    "keras.layers:BatchNormalization": "_reduction_axes synchronized",
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
         "_steps_seen _num_batches _distributed_dataset data_adapter"
     ),
@@ -273,6 +283,7 @@ _ATTRIBUTES = {
     ),
     f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
+    f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
     "tensorflow:Graph": "_variable_creator_stack",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
 }

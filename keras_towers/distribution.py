@@ -14,7 +14,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import weakref
@@ -30,8 +29,6 @@ from keras_towers.fit.hooks import distribution as hooks
 
 if TYPE_CHECKING:
     from keras_towers.strategies.base import BaseStrategy
-
-logger = logging.getLogger("keras_towers")
 
 _connected: contextlib.ExitStack | None = None
 _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
@@ -57,22 +54,14 @@ _here = _InThread()
 
 
 def connect() -> None:
-    """Connect ``keras.distribution`` to towers, on the TensorFlow backend.
+    """Connect ``keras.distribution`` to towers; called after Keras's import.
 
-    Called when Keras is imported. With another backend, nothing changes.
+    Raises:
+        AttributeError, ImportError: this Keras lacks what is replaced.
     """
     global _connected
-    if _connected is not None or keras.backend.backend() != "tensorflow":
-        return
-    try:
+    if _connected is None:
         _connected = hooks.connect(_entered, _chosen, jobs.BACKEND)
-    except (ImportError, AttributeError) as error:
-        logger.warning(
-            "keras.distribution is not connected to towers: this Keras "
-            f"({keras.__version__}) differs from those that are known "
-            f"({error}). Under keras.distribution models train on one device; "
-            "use keras_towers.TowerStrategy instead."
-        )
 
 
 def disconnect() -> None:
@@ -123,7 +112,7 @@ def _chosen(store: Callable[[], None], distribution: Any) -> None:
     """Store a distribution; the models of the last one leave its towers."""
     if distribution is not None:
         _check(distribution)
-    if _here.running:
+    if _here.running and distribution is not keras.distribution.distribution():
         raise TowerError(
             "the distribution was changed while a model trains: change it "
             "before or after the call of fit()."

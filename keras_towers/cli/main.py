@@ -11,6 +11,7 @@ from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
 from keras_towers.cli.run import run
+from keras_towers.cli.verify import verify
 
 app = typer.Typer(
     name="keras-towers",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(doctor)
+app.command()(verify)
 # All options after the script belong to the script.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(install, name="install")

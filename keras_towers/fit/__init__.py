@@ -12,5 +12,6 @@ Each of its subpackages may import only from those listed above it:
 ``calls/``        one call of ``fit``, ``evaluate``, ... inside Keras's loop
 ``asynchronous/`` calls and updates of asynchronous towers
 ``hooks/``        every Keras name that is patched while a scope is active
+``verify/``       a step on one device and on towers, recorded to compare them
 ================  ==========================================================
 """

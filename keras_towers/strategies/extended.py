@@ -32,6 +32,15 @@ class TowerExtended(compat.MirroredExtended):
         super().__init__(strategy, list(devices), cross_device_ops)
         self._transport = transport
 
+    def _initialize_strategy(self, devices):
+        if len(set(devices)) == len(devices):
+            super()._initialize_strategy(devices)
+            return
+        # Towers that share a device, as for `verify`; TensorFlow refuses them
+        # only because its collectives do.
+        self._initialize_single_worker(devices)
+        self._collective_ops = self._cross_device_ops
+
     def _reduce_to(self, reduce_op, value, destinations, options):
         if self._transport.size == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.exactness import coupled
 from tests.exactness import models as m
 from tests.kit.training import compiled
 
@@ -259,6 +260,17 @@ CASES: dict[str, Case] = {
         fit(m.FEATURES, m.LABELS, _UNEVEN),
     ),
     "gan": Case(_gan, fit(m.FEATURES, count=_UNEVEN)),
+    "contrastive": Case(
+        coupled.coupled(coupled.simclr), fit(m.FEATURES, m.LABELS, _UNEVEN)
+    ),
+    "clipped-by-hand": Case(
+        coupled.coupled(coupled.penalty_on_a_mean, coupled.clipped),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
+    "gradients-by-hand": Case(
+        coupled.coupled(coupled.supervised_contrastive, coupled.signs),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
 }
 
 # Where reductions differ most: sparse gradients, uneven ends, state in a

@@ -6,11 +6,15 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import keras
+
 import keras_towers as kt
+from tests.exactness import models as m
 from tests.exactness.cases import CASES
 from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import CHECKS, main
+from tests.kit.training import compiled
 
 
 def without_metrics(result):
@@ -26,10 +30,28 @@ def without_metrics(result):
 
 def trains_as_one_device(name, towers):
     """Weights, optimizer, ``History``: of one device, and on all ranks."""
-    case, strategy = CASES[name], kt.HorovodStrategy(towers=towers)
+    strategy = kt.HorovodStrategy(towers=towers)
+    assert_one_device(CASES[name], lambda: on_one_device(name), strategy)
+
+
+def batch_norm_of_the_global_batch():
+    """Layers that are not synchronized, on two towers of each rank."""
+    case = dataclasses.replace(
+        CASES["sync-batch-norm"],
+        build=compiled(
+            lambda: m.mlp(keras.layers.BatchNormalization()),
+            lambda: keras.optimizers.Adam(0.01),
+        ),
+    )
+    strategy = kt.HorovodStrategy(towers=2, batch_norm="global")
+    reference = functools.partial(outcome, case.build, case.fit)
+    assert_one_device(case, reference, strategy)
+
+
+def assert_one_device(case, reference, strategy):
     found = without_metrics(outcome(case.build, case.fit, strategy))
     if strategy.is_chief:  # The others have the same, to the bit.
-        wanted = without_metrics(on_one_device(name))
+        wanted = without_metrics(reference())
         assert_same(found, wanted, case.tolerance)
     everything = [
         *(value.tobytes() for _, value in found.values),
@@ -45,6 +67,8 @@ for case in CASES:
     CHECKS[f"{case} on two towers"] = functools.partial(
         trains_as_one_device, case, 2
     )
+
+CHECKS["batch-norm of the global batch"] = batch_norm_of_the_global_batch
 
 if __name__ == "__main__":
     kt.virtual_towers(2)

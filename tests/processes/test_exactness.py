@@ -13,8 +13,14 @@ HARDEST = (
     "sync-batch-norm",
     "mask",
     "steps-per-execution",
+    "contrastive",
+    "clipped-by-hand",
 )
-ON_TWO_RANKS = (*CASES, *(f"{name} on two towers" for name in HARDEST))
+ON_TWO_RANKS = (
+    *CASES,
+    *(f"{name} on two towers" for name in HARDEST),
+    "batch-norm of the global batch",
+)
 TWO_RANKS = Job("tests.processes.exact", 2, 500, ON_TWO_RANKS)
 THREE_RANKS = Job("tests.processes.exact", 3, 240, HARDEST)
 

@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.rows import Rows
+from keras_towers.fit.context.scaling import with_gradient_times
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
@@ -49,6 +50,7 @@ class Tower:
             the rows that one device would draw; else None.
         mixes: whether values have been exchanged with other towers, through
             which gradients flow. Their gradients expect unweighted losses.
+        apart: whether the other processes run their steps independently.
         graph: the graph in which the step is traced; None if it runs eagerly.
     """
 
@@ -68,6 +70,7 @@ class Tower:
     loss_is_weighted: bool = False
     rows: Rows | None = None
     mixes: bool = False
+    apart: bool = False
     graph: Any = None
 
     @property
@@ -78,6 +81,11 @@ class Tower:
         if self.average:
             return self.share
         return self._only_if_live
+
+    @property
+    def gradient_weight(self) -> Any:
+        """The weight of this tower's gradients in those of the global batch."""
+        return 1.0 if self.loss_is_weighted else self.loss_weight
 
     @property
     def _only_if_live(self) -> Any:
@@ -116,7 +124,7 @@ class Tower:
             return values
         self.mixes = True
         weight = tf.convert_to_tensor(self.loss_weight)
-        return _with_gradient_times(
+        return with_gradient_times(
             tf.math.divide_no_nan(tf.ones_like(weight), weight), values
         )
 
@@ -128,7 +136,7 @@ class Tower:
         """
         if self._all_weigh_the_same:
             return values
-        return _with_gradient_times(self.loss_weight, values)
+        return with_gradient_times(self.loss_weight, values)
 
     @property
     def _all_weigh_the_same(self) -> bool:
@@ -136,30 +144,16 @@ class Tower:
             return True
         return isinstance(self.share, float) and self.share * self.total == 1
 
-    def count_only_if_live(self, value: tf.Tensor) -> tf.Tensor:
+    def count_only_if_live(
+        self, value: tf.Tensor | tf.IndexedSlices
+    ) -> tf.Tensor | tf.IndexedSlices:
         """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
+        if isinstance(value, tf.IndexedSlices):
+            values = self.count_only_if_live(value.values)
+            return tf.IndexedSlices(values, value.indices, value.dense_shape)
         return tf.where(self.live, value, tf.zeros_like(value))
-
-
-def _with_gradient_times(factor: Any, values: Any) -> Any:
-    """Return the values; their gradient is multiplied by a factor."""
-
-    @tf.custom_gradient
-    def identity(value):
-        return tf.identity(
-            value
-        ), lambda grad: grad * tf.cast(factor, grad.dtype)
-
-    return tf.nest.map_structure(
-        lambda value: (
-            identity(value)
-            if isinstance(value, tf.Tensor) and value.dtype.is_floating
-            else value
-        ),
-        values,
-    )
 
 
 _towers: Slot[Tower] = Slot()
@@ -225,16 +219,48 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         if tower is None:
             return super().all_reduce(reduce_op, value, options)
         value = tf.nest.map_structure(tower.count_only_if_live, value)
-        value = tower.mixed(value)
-        reduced = super().all_reduce(reduce_op, value, options)
-        return tower.weigh_gradient(reduced)
+        values = tf.nest.flatten(tower.mixed(value))
+        if any(isinstance(leaf, tf.IndexedSlices) for leaf in values):
+            reduced = super().all_reduce(reduce_op, values, options)
+        else:
+            reduced = self._all_reduce(reduce_op, values, options)
+        return tf.nest.pack_sequence_as(value, tower.weigh_gradient(reduced))
+
+    def _all_reduce(self, reduce_op, values, options=None):
+        """Reduce N tensors as TensorFlow does, but trace it faster.
+
+        TensorFlow searches all that the results depend on for variables: on
+        other towers that is their whole step, once for each all-reduce. Where
+        gradients are stopped it does not look further.
+        """
+        reduce_op = tf.distribute.ReduceOp(
+            getattr(reduce_op, "value", reduce_op).upper()
+        )
+
+        def merge(strategy, *values):
+            pairs = [
+                (value, value.device if tf.is_tensor(value) else value)
+                for value in values
+            ]
+            return strategy.extended.batch_reduce_to(reduce_op, pairs, options)
+
+        @tf.custom_gradient
+        def reduce(*values):
+            reduced = self.merge_call(merge, args=values)
+            return (
+                [tf.stop_gradient(result) for result in reduced],
+                lambda *grads: self.all_reduce(reduce_op, grads, options),
+            )
+
+        return list(reduce(*values))
 
     def sum_counts(self, count: tf.Tensor) -> tf.Tensor:
         """Sum a value that no gradient flows through."""
         tower = current()
         if tower is not None:
             count = tower.count_only_if_live(count)
-        return super().all_reduce(tf.distribute.ReduceOp.SUM, count)
+        (total,) = self._all_reduce(tf.distribute.ReduceOp.SUM, [count])
+        return total
 
 
 def _refuse_nested(tower: Tower) -> None:

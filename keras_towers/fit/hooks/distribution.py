@@ -4,9 +4,6 @@ These alone stay replaced outside of scopes. Keras's TensorFlow backend has no
 code behind ``keras.distribution``; the functions that its JAX backend has are
 filled in where Keras itself looks for them. Two more are wrapped: the six
 methods of a model, and the function by which Keras stores the distribution.
-
-Importing this module imports none of ``compat.py``: it happens while Keras is
-imported, also in scripts that never use a distribution.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
 
@@ -52,23 +50,17 @@ def connect(
         else:
             inner(name, value)
 
-    undo = contextlib.ExitStack()
-    for name in contract.METHODS:
-        undo.callback(patches.wrap(TensorFlowTrainer, name, method))
-    # Also reached by a set_distribution that was imported by its name.
-    undo.callback(patches.wrap(global_state, "set_global_attribute", store))
-    undo.enter_context(
-        patches.shadowed(
-            distribution_lib,
-            {
-                name: functools.partial(
-                    ours, getattr(distribution_lib, name, None)
-                )
-                for name, ours in backend.items()
-            },
-        )
-    )
-    return undo
+    with contextlib.ExitStack() as undo:
+        for name in contract.METHODS:
+            undo.callback(patches.wrap(TensorFlowTrainer, name, method))
+        # Also reached by a set_distribution that was imported by its name.
+        undo.callback(patches.wrap(global_state, "set_global_attribute", store))
+        filled_in = {
+            name: functools.partial(ours, getattr(distribution_lib, name, None))
+            for name, ours in backend.items()
+        }
+        undo.enter_context(patches.shadowed(distribution_lib, filled_in))
+        return undo.pop_all()
 
 
 def unsharded(
@@ -84,6 +76,4 @@ def unsharded(
 
 def one_device() -> contextlib.AbstractContextManager[None]:
     """Hide the current strategy inside a block."""
-    from keras_towers import compat
-
     return compat.single_device_mode()

@@ -6,6 +6,10 @@ current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
 Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
 several ranks with different seeds (``fit/data/ranks.py``).
 
+While ``verify`` runs a step, it replaces ``tf.GradientTape.gradient``, the
+drawing functions of ``tf.random`` and ``tf.nn``, and ``_initialize`` of Keras
+variables (``fit/verify/substitutes.py``).
+
 Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
 variables (``fit/asynchronous/update.py``).
 
@@ -33,6 +37,7 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.step import draws as draws_lib
 from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
@@ -71,6 +76,9 @@ def _install() -> None:
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
     patches.replace(losses, "apply_mask", losses_lib.apply_mask)
+    # Statistics may have to be those of the global batch.
+    batch_norm = keras.layers.BatchNormalization
+    patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)

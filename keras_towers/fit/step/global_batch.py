@@ -68,9 +68,10 @@ class GlobalStep:
             The outputs for all examples, in order.
         """
         batch = self._begin(batch, counts_ranks=False)
-        outputs, _ = self._outputs(step, batch, model)
+        together = self.config.batches == "split"
+        outputs, _ = self._outputs(step, batch, model, apart=not together)
         result = _in_order(outputs, batch)
-        if self.config.batches == "split":
+        if together:
             result = self.order.gather(result)
         return self.order.end(result)
 
@@ -128,6 +129,7 @@ class GlobalStep:
         batch: data_lib.TowerBatch,
         model: keras.Model,
         training: bool = False,
+        apart: bool = False,
     ) -> tuple[list[Any], Results]:
         """Run the step on each tower of this process.
 
@@ -163,6 +165,7 @@ class GlobalStep:
                 average=self.config.average,
                 attributes=attributes,
                 keras_step=trainers.has_keras_step(model),
+                apart=apart and self.config.transport.size > 1,
             )
             # Keras has one for each thread, and towers have threads.
             compat.set_global_attribute(_UNSEEDED, seeds)

@@ -33,6 +33,24 @@ class TowerGradients:
         ]
 
 
+def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
+    """Check that all towers have the same ones of N gradients.
+
+    Args:
+        context: the replica context.
+        grads: the N gradients of this tower; None for a missing one.
+
+    Raises:
+        TowerError: they do not.
+    """
+    names = tuple(f"gradient {index}" for index in range(len(grads)))
+
+    def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
+        check_equal(strategy.experimental_local_results(towers))
+
+    context.merge_call(merge, args=(TowerGradients(names, list(grads)),))
+
+
 def name_of(variable: Any) -> str:
     """Return the Keras path of a variable if it has one, else its name."""
     return getattr(variable, "path", variable.name)

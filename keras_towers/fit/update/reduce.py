@@ -212,7 +212,6 @@ class UpdateEach(UpdateOnce):
 
 def _weighted(grads: list[Any]) -> list[Any]:
     """Weight the gradients, unless ``scale_loss`` has weighted the loss."""
-    tower = tower_lib.with_a_share()
-    if tower is None or tower.loss_is_weighted:
-        return grads
-    return [None if g is None else scaled(g, tower.loss_weight) for g in grads]
+    tower = tower_lib.current()
+    weight = 1 if tower is None else tower.gradient_weight
+    return [None if g is None else scaled(g, weight) for g in grads]

@@ -71,6 +71,7 @@ def _changed(before: dict, inside=None) -> set:
 # Every name of Keras that is replaced, with the modules that define it.
 TRAINER = "keras.src.backend.tensorflow.trainer"
 OPTIMIZERS = "keras.src.optimizers"
+BATCH_NORM = "keras.src.layers.normalization.batch_normalization"
 METRICS = "keras.src.metrics.reduction_metrics"
 REPLACED = {
     (TRAINER, "TensorFlowTrainer", "__init__"),
@@ -91,6 +92,7 @@ REPLACED = {
     (f"{OPTIMIZERS}.multi_optimizer", "MultiOptimizer", "apply"),
     ("keras.src.losses.loss", "reduce_values"),
     ("keras.src.losses.loss", "apply_mask"),
+    (BATCH_NORM, "BatchNormalization", "_moments"),
     (METRICS, "Mean", "update_state"),
     (METRICS, "Sum", "update_state"),
     ("keras.src.backend.tensorflow.random", "shuffle"),

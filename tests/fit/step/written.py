@@ -177,7 +177,7 @@ class Looking(Stepping):
         self.steps = tf.Variable(0.0, trainable=False, name="steps")
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         self.steps.assign_add(1.0)
         with tf.GradientTape() as tape:
             loss = sparse(y, self(x, training=True)) / self.steps
@@ -193,7 +193,7 @@ class TwoUpdates(Stepping):
     """Scales one loss, and applies its gradients in two parts."""
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         with tf.GradientTape() as tape:
             loss = sparse(y, self(x, training=True))
             scaled = self.optimizer.scale_loss(loss)

@@ -1,0 +1,120 @@
+"""``keras-towers verify``: whether a model splits over towers."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from keras_towers.verification.report import Report
+
+
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function without arguments that returns a compiled model "
+            "and data, as for fit: (model, x), (model, x, y), (model, x, y, "
+            "sample_weight) or (model, dataset).",
+        ),
+    ],
+    towers: Annotated[
+        int, typer.Option(help="Number of towers, 2 or more.")
+    ] = 2,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples in a batch of arrays.")
+    ] = None,
+    batches: Annotated[int, typer.Option(help="How many batches to try.")] = 3,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="As TowerStrategy(exact=True).")
+    ] = False,
+    summed: Annotated[
+        bool, typer.Option("--sum", help="As TowerStrategy(average=False).")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of text.")
+    ] = False,
+) -> None:
+    """Say whether a model trains on towers as on one device, or why not.
+
+    The exit code is 0 if it does, 1 if it does not, and 2 if that cannot be
+    found out.
+    """
+    from keras_towers.errors import CompatibilityError, TowerError
+
+    try:
+        built = _built(target)
+        from keras_towers import verify as ask
+
+        model, *data = built
+        report = ask(
+            model,
+            *data,
+            towers=towers,
+            batch_size=batch_size,
+            batches=batches,
+            exact=exact,
+            average=not summed,
+        )
+    except (TowerError, CompatibilityError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(_told(report), indent=2))
+    else:
+        typer.echo(str(report))
+    if not report.safe:
+        raise typer.Exit(1)
+
+
+def _told(report: Report) -> dict[str, Any]:
+    told = {"safe": report.safe, **dataclasses.asdict(report)}
+    for finding in told["findings"]:
+        size = finding["difference"]
+        # JSON has no infinity.
+        if size is not None and not math.isfinite(size):
+            finding["difference"] = None
+    return told
+
+
+def _built(target: str) -> tuple[Any, ...]:
+    """Call the function that is named; return what it gives.
+
+    Raises:
+        TowerError: there is no such function, it fails, or it returns
+            something else than a model and data.
+    """
+    from keras_towers.errors import TowerError
+
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise TowerError(
+            f"{target!r} names no function: give MODULE:FUNCTION, such as "
+            "my_module:build."
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise TowerError(f"{target!r} cannot be imported: {error}.") from error
+    try:
+        built = function()
+    except Exception as error:
+        raise TowerError(
+            f"{target} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
+        raise TowerError(
+            f"{target} has to return (model, x), (model, x, y), (model, x, y, "
+            f"sample_weight) or (model, dataset), but returned {built!r:.200}."
+        )
+    return built

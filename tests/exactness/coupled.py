@@ -1,0 +1,264 @@
+"""Training steps whose losses and gradients need the whole batch."""
+
+import keras
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.exactness import models as m
+
+EXAMPLES, BATCH = 29, 8  # the last batch has 5
+X, Y = m.FEATURES[:EXAMPLES], m.LABELS[:EXAMPLES]
+WIDTH, QUEUE = 4, 12
+
+
+def _entropy(logits, labels):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def _similar(a, b):
+    return tf.matmul(a, b, transpose_b=True) / 0.3
+
+
+def simclr(model, x, y):
+    """NT-Xent of two views: each finds the other among all views."""
+    one, other = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
+    views = tf.concat([one, other], 0)
+    count = tf.shape(one)[0]
+    logits = _similar(views, views) - 1e9 * tf.eye(2 * count)
+    labels = tf.roll(tf.range(2 * count), count, 0)
+    return tf.reduce_mean(_entropy(logits, labels))
+
+
+def clip(model, x, y):
+    """Own rows against those of all towers."""
+    mine, views = model.unit(x), model.unit(x + 0.2)
+    rows, everyone = kt.gather((mine, views))
+    here = tf.argmin(tf.reduce_sum((mine[:, None] - rows[None]) ** 2, 2), 1)
+    return tf.reduce_mean(_entropy(_similar(mine, everyone), here))
+
+
+def barlow_twins(model, x, y):
+    one, other = kt.gather((model.body(x * 1.1), model.body(x + 0.2)))
+
+    def standard(z):
+        mean, variance = tf.nn.moments(z, [0])
+        return (z - mean) / tf.sqrt(variance + 1e-2)
+
+    count = tf.cast(tf.shape(one)[0], tf.float32)
+    c = tf.matmul(standard(one), standard(other), transpose_a=True) / count
+    weights = tf.eye(WIDTH) + 0.1 * (1 - tf.eye(WIDTH))
+    return 0.1 * tf.reduce_sum(weights * (c - tf.eye(WIDTH)) ** 2)
+
+
+def supervised_contrastive(model, x, y):
+    """Labels are gathered too."""
+    given = kt.gather({"z": model.unit(x), "y": y})
+    z, y = given["z"], given["y"]
+    others = 1 - tf.eye(tf.shape(z)[0])
+    log = tf.nn.log_softmax(_similar(z, z) - 1e9 * (1 - others))
+    same = tf.cast(y[:, None] == y[None], tf.float32) * others
+    losses = tf.math.divide_no_nan(
+        tf.reduce_sum(same * log, 1), tf.reduce_sum(same, 1)
+    )
+    return -tf.reduce_mean(losses)
+
+
+def nnclr(model, x, y):
+    """Nearest neighbours from a queue that every tower keeps."""
+    one, other = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
+    queue = tf.convert_to_tensor(model.queue)
+    nearest = tf.gather(queue, tf.argmax(_similar(one, queue), 1))
+    labels = tf.range(tf.shape(one)[0])
+    model.queue.assign(
+        tf.concat([tf.stop_gradient(one), queue], 0)[:QUEUE],
+    )
+    return tf.reduce_mean(_entropy(_similar(nearest, other), labels))
+
+
+def _losses(model, x, y):
+    logits = model.body(x)
+    return logits, _entropy(logits, y)
+
+
+def masked_mean(model, x, y):
+    _, losses = _losses(model, x, y)
+    return kt.mean(losses, x[:, 0] > 0.3)
+
+
+def weighted_mean(model, x, y):
+    logits, losses = _losses(model, x, y)
+    # The weights are learned, too.
+    return kt.mean(losses, tf.sigmoid(logits[:, 0]))
+
+
+def penalty_on_a_mean(model, x, y):
+    logits, losses = _losses(model, x, y)
+    usage = kt.mean(tf.nn.softmax(logits), axis=0)
+    return tf.reduce_mean(losses) + tf.reduce_sum(usage * usage)
+
+
+def gradient_penalty(model, x, y):
+    """Second derivatives, through what all towers gave.
+
+    A tape in a step differentiates what becomes the tower's own loss: per
+    example that is more than on one device, by 1 / the tower's share.
+    """
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z = kt.gather(tf.tanh(model.body(x)))
+        score = tf.reduce_mean(tf.matmul(z, z, transpose_b=True) ** 2)
+        score += kt.mean(model.body(x) ** 3)
+    slopes = tape.gradient(score, x)
+    share = tf.cast(tf.shape(x)[0] / tf.shape(z)[0], tf.float32)
+    return tf.reduce_mean(tf.reduce_sum((slopes * share) ** 2, 1)) + score
+
+
+def plain(model, x, y):
+    return tf.reduce_mean(_losses(model, x, y)[1])
+
+
+LOSSES = {
+    loss.__name__: loss
+    for loss in (
+        simclr,
+        clip,
+        barlow_twins,
+        supervised_contrastive,
+        masked_mean,
+        weighted_mean,
+        penalty_on_a_mean,
+        gradient_penalty,
+    )
+}
+
+
+def as_they_are(model, gradients, loss_of):
+    return gradients
+
+
+def clipped(model, gradients, loss_of):
+    gradients, model.norm = kt.clip_by_global_norm(gradients, 0.1)
+    return gradients
+
+
+def signs(model, gradients, loss_of):
+    """Not linear in the gradients."""
+    return [
+        None if g is None else tf.tanh(3.0 * tf.convert_to_tensor(g))
+        for g in kt.reduce_gradients(gradients)
+    ]
+
+
+def adaptive(model, gradients, loss_of):
+    """Each gradient is clipped by the norm of its weight."""
+    result = []
+    for g, v in zip(
+        kt.reduce_gradients(gradients), model.trainable_variables, strict=True
+    ):
+        if g is not None:
+            most = 0.1 * tf.norm(v) + 1e-3
+            g = g * most / tf.maximum(tf.norm(g), most)
+        result.append(g)
+    return result
+
+
+def sharpness_aware(model, gradients, loss_of):
+    """SAM: the gradient at the worst point nearby."""
+    variables = model.trainable_variables
+    reduced = kt.reduce_gradients(gradients)
+    radius = 0.05 / tf.linalg.global_norm(reduced)
+    before = [tf.convert_to_tensor(v) for v in variables]
+    for variable, gradient in zip(variables, reduced, strict=True):
+        if gradient is not None:
+            variable.assign(variable + gradient * radius)
+    with tf.GradientTape() as tape:
+        loss = loss_of()
+    gradients = tape.gradient(loss, variables)
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+    return gradients
+
+
+BY_HAND = {
+    step.__name__: step for step in (clipped, signs, adaptive, sharpness_aware)
+}
+
+
+class Coupled(keras.Model):
+    """A step of the user's own."""
+
+    def __init__(self, loss, by_hand=as_they_are, scale=False):
+        super().__init__()
+        self.body = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(7, "tanh"),
+                keras.layers.Dense(WIDTH),
+            ]
+        )
+        # Without a gradient.
+        self.unused = self.add_weight(shape=(2,), name="unused")
+        random = keras.initializers.RandomNormal(seed=3)
+        self.queue = self.add_weight(
+            shape=(QUEUE, WIDTH),
+            initializer=random,
+            trainable=False,
+            name="queue",
+        )
+        self.norm = 0.0  # of the gradients of the last step
+        self.loss_of, self.by_hand, self.scale = loss, by_hand, scale
+
+    def call(self, x):
+        return self.body(x)
+
+    def unit(self, x):
+        return tf.math.l2_normalize(self.body(x), 1)
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, x, y)
+            scaled = self.optimizer.scale_loss(loss) if self.scale else loss
+        gradients = tape.gradient(scaled, variables)
+        gradients = self.by_hand(
+            self, gradients, lambda: self.loss_of(self, x, y)
+        )
+        self.optimizer.apply(gradients, variables)
+        return {"loss": loss, "norm": self.norm}
+
+    def test_step(self, data):
+        return {"loss": self.loss_of(self, *data)}
+
+
+def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
+    """A function that makes such a model, the same every time."""
+    scale = options.pop("scale", False)
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = Coupled(loss, by_hand, scale)
+        model.build((None, 6))
+        model.compile(optimizer(), **options)
+        return model
+
+    return make
+
+
+def training(batch=BATCH, count=EXAMPLES, epochs=2):
+    """Trains and evaluates; returns what both return."""
+
+    def act(model):
+        history = model.fit(
+            X[:count],
+            Y[:count],
+            batch_size=batch,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+        ).history
+        return history, model.evaluate(
+            X[:count], Y[:count], batch_size=count, verbose=0
+        )
+
+    return act

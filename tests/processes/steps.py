@@ -1,0 +1,65 @@
+"""Checks of a worker: steps that write state by themselves, on two ranks."""
+
+import keras
+import numpy as np
+
+import keras_towers as kt
+from tests.fit.step import test_attributes, test_named_logs, written
+from tests.kit.compare import assert_exact, close
+from tests.kit.ranks import check
+from tests.kit.training import X, Y
+from tests.processes.small import assert_equal_on_ranks
+
+
+def trained(model):
+    # The last batch of five is uneven; the batches of one leave a rank idle.
+    history = model.fit(
+        X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0
+    ).history
+    losses = [
+        model.train_on_batch(X[start : start + 1], Y[start : start + 1])
+        for start in range(3)
+    ]
+    return history, losses
+
+
+def exact(name):
+    """A step of ``written`` gives what one process gives, on both ranks."""
+    make = written.made(written.CASES[name])
+    states = []
+
+    def act(model):
+        returned = trained(model)
+        states.append(model)
+        return returned
+
+    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
+    one, ranks = (getattr(model, "state", list)() for model in states)
+    for found, wanted in zip(ranks, one, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
+    weights = [weight.tobytes() for weight in states[1].get_weights()]
+    assert_equal_on_ranks(weights)
+
+
+@check
+def written_state():
+    for name in written.CASES:
+        exact(name)
+
+
+@check
+def tensors_in_attributes():
+    for make in (test_attributes.MAKES["keeping"], test_attributes.quantizing):
+        assert_exact(
+            make, test_attributes.trained, kt.HorovodStrategy(), tolerance=5e-6
+        )
+
+
+@check
+def logs_by_what_they_are():
+    # The states of metrics, on the other hand, are each rank's own.
+    make, act = written.made(test_named_logs.Reporting), test_named_logs.trained
+    wanted = act(make())
+    with kt.HorovodStrategy():
+        found = act(make())
+    keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), found, wanted)
