@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _requirements
+from keras_towers import _keras_import, _requirements
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
@@ -105,3 +106,24 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _connect() -> None:
+    """Let ``keras.distribution`` train on towers, on the TensorFlow backend."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    try:
+        from keras_towers import distribution
+
+        distribution.connect()
+    except (ImportError, AttributeError) as error:
+        # Keras itself has to be importable with any version.
+        logging.getLogger("keras_towers").warning(
+            "keras.distribution is not connected to towers, and trains on one "
+            f"device: {error}"
+        )
+
+
+_keras_import.after_keras(_connect)

@@ -130,6 +130,8 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
             Status.OK if works else Status.NOTE,
         )
     ]
+    if "distribution" in facts:
+        found.append(_distribution(facts["distribution"]))
     if horovod is None:
         advice = f"For several processes or machines: {INSTALL_HOROVOD}."
         return [
@@ -162,6 +164,20 @@ def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
     else:
         found.append(Finding(group, "Horovod", value))
     return found
+
+
+def _distribution(connected: bool) -> Finding:
+    if connected:
+        value = "DataParallel trains on towers, after `import keras_towers`"
+        return Finding("Engines", "keras.distribution", value)
+    return Finding(
+        "Engines",
+        "keras.distribution",
+        "not connected: it trains on one device",
+        Status.WARNING,
+        "Use keras_towers.TowerStrategy instead of keras.distribution, or "
+        "install a Keras that is known to work.",
+    )
 
 
 def build_tools(needed: bool) -> list[Finding]:

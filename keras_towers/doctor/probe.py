@@ -56,6 +56,10 @@ def _facts() -> dict[str, Any]:
         facts["compat_error"] = _short(error)
     else:
         facts["known_to_work"] = compat.KNOWN_TO_WORK
+        if facts["backend"] == "tensorflow":
+            from keras_towers import distribution
+
+            facts["distribution"] = distribution.is_connected()
     return facts
 
 

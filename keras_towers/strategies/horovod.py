@@ -79,7 +79,7 @@ class HorovodStrategy(ProcessStrategy):
         _say_how_to_launch(transport)
         _share_cores(transport)
         exchange = compression_lib.resolve(compression)
-        towers = _devices(transport, towers)
+        towers = devices_of_rank(transport, towers)
         if compression is None and _share_memory(transport, towers):
             exchange = SharedMemoryExchange()
         super().__init__(
@@ -105,10 +105,24 @@ def _say_how_to_launch(transport: Transport) -> None:
         )
 
 
-def _devices(
+def devices_of_rank(
     transport: Transport, towers: int | list[int | str]
 ) -> int | list[int | str]:
-    """This rank's share of the machine's GPUs."""
+    """Return this rank's share of the machine's GPUs.
+
+    If TensorFlow has not started yet, it will see no others.
+
+    Args:
+        transport: connects the processes.
+        towers: how many devices, which are assigned by local rank, or names or
+            GPU ids, which are returned as they are.
+
+    Returns:
+        a number of devices where there are no GPUs, else GPU ids.
+
+    Raises:
+        TowerError: the machine has too few GPUs.
+    """
     if not isinstance(towers, int):
         return towers
     gpus = tf.config.list_physical_devices("GPU")

@@ -22,6 +22,7 @@ FACTS = {
     "keras": "3.15.1",
     "backend": "tensorflow",
     "known_to_work": compat.KNOWN_TO_WORK,
+    "distribution": True,
 }
 HOROVOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
 
@@ -45,6 +46,7 @@ def test_all_is_well(doctor):
     result = doctor()
     assert result.exit_code == 0, result.output
     assert "0.28.1 for TensorFlow 2.21.0; built in: Gloo" in result.output
+    assert "DataParallel trains on towers" in result.output
     assert "No problems found." in result.output
 
 
@@ -74,6 +76,7 @@ def test_what_cannot_work(doctor, facts, said):
         ({"horovod": None}, "keras-towers install horovod"),
         ({"tensorflow": "2.99.0"}, "2.99.0 is untested"),
         ({"keras": "3.2.0"}, "3.2.0 is untested"),
+        ({"distribution": False}, "instead of keras.distribution"),
         ({"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
     ],
     ids=str,

@@ -18,6 +18,11 @@ def test_compression(name):
     JOB.assert_passed(name)
 
 
+@pytest.mark.parametrize("name", names("tests.processes.distribution"))
+def test_distribution(name):
+    JOB.assert_passed(name)
+
+
 @pytest.mark.parametrize("name", names("tests.processes.steps"))
 def test_steps(name):
     JOB.assert_passed(name)

@@ -1,7 +1,12 @@
 """A worker: all checks of two ranks, since starting a job takes long."""
 
 from tests.kit.ranks import main
-from tests.processes import compression, steps, training  # noqa: F401
+from tests.processes import (  # noqa: F401
+    compression,
+    distribution,
+    steps,
+    training,
+)
 
 if __name__ == "__main__":
     main()

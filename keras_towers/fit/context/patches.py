@@ -68,6 +68,47 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         setattr(owner, name, replacement)
 
 
+def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
+    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
+
+    What ``replace`` patches later lies inside: ``inner`` looks it up when it is
+    called. A decorated method is wrapped inside its decorator, as there.
+
+    Args:
+        owner: a class or a module.
+        name: the attribute.
+        ours: called with ``inner`` and the arguments of the call.
+
+    Returns:
+        the function that undoes it.
+    """
+    with _lock:
+        there = getattr(owner, name)
+        cell = _cell_of_wrapped(there)
+        if cell is None:
+            setattr(owner, name, _wrapper(there, ours))
+            return lambda: setattr(owner, name, there)
+        original = cell.cell_contents
+        cell.cell_contents = there.__wrapped__ = _wrapper(original, ours)
+
+    def undo() -> None:
+        cell.cell_contents = there.__wrapped__ = original
+
+    return undo
+
+
+def _wrapper(original: Callable, ours: Callable) -> Any:
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        def inner(*args, **kwargs):
+            return original(*args, **kwargs)
+
+        return ours(inner, *args, **kwargs)
+
+    wrapper.__keras_towers_outer__ = True  # type: ignore[attr-defined]
+    return wrapper
+
+
 def _replacement(original: Callable, ours: Callable) -> Any:
     @functools.wraps(original)
     def replacement(*args, **kwargs):
@@ -87,7 +128,8 @@ def _cell_of_wrapped(function: Any) -> Any:
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
         if wrapped is not None and _innermost(cell) is wrapped:
-            return cell
+            outer = "__keras_towers_outer__" in vars(wrapped)
+            return _cell_of_wrapped(wrapped) if outer else cell
     return None
 
 

@@ -10,15 +10,17 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import distribution
+from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, close, same_history, same_model
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, adam, classifier, fit
 
 
-def _everything_in_keras() -> dict:
+def _everything_in_keras(inside=None) -> dict:
     """Every attribute of every module and class of Keras, by name."""
-    found = {}
+    found, seen = {}, inside or _inside
     for name, module in list(sys.modules.items()):
         if name.startswith("keras.src") and module is not None:
             for key, value in list(vars(module).items()):
@@ -27,12 +29,12 @@ def _everything_in_keras() -> dict:
                     for attribute, item in list(vars(value).items()):
                         # Python adds these when they are first asked for.
                         if attribute not in ("_abc_impl", "__annotations__"):
-                            found[name, key, attribute] = _inside(item)
+                            found[name, key, attribute] = seen(item)
     return found
 
 
 def _inside(item):
-    """A function, or what a decorated one keeps in its place."""
+    """A function, or what a decorated or wrapped one keeps in its place."""
     if hasattr(item, "__keras_towers__"):
         return item
     wrapped = getattr(item, "__wrapped__", None)
@@ -41,12 +43,23 @@ def _inside(item):
             cell.cell_contents,
             getattr(cell.cell_contents, "__wrapped__", None),
         ):
-            return cell.cell_contents
+            return _inside(cell.cell_contents)
     return item
 
 
-def _changed(before: dict) -> set:
-    now = _everything_in_keras()
+def _in_decorator(item):
+    """As ``_inside``, but not inside what we wrapped."""
+    outer = "__keras_towers_outer__" in getattr(item, "__dict__", {})
+    inner = getattr(item, "__wrapped__", None)
+    is_decorated = not outer and any(
+        cell.cell_contents is inner
+        for cell in getattr(item, "__closure__", None) or ()
+    )
+    return inner if is_decorated else item
+
+
+def _changed(before: dict, inside=None) -> set:
+    now = _everything_in_keras(inside)
     missing = object()
     return {
         key
@@ -161,6 +174,32 @@ def test_everything_in_keras_is_put_back(way):
         name for name in REPLACED if name in before
     }
     assert not _changed(before)
+
+
+# What stays replaced, so that keras.distribution trains on towers.
+BACKEND = "keras.src.backend.tensorflow.distribution_lib"
+CONNECTED = {
+    *((TRAINER, "TensorFlowTrainer", name) for name in contract.METHODS),
+    ("keras.src.backend.common.global_state", "set_global_attribute"),
+    (BACKEND, "get_device_count"),
+    (BACKEND, "initialize"),
+    (BACKEND, "list_devices"),
+    (BACKEND, "num_processes"),
+    (BACKEND, "process_id"),
+}
+
+
+def test_what_keras_distribution_needs_is_put_back():
+    distribution.disconnect()
+    try:
+        before = _everything_in_keras(_in_decorator)
+        distribution.connect()
+        inside = _changed(before, _in_decorator)
+        distribution.disconnect()
+        assert not _changed(before, _in_decorator)
+    finally:
+        distribution.connect()
+    assert _defined_in(inside) == CONNECTED
 
 
 def _operations() -> dict:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers import distribution
 from tests.kit.compare import same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, classifier
@@ -98,8 +99,18 @@ def test_a_method_that_was_taken_before(strategy):
     same_model(model, reference)
 
 
+@pytest.fixture
+def as_before_the_import():
+    """Keras as it is before keras_towers is imported."""
+    distribution.disconnect()
+    yield
+    distribution.connect()
+
+
 @pytest.mark.parametrize("name", ["train", "test", "predict"])
-def test_a_batch_method_that_was_taken_before_is_refused(name):
+def test_a_batch_method_that_was_taken_before_is_refused(
+    name, as_before_the_import
+):
     model = classifier()
     taken = getattr(model, f"{name}_on_batch")
     before = model.get_weights()
@@ -112,3 +123,14 @@ def test_a_batch_method_that_was_taken_before_is_refused(name):
     for mine, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, value)
     assert_ordinary(model)
+
+
+def test_a_batch_method_that_was_taken_after_the_import_trains_on_towers():
+    reference, model = classifier(), classifier()
+    taken = model.train_on_batch
+    wanted = reference.train_on_batch(X[:7], Y[:7])
+    with kt.TowerStrategy(2):
+        found = taken(X[:7], Y[:7])
+        assert len(model.trainable_variables[0]._value.values) == 2
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    same_model(model, reference)

@@ -1,0 +1,79 @@
+"""The names in Keras that connect ``keras.distribution`` to towers.
+
+These alone stay replaced outside of scopes. Keras's TensorFlow backend has no
+code behind ``keras.distribution``; the functions that its JAX backend has are
+filled in where Keras itself looks for them. Two more are wrapped: the six
+methods of a model, and the function by which Keras stores the distribution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_towers import compat
+from keras_towers.fit import contract
+from keras_towers.fit.context import patches
+
+
+def connect(
+    entered: Callable[[], contextlib.AbstractContextManager[None]],
+    chosen: Callable[[Callable[[], None], Any], None],
+    backend: Mapping[str, Callable[..., Any]],
+) -> contextlib.ExitStack:
+    """Connect ``keras.distribution`` to towers.
+
+    Args:
+        entered: the block in which every call of a model's methods runs.
+        chosen: called with the function that stores a distribution, and the
+            distribution, or None.
+        backend: the functions of Keras's TensorFlow backend, by name. Each is
+            called with the function of Keras that it replaces, or None, and
+            the arguments of the call.
+
+    Returns:
+        what puts Keras back when it is closed.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.backend.tensorflow import distribution_lib
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with entered():
+            return inner(*args, **kwargs)
+
+    def store(inner: Callable[..., Any], name: str, value: Any) -> None:
+        if name == "distribution":
+            chosen(lambda: inner(name, value), value)
+        else:
+            inner(name, value)
+
+    with contextlib.ExitStack() as undo:
+        for name in contract.METHODS:
+            undo.callback(patches.wrap(TensorFlowTrainer, name, method))
+        # Also reached by a set_distribution that was imported by its name.
+        undo.callback(patches.wrap(global_state, "set_global_attribute", store))
+        filled_in = {
+            name: functools.partial(ours, getattr(distribution_lib, name, None))
+            for name, ours in backend.items()
+        }
+        undo.enter_context(patches.shadowed(distribution_lib, filled_in))
+        return undo.pop_all()
+
+
+def unsharded(
+    distribution: Any,
+) -> contextlib.AbstractContextManager[None]:
+    """Keep Keras from splitting data over processes inside a block.
+
+    Towers split each batch themselves, also one that does not divide evenly,
+    and data that is no ``tf.data.Dataset``.
+    """
+    return patches.shadowed(distribution, {"_is_multi_process": False})
+
+
+def one_device() -> contextlib.AbstractContextManager[None]:
+    """Hide the current strategy inside a block."""
+    return compat.single_device_mode()
