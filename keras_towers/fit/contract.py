@@ -211,6 +211,10 @@ class Residents(Protocol):
         """Make an optimizer created in the scope reduce over the towers."""
         ...
 
+    def wrote(self, variable: tf.Variable) -> None:
+        """Pass on what was written outside of the towers."""
+        ...
+
     def equalise(self) -> None:
         """Average per-tower state over all towers."""
         ...

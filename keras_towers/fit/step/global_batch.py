@@ -189,8 +189,8 @@ class GlobalStep:
                     compat.regroup(batch.pieces, always_wrap=True),
                 ),
             )
-        if self._spread is not None:
-            self._spread.finish_step()
+        if self._spread is not None and self._spread.finish_step():
+            _trace_again()
         attributes.put(after)
         outputs = [compat.select_replica(index, outputs) for index in towers]
         return outputs, results

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import contract
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
@@ -44,23 +45,27 @@ class NativeVariables:
     def __init__(self, config: TowerConfig, shares: BatchShares):
         self._config = config
         self._shares = shares
+        self._passing_on = False
         # The variables are kept too: another could get the id of a dead one.
         self._owned: dict[
             int, tuple[tf.Variable, variables_lib.TowerVariable]
         ] = {}
 
-    def own(self, variable: tf.Variable) -> None:
+    def own(self, variable: tf.Variable) -> bool:
         """Give every tower a component of a variable.
 
         Args:
             variable: what a step is about to write. Its ``aggregation`` says
                 how the components are merged.
 
+        Returns:
+            False if the towers have components already.
+
         Raises:
             TowerError: they would have to be summed.
         """
         if id(variable) in self._owned or _is_component(variable):
-            return
+            return False
         merge = variables_lib.merge_of(
             variable.aggregation.name.lower(), variable
         )
@@ -85,6 +90,7 @@ class NativeVariables:
         spread.written_by_towers = True
         self._owned[id(variable)] = variable, spread
         variables_lib.copy_to_towers([spread])
+        return True
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
         """Return the component of a variable on a tower; or the variable."""
@@ -94,9 +100,12 @@ class NativeVariables:
     def written_outside(self, variable: tf.Variable) -> None:
         """Pass on what was written outside of the towers."""
         owned = self._owned.get(id(variable))
-        if owned is not None:
-            spread = owned[1]
-            spread.assign_everywhere(variable.read_value())
+        if owned is not None and not self._passing_on:
+            self._passing_on = True
+            try:
+                owned[1].assign_everywhere(variable.read_value())
+            finally:
+                self._passing_on = False
 
     def values(self) -> list[variables_lib.TowerVariable]:
         """Return the variables with their components."""
@@ -136,6 +145,12 @@ def write(
 ) -> Any:
     """Replace a method that writes a ``tf.Variable``."""
     tower = tower_lib.current()
-    if tower is not None and tower.variables is not None:
-        tower.variables.own_native(variable)
-    return original(variable, *args, **kwargs)
+    if tower is not None:
+        if tower.variables is not None:
+            tower.variables.own_native(variable)
+        return original(variable, *args, **kwargs)
+    result = original(variable, *args, **kwargs)
+    strategy = contract.in_force()
+    if strategy is not None:
+        strategy.adoption.wrote(variable)
+    return result

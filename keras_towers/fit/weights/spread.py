@@ -30,7 +30,7 @@ class SpreadVariables:
     def __init__(self, config: TowerConfig):
         self._config = config
         self._spread: dict[int, keras.Variable] = {}
-        self._late: list[keras.Variable] = []
+        self._late: list[keras.Variable | None] = []
         self.shares = BatchShares(config)
         self.native = NativeVariables(config, self.shares)
 
@@ -99,26 +99,33 @@ class SpreadVariables:
                 self.spread_weight(variable)
             else:
                 self.spread(variable, merge)
-        # The graph being traced may have changed the value before.
-        variables_lib.copy_to_towers([variable])
-        if variable.trainable:
-            self._late.append(variable)
+        if variable._value.merge in (variables_lib.MEAN, variables_lib.FIRST):
+            # The graph being traced may have changed the value before.
+            variables_lib.copy_to_towers([variable])
+        self._late.append(variable)
 
     def own_native(self, variable: tf.Variable) -> None:
         """Do the same for a ``tf.Variable`` that is no Keras variable's."""
-        self.native.own(variable)
+        if self.native.own(variable):
+            self._late.append(None)
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
         """Return a ``tf.Variable``'s component on a tower of this process."""
         return self.native.component(variable, index)
 
-    def finish_step(self) -> None:
-        """Copy weights to the towers that were spread in the traced step.
+    def finish_step(self) -> bool:
+        """Finish a step in which variables were spread, if any were.
 
-        Its optimizer did not know them.
+        Returns:
+            Whether any were. The trace of such a step copies their values to
+            the towers, which must happen once only.
         """
         late, self._late = self._late, []
-        variables_lib.copy_to_towers(late)
+        # Its optimizer did not know them.
+        variables_lib.copy_to_towers(
+            [v for v in late if v is not None and v.trainable]
+        )
+        return bool(late)
 
     def may_be_written(self) -> bool:
         """Whether steps may write means that differ between towers."""

@@ -1,12 +1,13 @@
 """What a step writes by itself is what one device would have written."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.step import written
-from tests.kit.compare import assert_exact
+from tests.kit.compare import assert_exact, close
 from tests.kit.training import X, Y
 
 STRATEGIES = {
@@ -45,12 +46,24 @@ def test_steps_per_execution(name):
     assert_exact(make, trained, kt.TowerStrategy(3), tolerance=5e-6)
 
 
+def copies_of_mean(model):
+    """The mean of a native variable's copies."""
+    (found,) = {
+        id(v): v
+        for v in tf.distribute.get_strategy().adoption._spread.native.values()
+        if v.name == model.mean.name
+    }.values()
+    return [float(np.mean(part)) for part in found.values]
+
+
 def test_native_variables_are_ordinary_afterwards(caplog):
     model = written.made(written.Native)()
     with kt.TowerStrategy(2):
         trained(model)
         # Written outside of a step, it has the value on every tower.
         model.steps.assign(100)
+        model.mean.assign(tf.ones_like(model.mean))
+        close(copies_of_mean(model), 1.0)
         trained(model)
     assert model.steps.numpy() == 110
     model.steps.assign_add(1)
@@ -81,4 +94,42 @@ def test_changing_batch_sizes():
         return history
 
     make = written.made(written.BatchMeans)
+    assert_exact(make, act, kt.TowerStrategy(3), tolerance=5e-6)
+
+
+class Hidden(written.Stepping):
+    """Counts and averages in variables that no layer tracks."""
+
+    def prepare(self):
+        hits = keras.metrics.TruePositives()
+        mean = keras.Variable(np.zeros(6, "float32"), trainable=False)
+        self.__dict__["hidden"] = hits, mean
+        # So that nothing else makes TensorFlow trace a step twice.
+        self.other = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def after(self, x, p):
+        hits, mean = self.__dict__["hidden"]
+        hits.update_state(x[:, 0] > 0, tf.sigmoid(x[:, 1]))
+        mean.assign(0.7 * mean + 0.3 * tf.reduce_mean(x, 0))
+        self.other.assign_add(1.0)
+
+    def state(self):
+        hits, mean = self.__dict__["hidden"]
+        return [hits.result().numpy(), mean.numpy()]
+
+
+@pytest.mark.parametrize("make_function_first", [False, True])
+def test_what_no_layer_tracks(make_function_first):
+    def make():
+        model = written.made(Hidden)()
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def act(model):
+        if make_function_first:
+            model.train_on_batch(X[:2], Y[:2])
+        return trained(model)
+
     assert_exact(make, act, kt.TowerStrategy(3), tolerance=5e-6)
