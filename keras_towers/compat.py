@@ -180,6 +180,10 @@ py_dataset_module = importlib.import_module(
 )
 trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
 keras_random = importlib.import_module(f"{_KERAS}.backend.tensorflow.random")
+seed_generator_module = importlib.import_module(
+    f"{_KERAS}.random.seed_generator"
+)
+resolve(f"{_KERAS}.random.seed_generator:global_seed_generator")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"

@@ -75,6 +75,9 @@ class TowerCalls:
                 raise
             raise self._step.order.difference() from None
         finally:
+            if outer is not None and outer.trains:
+                # The steps that follow are steps of training again.
+                self._adoption.mark_trained()
             if outer is None:
                 self._config.transport.mark("")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -23,7 +25,25 @@ _NUMBERS = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 _CONTAINERS = (list, dict, set, collections.deque)
 # Keras's own attributes are not the step's, but for the losses of a call.
 _OF_CALLS = frozenset(("_losses", "_loss_ids"))
-_LIBRARIES = frozenset(("keras", "tensorflow", "numpy", "builtins"))
+_LIBRARIES = sys.stdlib_module_names | {"keras", "tensorflow", "numpy"}
+_LIBRARIES -= {"__main__"}
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.ModuleType)
+# What compile() and fit() set, perhaps in another thread.
+_OF_TRAINING = frozenset(
+    (
+        "stop_training",
+        "optimizer",
+        "loss",
+        "compiled",
+        "jit_compile",
+        "run_eagerly",
+        "steps_per_execution",
+        "train_function",
+        "test_function",
+        "predict_function",
+    )
+)
+_LARGEST_ARRAY = 1_000_000
 _DEPTH = 6
 
 Taken: TypeAlias = "list[tuple[bool | None, dict[str, tuple[Any, Any]]]]"
@@ -35,7 +55,7 @@ def _of_keras() -> frozenset[str]:
     with compat.single_device_mode():
         plain = (keras.layers.Layer(name="layer"), keras.Model(name="model"))
     names = {name for instance in plain for name in vars(instance)}
-    return frozenset(names - _OF_CALLS)
+    return frozenset((names | _OF_TRAINING) - _OF_CALLS)
 
 
 class Attributes:
@@ -57,7 +77,12 @@ class Attributes:
         self._owners = [
             (
                 owner,
-                {n for n, v in vars(owner).items() if not _is_data(n, v)},
+                {
+                    n
+                    for n, v in vars(owner).items()
+                    if not _is_data(n, v)
+                    or (_is_kerass(owner) and n not in _OF_CALLS)
+                },
             )
             for owner in owners
         ]
@@ -115,10 +140,16 @@ def _reachable(start: Iterable[Any]) -> Iterator[Any]:
         waiting += [(item, depth + 1) for item in inside]
 
 
+def _is_kerass(layer: Any) -> bool:
+    """Whether a layer is one of Keras, which keeps nothing of a step."""
+    package = type(layer).__module__.partition(".")[0]
+    return package == "keras" and not isinstance(layer, keras.Model)
+
+
 def _is_users(value: Any) -> bool:
     package = type(value).__module__.partition(".")[0]
     return hasattr(value, "__dict__") and not (
-        package in _LIBRARIES or callable(value) or isinstance(value, type)
+        package in _LIBRARIES or isinstance(value, (type, *_FUNCTIONS))
     )
 
 
@@ -147,10 +178,16 @@ def _copied(value: Any) -> tuple[Any, Any]:
         return value, [_copied(item) for item in value]
     if isinstance(value, set):
         return value, set(value)
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
+        return value, value.copy()
     return value, None
 
 
 def _restored(value: Any, content: Any) -> Any:
+    if isinstance(value, np.ndarray) and content is not None:
+        if value.flags.writeable:
+            value[...] = content
+        return value
     if content is None or _is_same(_copied(value)[1], content):
         # Checkpoints refuse containers of which anything was ever replaced.
         return value

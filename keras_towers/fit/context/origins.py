@@ -1,4 +1,4 @@
-"""Whether a value in a tower's step depends on the tower's own examples."""
+"""Whether a value in a tower's step depends on others, such as its examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Origins:
     """Searches the graph of a tower's step.
 
     Args:
-        data: the tower's part of the batch, a structure of tensors.
+        data: what a value may depend on: a structure of tensors, such as the
+            tower's part of the batch.
     """
 
     def __init__(self, data: Any):
@@ -26,7 +27,7 @@ class Origins:
         self._common |= _operations(values)
 
     def depends_on_data(self, value: Any) -> bool:
-        """Whether a tensor is computed from the tower's examples.
+        """Whether a tensor is computed from the data.
 
         What is read from a variable is not; neither is anything that cannot be
         seen, in eager mode or inside of nested functions.

@@ -53,6 +53,8 @@ class Tower:
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
         graph: the graph in which the step is traced; None if it runs eagerly.
+        unseeded: the generator for draws without a seed, or None: one element,
+            the same list on all towers of this process; None: Keras's own.
         origins: tells what depends on the tower's examples; None if nobody
             wants to know.
     """
@@ -76,6 +78,7 @@ class Tower:
     apart: bool = False
     graph: Any = None
     origins: Origins | None = None
+    unseeded: list[Any] | None = None
 
     @property
     def loss_weight(self) -> Any:

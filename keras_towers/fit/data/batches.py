@@ -22,6 +22,8 @@ class TowerBatch(NamedTuple):
             borrows the first one of the batch.
         counts: number of examples of each piece, 0 for a borrowed one, int64 of
             shape [K]; an empty tuple if no piece is borrowed.
+        parts: what ``counts`` is for all towers of all processes, for a batch
+            that is split: R ints or a tensor of shape [R].
         total: number of examples of the step on all towers of all processes;
             an empty tuple if it takes communication to find out.
         start: index of this process's first example in the step; an empty
@@ -32,6 +34,7 @@ class TowerBatch(NamedTuple):
     counts: Any = ()
     total: Any = ()
     start: Any = ()
+    parts: Any = ()
 
 
 def batch_size_of(structure: Any) -> tf.Tensor | int | None:
@@ -132,9 +135,9 @@ def split(
     )
     if static:
         start = starts[first] if alike else starts[first] * (size // units)
-        return TowerBatch(pieces, (), size, start)
+        return TowerBatch(pieces, (), size, start, counts)
     return TowerBatch(
-        pieces, counts[mine.start : mine.stop], whole, before[first]
+        pieces, counts[mine.start : mine.stop], whole, before[first], counts
     )
 
 
@@ -317,8 +320,9 @@ def as_tower_batch(
             )
         return split(batch, towers, check=check)._replace(total=(), start=())
     pieces = [compat.select_replica(index, batch) for index in range(towers)]
-    if all(static_size(piece) for piece in pieces):
-        return TowerBatch(tuple(pieces))
+    sizes = [static_size(piece) for piece in pieces]
+    if all(sizes):
+        return TowerBatch(tuple(pieces), parts=sizes)
     counts = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
     return TowerBatch(
         tuple(
@@ -330,6 +334,7 @@ def as_tower_batch(
             for piece, count in zip(pieces, counts, strict=True)
         ),
         tf.stack(counts),
+        parts=tf.stack(counts),
     )
 
 

@@ -71,6 +71,8 @@ def _install() -> None:
     for owner, name in native_lib.WRITES:
         patches.replace(owner, name, native_lib.write)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+    seeds = compat.seed_generator_module
+    patches.replace(seeds, "global_seed_generator", _unseeded)
     _catch_subclasses()
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
@@ -244,6 +246,17 @@ def _written(
     if tower is not None and tower.variables is not None:
         tower.variables.own(variable)
     original(variable, value)
+
+
+def _unseeded(original: Callable[[], Any]) -> Any:
+    """Give all towers the same generator for draws without a seed."""
+    tower = tower_lib.current()
+    if tower is None or tower.unseeded is None:
+        return original()
+    if tower.unseeded[0] is None:
+        with tf.init_scope(), compat.single_device_mode():
+            tower.unseeded[0] = original()
+    return tower.unseeded[0]
 
 
 def _next_seed(

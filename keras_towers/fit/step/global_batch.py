@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +22,8 @@ from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
+
+logger = logging.getLogger("keras_towers")
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -95,14 +97,14 @@ class GlobalStep:
         averages = self._averages(logs.training)
         batch = self._begin(batch, counts_ranks=True, alone=averages)
         if averages and self._spread is not None:
-            begin = functools.partial(self._spread.begin_batch, batch.total)
+            begin = functools.partial(self._spread.begin_batch, batch.parts)
             self.order.first(begin)
         outputs, results = self._outputs(step, batch, logs.model, logs.training)
         logs.note(outputs[0], results)
         last = None
         if self._averages(logs.training) and self._spread is not None:
             end = self._spread.shares.end_step
-            last = functools.partial(end, batch.total)
+            last = functools.partial(end, batch.parts)
             if not averages:
                 # Only this trace has shown it. It may do for one step, before
                 # which all towers have the same.
@@ -141,7 +143,8 @@ class GlobalStep:
         live = None
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
-        seeds = compat.get_global_attribute(_UNSEEDED)
+        # Keras has one for each thread, and towers have threads.
+        unseeded = [compat.get_global_attribute(_UNSEEDED)]
         starts = None
         if self.config.random == "global":
             starts = _starts(batch)
@@ -165,11 +168,10 @@ class GlobalStep:
                 live=None if live is None else live[index],
                 average=self.config.average,
                 attributes=attributes,
+                unseeded=unseeded,
                 keras_step=trainers.has_keras_step(model),
                 apart=apart and self.config.transport.size > 1,
             )
-            # Keras has one for each thread, and towers have threads.
-            compat.set_global_attribute(_UNSEEDED, seeds)
             if starts is not None:
                 data = _know_rows(tower, data, starts[index], batch.total)
             if training and index == 0 and not tf.executing_eagerly():
@@ -192,6 +194,7 @@ class GlobalStep:
         if self._spread is not None and self._spread.finish_step():
             _trace_again()
         attributes.put(after)
+        compat.set_global_attribute(_UNSEEDED, unseeded[0])
         outputs = [compat.select_replica(index, outputs) for index in towers]
         return outputs, results
 
@@ -218,8 +221,14 @@ def _trace_again() -> None:
     It does so if it has created a variable.
     """
     if not tf.executing_eagerly():
-        with contextlib.suppress(ValueError):
+        try:
             tf.Variable(0, trainable=False)
+        except ValueError:
+            logger.warning(
+                "only in a later trace, such as for a batch of another size, "
+                "the step writes a variable by itself. Its values may mix "
+                "wrongly: write it in every step."
+            )
 
 
 def _counts(batch: data_lib.TowerBatch) -> list[Any]:

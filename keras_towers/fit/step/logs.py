@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
@@ -78,28 +79,34 @@ class Logs:
             for metric, result in results
             for place, leaf in enumerate(tf.nest.flatten(result))
         }
+        origins = Origins([result for _, result in results])
         self._sources.clear()
         for index, leaf in enumerate(tf.nest.flatten(output)):
             if id(leaf) in known:
                 self._sources[index] = known[id(leaf)]
             else:
-                self._warn_of(index, output, leaf)
+                self._warn_of(index, output, leaf, origins)
 
-    def _warn_of(self, index: int, output: Any, leaf: Any) -> None:
+    def _warn_of(
+        self, index: int, output: Any, leaf: Any, origins: Origins
+    ) -> None:
         """Warn of a log that may be no mean over examples."""
         if not isinstance(leaf, tf.Tensor):
             return
-        if leaf.dtype.is_floating and leaf.shape.rank == 0:
+        derived = origins.depends_on_data(leaf)
+        if leaf.dtype.is_floating and leaf.shape.rank == 0 and not derived:
             return
         name = list(_names(output))[index]
         if (self.model.name, name) in _warned:
             return
         _warned.add((self.model.name, name))
         logger.warning(
-            "the step reports %r, %s that is no metric's result: the log is %s."
-            " Use a keras.metrics metric, or keras_towers.gather.",
+            "the step reports %r, %s: the log is %s. Use a keras.metrics "
+            "metric whose result it is, or keras_towers.gather.",
             name,
-            f"a {leaf.dtype.name} of shape {leaf.shape}",
+            "which it computes from a metric's result"
+            if derived
+            else f"a {leaf.dtype.name} of shape {leaf.shape}",
             "the mean over the towers"
             if leaf.dtype.is_floating
             else "that of tower 0",

@@ -78,8 +78,9 @@ class NativeVariables:
             )
         logger.warning(
             "the step writes tf.Variable %r, which is not a keras.Variable: "
-            "every tower writes its own copy, and outside of a step it has %s. "
-            "Make it a keras.Variable to save and restore it with the model.",
+            "every tower writes its own copy. Outside of a step it has that of "
+            "tower 0%s. Make it a keras.Variable, which also is saved with the "
+            "model.",
             name,
             _MERGED[merge],
         )
@@ -119,8 +120,8 @@ class NativeVariables:
 
 
 _MERGED = {
-    variables_lib.MEAN: "the mean of the copies",
-    variables_lib.FIRST: "the copy of tower 0",
+    variables_lib.MEAN: ", and at the end of an epoch their mean",
+    variables_lib.FIRST: "",
 }
 
 

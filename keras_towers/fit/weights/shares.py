@@ -27,61 +27,59 @@ class BatchShares:
 
     def __init__(self, config: TowerConfig):
         self._config = config
-        self._total: tf.Variable | None = None
+        self._counts: tf.Variable | None = None
 
     @property
     def _last(self) -> tf.Variable:
-        """Examples of the last batch; 0 if the towers' states are equal."""
-        if self._total is None:
+        """Each tower's part of the last batch; 0 if all states are equal."""
+        if self._counts is None:
             with (
                 tf.init_scope(),
                 compat.single_device_mode(),
                 tf.device("CPU:0"),
             ):
-                self._total = tf.Variable(
-                    0, dtype=tf.int64, trainable=False, name="last_batch"
+                self._counts = tf.Variable(
+                    tf.zeros([self._config.num_replicas], tf.int64),
+                    trainable=False,
+                    name="last_batch",
                 )
-        return self._total
+        return self._counts
 
     def weights(self) -> tf.Tensor | None:
         """Return the K weights of this process's towers, of mean 1 over all.
 
         None if all towers weigh the same.
         """
-        if self._total is None:
+        if self._counts is None:
             return None
-        replicas = self._config.num_replicas
-        total = self._total.read_value()
-        if tf.executing_eagerly() and int(total) % replicas == 0:
+        counts = self._counts.read_value()
+        if tf.executing_eagerly() and not _are_uneven(counts):
             return None
-        towers = tf.range(replicas, dtype=tf.int64)
-        counts = total // replicas + tf.cast(towers < total % replicas, "int64")
-        counts = tf.where(total > 0, counts, 1)
-        counts = tf.cast(counts, tf.float32)
+        weights = tf.cast(tf.where(_are_uneven(counts), counts, 1), tf.float32)
+        weights /= tf.reduce_mean(weights)
         first = self._config.first_tower
-        weights = counts / tf.reduce_mean(counts)
         return weights[first : first + self._config.num_towers]
 
-    def begin_step(self, total: Any, average: Callable[[], None]) -> Any:
+    def begin_step(self, parts: Any, average: Callable[[], None]) -> Any:
         """Average the towers' states if the shares are about to change.
 
         Args:
-            total: number of examples of the batch, on all towers.
+            parts: the parts of the batch that all towers get: R numbers.
             average: averages them, eagerly.
 
         Returns:
             A tensor on which the step has to depend.
         """
         last = self._last.read_value()
-        replicas = self._config.num_replicas
+        parts = tf.cast(tf.stack(parts), tf.int64)
 
         def averaged() -> int:
             average()
             return 0
 
-        total = tf.cast(total, tf.int64)
-        uneven = (total % replicas != 0) | (last % replicas != 0)
-        changed = (total != last) & uneven
+        changed = tf.reduce_any(parts != last) & (
+            _are_uneven(parts) | _are_uneven(last)
+        )
         if tf.executing_eagerly():
             return averaged() if changed else 0
         return tf.cond(
@@ -90,11 +88,16 @@ class BatchShares:
             lambda: tf.constant(0),
         )
 
-    def end_step(self, total: Any) -> None:
-        """Record the number of examples of a batch."""
-        self._last.assign(tf.cast(total, tf.int64), read_value=False)
+    def end_step(self, parts: Any) -> None:
+        """Record the parts of a batch that the towers got."""
+        parts = tf.cast(tf.stack(parts), tf.int64)
+        self._last.assign(parts, read_value=False)
 
     def forget(self) -> None:
         """Record that the towers' states are equal."""
-        if self._total is not None:
-            self._total.assign(0, read_value=False)
+        if self._counts is not None:
+            self._counts.assign(tf.zeros_like(self._counts), read_value=False)
+
+
+def _are_uneven(counts: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(counts != counts[0])

@@ -133,9 +133,9 @@ class SpreadVariables:
             v.written_by_towers or not v.trainable for v in self.averaged()
         )
 
-    def begin_batch(self, total: Any) -> Any:
+    def begin_batch(self, parts: Any) -> Any:
         """Prepare for a batch; see ``BatchShares.begin_step``."""
-        return self.shares.begin_step(total, self.average_written)
+        return self.shares.begin_step(parts, self.average_written)
 
     def average_written(self) -> None:
         """Merge what towers have written, over all processes.

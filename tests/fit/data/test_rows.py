@@ -100,3 +100,29 @@ def test_predictions_of_parts_with_other_rows():
     with kt.TowerStrategy(3):
         found = model.predict(X[:10], batch_size=4, verbose=0)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_written_state_is_weighted_by_what_towers_get():
+    # Rows of 3 and 2 units: the first part has 6 and 4 of its rows.
+    class Averaging(SemiSupervised):
+        def train_step(self, data):
+            (x, _), more = data[0]
+            logs = super().train_step(data[0])
+            for variable, part in ((self.few, x), (self.many, more)):
+                variable.assign(0.5 * variable + tf.reduce_mean(part))
+            return logs
+
+    def make_averaging():
+        model = Averaging(m.mlp().layers)
+        for name in ("few", "many"):
+            variable = model.add_weight(shape=(), trainable=False, name=name)
+            variable.assign(0.0)
+            setattr(model, name, variable)
+        model.compile(keras.optimizers.SGD(0.005))
+        return model
+
+    def act(model):
+        for few, many in ((10, 5), (4, 8), (10, 5)):
+            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
+
+    assert_exact(make_averaging, act, kt.TowerStrategy(2), tolerance=5e-6)

@@ -86,6 +86,7 @@ REPLACED = {
     ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
     ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
     ("keras.src.random.seed_generator", "SeedGenerator", "next"),
+    ("keras.src.random.seed_generator", "global_seed_generator"),
     (f"{OPTIMIZERS}.base_optimizer", "BaseOptimizer", "__init__"),
     (f"{OPTIMIZERS}.base_optimizer", "BaseOptimizer", "apply"),
     (f"{OPTIMIZERS}.loss_scale_optimizer", "LossScaleOptimizer", "apply"),

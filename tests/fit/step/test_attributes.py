@@ -13,11 +13,14 @@ from tests.kit.training import X, Y
 
 
 class Holder:
-    """An object of the user's own."""
+    """An object of the user's own, which can be called."""
 
     def __init__(self):
         self.loss = None
         self.trail = []
+
+    def __call__(self):
+        return self.loss
 
 
 class Keeping(Stepping):
@@ -51,15 +54,17 @@ class Counting(Stepping):
 
     def prepare(self):
         self.calls = 0
+        self.seen = np.zeros(2)
 
     def train_step(self, data):
         self.calls += 1
+        self.seen[1] += 1
         if self.calls % 2:
             return super().train_step(data)
         return {"mine": tf.reduce_mean(self(data[0]))}
 
     def state(self):
-        return [self.calls]
+        return [self.calls, self.seen.tolist()]
 
 
 class Quantizer(keras.layers.Layer):

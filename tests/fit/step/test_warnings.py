@@ -36,9 +36,14 @@ class Gathering(Queueing):
 
 
 class Reporting(Stepping):
+    def prepare(self):
+        self.mean = keras.metrics.Mean()
+
     def train_step(self, data):
         logs = super().train_step(data)
-        return {**logs, "rows": tf.shape(data[0])[0], "vector": data[0][0]}
+        mean = keras.ops.exp(self.mean.result())
+        rows = tf.shape(data[0])[0]
+        return {**logs, "rows": rows, "vector": data[0][0], "derived": mean}
 
 
 def warnings(kind, caplog, **options):
@@ -73,7 +78,8 @@ def test_keras_own_statistics_are_not_warned_of(caplog):
 
 
 def test_logs_that_are_no_means(caplog):
-    rows, vector = sorted(warnings(Reporting, caplog))
+    derived, rows, vector = sorted(warnings(Reporting, caplog))
+    assert "'derived'" in derived and "from a metric's result" in derived
     assert "'rows', a int32 of shape ()" in rows and "tower 0" in rows
     assert "'vector'" in vector and "mean over the towers" in vector
 

@@ -201,8 +201,8 @@ def test_means_are_weighted_by_shares_of_the_batch(strategy, total):
     primary = tf.Variable(5.0)
     variable = lib.spread(strategy.config, primary, lib.MEAN, shares)
     on_towers(strategy, lambda index: variable.assign(float(index)))
-    shares.end_step(total)
     counts = [len(part) for part in np.array_split(np.arange(total), TOWERS)]
+    shares.end_step(counts)
     wanted = np.average(range(TOWERS), weights=counts)
     np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-6)
     shares.forget()
