@@ -1,5 +1,7 @@
 """Random layers on towers draw what they draw on one device."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from keras import layers
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact
+from tests.kit.compare import assert_exact, close
 from tests.kit.training import X, Y, classifier, compiled, fit
 
 # Of 53 examples and batches of 16: the last batch has 5.
@@ -277,3 +279,39 @@ def test_own_train_step_of_a_gan():
         kt.TowerStrategy(3, random="global"),
         tolerance=4e-6,
     )
+
+
+class DrawsLate(keras.Sequential):
+    """Draws without a seed for the first time in its step."""
+
+    def train_step(self, data):
+        x, y, *_ = data
+        noise = keras.random.normal(tf.shape(x))
+        return super().train_step((x + 0.1 * noise, y))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_first_draw_without_a_seed_in_the_step(eager):
+    def make():
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        model = DrawsLate([keras.Input((6,)), layers.Dense(3)])
+        model.compile(m.momentum(), "mse", run_eagerly=eager)
+        return model
+
+    def trained(strategy):
+        model = make()
+        with strategy:
+            history = model.fit(
+                X,
+                keras.ops.one_hot(Y, 3),
+                batch_size=12,
+                epochs=2,
+                shuffle=False,
+                verbose=0,
+            ).history["loss"]
+        return history, model.get_weights()
+
+    found = trained(kt.TowerStrategy(3, random="global"))
+    wanted = trained(contextlib.nullcontext())
+    keras.tree.map_structure(lambda a, b: close(a, b, 4e-6), found, wanted)

@@ -63,3 +63,24 @@ def logs_by_what_they_are():
     with kt.HorovodStrategy():
         found = act(make())
     keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), found, wanted)
+
+
+@check
+def state_is_averaged_whatever_runs_in_between():
+    def act(model):
+        def predict(epoch, logs=None):
+            model.predict(X[:7], verbose=0)
+
+        note = keras.callbacks.LambdaCallback(on_epoch_begin=predict)
+        return model.fit(
+            X,
+            Y,
+            batch_size=12,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[note],
+        )
+
+    make = written.made(written.BatchMeans)
+    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import weights_of
+from tests.kit.training import strategy_of
 
 X, Y = m.FEATURES[:24], m.LABELS[:24]
 MOMENTUM, EPSILON = 0.8, 1e-3
@@ -54,6 +55,20 @@ def statistics(model):
 def assert_statistics(model, wanted):
     for found, value in zip(statistics(model), wanted, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [6, 7])
+def test_statistics_of_prefetched_batches_are_weighted_by_their_parts(batch):
+    # TensorFlow divides 6 examples over 4 towers as 2, 2, 2 and 0.
+    model = normalised()
+    with strategy_of(4, prefetch=True):
+        model.fit(X, Y, batch_size=batch, shuffle=False, verbose=0)
+    mean = np.zeros(6)
+    for start in range(0, len(X), batch):
+        rate = 1 - MOMENTUM
+        mean += rate * (X[start : start + batch].mean(0) - mean)
+    found, _ = statistics(model)
+    np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("towers", [2, 4])
