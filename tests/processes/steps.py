@@ -76,7 +76,7 @@ def state_is_averaged_whatever_runs_in_between():
             X,
             Y,
             batch_size=12,
-            epochs=3,
+            epochs=2,
             shuffle=False,
             verbose=0,
             callbacks=[note],
