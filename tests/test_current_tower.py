@@ -1,6 +1,7 @@
 """What code that runs on towers can ask."""
 
 import dataclasses
+from typing import ClassVar
 
 import keras
 import pytest
@@ -30,22 +31,29 @@ class Asking(keras.layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.seen = set()
+        # Not in an attribute, which ends as tower 0 leaves it.
+        self.note = set().add
+
+    @property
+    def seen(self):
+        return self.note.__self__
 
     def call(self, x):
-        self.seen.add(asked(kt.current_tower()))
+        self.note(asked(kt.current_tower()))
         return x
 
 
 class AskingModel(keras.Sequential):
+    in_step: ClassVar[set] = set()
+
     def train_step(self, data):
-        self.in_step = getattr(self, "in_step", set())
         self.in_step.add(asked(kt.current_tower()))
         return super().train_step(data)
 
 
 def asking_model():
     layer, in_loss = Asking(), set()
+    AskingModel.in_step.clear()
 
     def loss(y, prediction):
         in_loss.add(asked(kt.current_tower()))

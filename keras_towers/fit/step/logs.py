@@ -31,7 +31,7 @@ def note_result(
     """Replace ``result`` of a metric: a tower notes what it returned."""
     result = original(metric, *args, **kwargs)
     tower = tower_lib.current()
-    if tower is not None:
+    if tower is not None and not compat.in_stateless_scope():
         tower.results.append((metric, result))
     return result
 
