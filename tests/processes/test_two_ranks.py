@@ -5,7 +5,7 @@ import pytest
 from tests.kit.ranks import Job, names
 
 pytestmark = pytest.mark.slow
-JOB = Job("tests.processes.two_ranks", ranks=2, limit_s=300)
+JOB = Job("tests.processes.two_ranks", ranks=2, limit_s=480)
 
 
 @pytest.mark.parametrize("name", names("tests.processes.training"))
