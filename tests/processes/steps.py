@@ -4,6 +4,8 @@ import keras
 import numpy as np
 
 import keras_towers as kt
+from tests.exactness import models as m
+from tests.fit.data import test_rows
 from tests.fit.step import test_attributes, test_named_logs, written
 from tests.kit.compare import assert_exact, close
 from tests.kit.ranks import check
@@ -83,4 +85,23 @@ def state_is_averaged_whatever_runs_in_between():
         )
 
     make = written.made(written.BatchMeans)
+    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
+
+
+@check
+def parts_with_other_numbers_of_rows():
+    def act(model):
+        # The last batches of 6 and 9 rows have three units, for two ranks.
+        for few, many in ((8, 16), (6, 9)):
+            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
+
+    class Semi(test_rows.SemiSupervised):
+        def train_step(self, data):
+            return super().train_step(data[0])
+
+    def make():
+        model = Semi(m.mlp().layers)
+        model.compile(keras.optimizers.SGD(0.005))
+        return model
+
     assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
