@@ -253,6 +253,7 @@ _USED = {
     ),
     "tensorflow.random:Generator": "_prepare_key_counter",
     "tensorflow:Graph": "get_operations",
+    "tensorflow.compat.v1": "reset_default_graph",
     "tensorflow.data:Dataset": "_inputs",
 }
 for _owner, _names in _USED.items():
@@ -288,7 +289,7 @@ _ATTRIBUTES = {
     f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
     f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
-    "tensorflow:Graph": "_variable_creator_stack",
+    "tensorflow:Graph": "_variable_creator_stack _thread_local",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
 }
 for _owner, _names in _ATTRIBUTES.items():

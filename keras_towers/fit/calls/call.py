@@ -17,6 +17,7 @@ from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.data import ahead
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -187,16 +188,18 @@ class TowerCall:
         if kind == "predict" and self.epoch_iterator is not None:
             self.prepare(building.batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
-        mine = self.adoption.functions_of(self.model)
-        there = getattr(self.model, name)
-        anew = force or (there is not None and mine.get(name) is not there)
+        mine = self.adoption.made_function(self.model, name)
+        anew = force or (getattr(self.model, name) is not None and not mine)
         # A model that overrides it may take no argument.
         self._own(f"make_{name}")(**({"force": True} if anew else {}))
-        mine[name] = getattr(self.model, name)
+        self.adoption.remember_function(self.model, name)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, which calls it in ``run``."""
-        return self._own("_make_function")(_Step(step))
+        function = self._own("_make_function")(_Step(step))
+        if self.model.steps_per_execution > 1:
+            return function
+        return ahead.seeing_ends(function)
 
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, asks to run a function."""

@@ -65,6 +65,8 @@ def _install() -> None:
     patches.replace(trainer, "__init__", _made_model)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
+    # keras.utils.clear_session() calls it, inside the block too.
+    patches.replace(tf.compat.v1, "reset_default_graph", _reset_default_graph)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
     patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
@@ -267,6 +269,16 @@ def _next_seed(
     if tower is not None and tower.variables is not None:
         tower.variables.own(generator.state, variables_lib.STREAM)
     return original(generator, *args, **kwargs)
+
+
+def _reset_default_graph(original: Callable[[], None]) -> None:
+    """Take the scopes of strategies along into the new default graph.
+
+    TensorFlow keeps them in the old one, and they end there.
+    """
+    scopes = compat.get_default_graph()._thread_local
+    original()
+    compat.get_default_graph()._thread_local = scopes
 
 
 def _made_variable(

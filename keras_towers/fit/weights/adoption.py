@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, Update, home_of
 from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
+
+
+@dataclasses.dataclass
+class _Notes:
+    """What calls of a model's methods have found out.
+
+    Attributes:
+        known: the compilation for which a method is prepared, by its name.
+        log_sources: which logs come from which metric, in training or not.
+        functions: weak references to the functions that calls made, by name.
+    """
+
+    known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    log_sources: dict[bool, dict[int, Any]] = dataclasses.field(
+        default_factory=dict
+    )
+    functions: dict[str, Callable[[], Any]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 class Adoption:
@@ -35,20 +57,18 @@ class Adoption:
         self._config = config
         self._spread = spread
         self._update = update
-        self._models: list[keras.Model] = []
-        self._known: dict[tuple[int, str], tuple[Any, ...]] = {}
-        self._log_sources: dict[tuple[int, bool], dict[int, Any]] = {}
-        self._functions: dict[int, dict[str, Any]] = {}
+        # Models that the user has dropped are freed, also inside the block.
+        self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
         # Whether towers may have written per-tower state since it was last
         # averaged.
         self._trained = False
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._made_variables: list[weakref.ref] = []
-        self._notes = False
+        self._tracks = False
 
     def note_what_is_made(self) -> None:
         """Track objects created in the scope from here on, for release."""
-        self._notes = True
+        self._tracks = True
 
     def created(self, model: keras.Model) -> None:
         """Bind a model created in the scope to the strategy.
@@ -56,13 +76,13 @@ class Adoption:
         It may be trained outside the scope, so its methods enter the scope
         themselves.
         """
-        if self._notes:
+        if self._tracks:
             self._created.add(model)
         trainers.run_in_scope(model, self._config)
 
     def made_variable(self, variable: keras.Variable) -> None:
         """Register a variable created in the scope."""
-        if self._notes:
+        if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -80,11 +100,11 @@ class Adoption:
             TowerError: the model is placed on another strategy.
         """
         self.refuse_others(model)
-        if not any(known is model for known in self._models):
-            self._models.append(model)
         for optimizer in state_lib.collect(model).optimizers:
             self._update.place_optimizer(optimizer)
         for trainer in state_lib.trainers(model):
+            # Each by itself, since a nested model may outlive the outer one.
+            self._notes_of(trainer)
             trainers.settle(trainer, self._config)
 
     def refuse_others(self, model: keras.Model) -> None:
@@ -105,15 +125,22 @@ class Adoption:
 
     def knows(self, model: keras.Model, kind: str) -> bool:
         """Whether a method is prepared for the model's current compilation."""
-        return self._known.get((id(model), kind)) == _compilation(model)
+        return self._notes_of(model).known.get(kind) == _compilation(model)
 
     def remember(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
-        self._known[id(model), kind] = _compilation(model)
+        self._notes_of(model).known[kind] = _compilation(model)
 
-    def functions_of(self, model: keras.Model) -> dict[str, Any]:
-        """Return the functions that calls on the towers made, by name."""
-        return self._functions.setdefault(id(model), {})
+    def made_function(self, model: keras.Model, name: str) -> bool:
+        """Whether a call on the towers made the model's current function."""
+        made = self._notes_of(model).functions.get(name, lambda: None)()
+        return made is not None and made is getattr(model, name)
+
+    def remember_function(self, model: keras.Model, name: str) -> None:
+        """Record that a call on the towers made it."""
+        # It holds the model.
+        made = weakref.ref(getattr(model, name))
+        self._notes_of(model).functions[name] = made
 
     def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
         """Return which logs of the model's steps come from which metric.
@@ -122,7 +149,10 @@ class Adoption:
             model: the model.
             training: whether the steps train or evaluate.
         """
-        return self._log_sources.setdefault((id(model), training), {})
+        return self._notes_of(model).log_sources.setdefault(training, {})
+
+    def _notes_of(self, model: keras.Model) -> _Notes:
+        return self._models.setdefault(model, _Notes())
 
     def bind(self, model: keras.Model) -> bool:
         """Place all variables of ``model`` that are not on the towers yet.
@@ -192,19 +222,16 @@ class Adoption:
         """Turn all models back into plain Keras ones, keeping their values."""
         self._spread.gather_all()
         self._update.release()
-        models = {id(m): m for m in (*self._models, *self._created)}
-        for model in models.values():
+        models: list[keras.Model] = [*self._models, *self._created]
+        for model in models:
             self.release_model(model)
         for made in self._made_variables:
             if (variable := made()) is not None:
                 self._release_variable(variable)
         self._models.clear()
-        self._known.clear()
-        self._functions.clear()
-        self._log_sources.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
-        self._notes = False
+        self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:
         """Turn one model back into a plain Keras model."""

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.weights import variables as variables_lib
 
 
@@ -21,7 +22,7 @@ class HeldOnce:
     def __init__(self, place: Callable[[keras.Variable], str]):
         self._place = place
         # The original tf.Variable of each, to which users may hold references.
-        self._before: dict[int, tuple[keras.Variable, tf.Variable]] = {}
+        self._before: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
 
     def hold(self, variable: keras.Variable) -> bool:
         """Move a weight to the device that is to hold it.
@@ -29,7 +30,7 @@ class HeldOnce:
         Returns:
             False if it is held already.
         """
-        if id(variable) in self._before:
+        if variable in self._before:
             return False
         value = variable._value
         if isinstance(value, compat.DistributedVariable):
@@ -42,14 +43,14 @@ class HeldOnce:
         weights = {
             weight.path.replace("/", "_"): weight
             for weight in optimizer._trainable_variables
-            if id(weight) in self._before
+            if weight in self._before
         }
         for slot in optimizer.variables:
             # Keras names a slot "<weight path>_<role>".
             name = slot.name
             while name not in weights and "_" in name:
                 name = name.rpartition("_")[0]
-            if name in weights and id(slot) not in self._before:
+            if name in weights and slot not in self._before:
                 device = weights[name]._value.device
                 self._move(slot, slot._value, device)
 
@@ -58,7 +59,7 @@ class HeldOnce:
     ) -> None:
         moved = variables_lib.moved(value, device)
         # Recorded first, so that a Ctrl-C in between is undone too.
-        self._before[id(variable)] = variable, value
+        self._before[variable] = value
         variable._value = moved
 
     def give_back(self, variable: keras.Variable) -> bool:
@@ -67,16 +68,16 @@ class HeldOnce:
         Returns:
             Whether the variable was held.
         """
-        if id(variable) not in self._before:
+        if variable not in self._before:
             return False
-        _, before = self._before[id(variable)]
+        before = self._before[variable]
         if before is not variable._value:
             before.assign(variable._value)
             variable._value = before
-        del self._before[id(variable)]
+        del self._before[variable]
         return True
 
     def give_all_back(self) -> None:
         """Restore every variable that is still held."""
-        for variable, _ in list(self._before.values()):
+        for variable in self._before:
             self.give_back(variable)

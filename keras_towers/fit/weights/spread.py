@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.native import NativeVariables
@@ -29,7 +30,10 @@ class SpreadVariables:
 
     def __init__(self, config: TowerConfig):
         self._config = config
-        self._spread: dict[int, keras.Variable] = {}
+        # Ranks have to merge the same variables, so they forget none.
+        self._spread: ByIdentity[keras.Variable, None] = ByIdentity(
+            weak=config.transport.size == 1
+        )
         self._late: list[keras.Variable | None] = []
         self.shares = BatchShares(config)
         self.native = NativeVariables(config, self.shares)
@@ -63,7 +67,7 @@ class SpreadVariables:
         variable._value = variables_lib.spread(
             self._config, value, merge, self.shares
         )
-        self._spread[id(variable)] = variable
+        self._spread[variable] = None
         return True
 
     def spread_weight(self, variable: keras.Variable) -> bool:
@@ -173,7 +177,7 @@ class SpreadVariables:
 
     def gather_all(self) -> None:
         """Gather every variable that was spread."""
-        for variable in self._spread.values():
+        for variable in self._spread:
             self.gather(variable)
         self._spread.clear()
         self.native.release()
@@ -184,7 +188,7 @@ class SpreadVariables:
         return [v for v in self._values() if v.merge == variables_lib.MEAN]
 
     def _values(self) -> list[variables_lib.TowerVariable]:
-        values = [variable._value for variable in self._spread.values()]
+        values = [variable._value for variable in self._spread]
         return [
             value
             for value in [*values, *self.native.values()]
