@@ -125,6 +125,9 @@ MirroredExtended = resolve(
 MirroredReplicaContext = resolve(
     f"{_TF}.distribute.mirrored_run:_MirroredReplicaContext"
 )
+call_for_each_replica = resolve(
+    f"{_TF}.distribute.mirrored_run:_call_for_each_replica"
+)
 _push_mode = resolve(f"{_TF}.distribute.distribute_lib:_push_per_thread_mode")
 _pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
 _default_mode = resolve(
@@ -184,6 +187,8 @@ seed_generator_module = importlib.import_module(
     f"{_KERAS}.random.seed_generator"
 )
 resolve(f"{_KERAS}.random.seed_generator:global_seed_generator")
+filter_traceback = resolve(f"{_KERAS}.utils.traceback_utils:filter_traceback")
+resolve(f"{_KERAS}.utils.traceback_utils:include_frame")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"

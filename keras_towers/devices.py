@@ -25,7 +25,8 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
             GPU instead of the CPU.
 
     Returns:
-        The names of the devices; passing them to ``TowerStrategy`` is optional.
+        The names of the devices. Strategies take them by default, also where
+        there are GPUs.
 
     Raises:
         TowerError: ``towers`` is not a positive whole number, or TensorFlow
@@ -62,7 +63,13 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
                 f"started with {have} {kind} device(s). Call it before the "
                 "first tensor, variable or model is created."
             ) from error
-    return [f"/device:{kind}:{index}" for index in range(towers)]
+    made = [f"/device:{kind}:{index}" for index in range(towers)]
+    _made[:] = made
+    return made
+
+
+# What virtual_towers() returned last.
+_made: list[str] = []
 
 
 def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
@@ -70,7 +77,8 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
 
     Args:
         towers: a number of devices, GPU ids, device names, or None for all
-            visible GPUs, or all logical CPUs if there are none.
+            that ``virtual_towers`` made; without it all visible GPUs, or all
+            logical CPUs if there are none.
 
     Returns:
         Names like ``"/device:GPU:0"``.
@@ -80,9 +88,10 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
     """
     gpus = [d.name for d in tf.config.list_logical_devices("GPU")]
     cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
-    visible = gpus or cpus
+    split_cpu = bool(_made) and all_on_host(_made)
+    visible = cpus if split_cpu else gpus or cpus
     if towers is None:
-        return visible
+        return visible[: len(_made) or None]
     number = _whole(towers)
     if number is not None:
         if number < 1:
@@ -92,8 +101,8 @@ def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
             )
         if number > len(visible):
             raise TowerError(
-                f"towers={number}, but there are {len(visible)} visible "
-                f"devices ({', '.join(visible)}). Give at most that many, or "
+                f"towers={number}, but the visible devices are "
+                f"{', '.join(visible)}. Give at most {len(visible)}, or "
                 f"call keras_towers.virtual_towers({number}) before anything "
                 "else to split the CPU for testing."
             )

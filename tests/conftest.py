@@ -58,6 +58,8 @@ def nothing_left_patched():
     policy = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(policy)
+    # What strategies take by default.
+    virtual_towers(TOWERS)
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"

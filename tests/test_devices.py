@@ -57,13 +57,13 @@ def test_the_order_is_the_users():
     [
         (0, ["towers=0", "1 to 8", "None"]),
         (-2, ["towers=-2", "1 to 8", "None"]),
-        (9, ["towers=9", "8 visible", "virtual_towers(9)"]),
+        (9, ["towers=9", "Give at most 8", "virtual_towers(9)"]),
         ([], ["towers=[]", "at least one", "None"]),
         (True, ["towers=True", "number of towers"]),
         (np.True_, ["True", "number of towers"]),
         (2.0, ["towers=2.0", "number of towers"]),
         (np.float64(2), ["2.0", "number of towers"]),
-        (np.int64(9), ["towers=9,", "8 visible", "virtual_towers(9)"]),
+        (np.int64(9), ["towers=9,", "Give at most 8", "virtual_towers(9)"]),
         ("CPU:0", ["towers='CPU:0'", "list of device names"]),
         (["CPU:1", "CPU:1"], ["/device:CPU:1", "more than once"]),
         (["CPU:1", "/device:cpu:1"], ["/device:CPU:1", "more than once"]),
@@ -90,7 +90,7 @@ def test_bad_towers(towers, expected):
 @pytest.fixture
 def two_gpus(monkeypatch):
     """TensorFlow lists two GPUs; nothing may be put on them."""
-    logical = {"GPU": 2, "CPU": 1}
+    logical = {"GPU": 2, "CPU": TOWERS}
 
     def listed(kind):
         return [
@@ -99,6 +99,7 @@ def two_gpus(monkeypatch):
         ]
 
     monkeypatch.setattr(tf.config, "list_logical_devices", listed)
+    monkeypatch.setattr(devices_lib, "_made", [])
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -109,12 +110,32 @@ def test_gpus_come_before_cpus():
     assert devices_lib.resolve([1, 0]) == gpus[::-1]
     assert devices_lib.resolve([np.int64(1)]) == gpus[1:]
     assert devices_lib.resolve(["cpu:0", 1]) == ["/device:CPU:0", gpus[1]]
-    with pytest.raises(kt.TowerError, match="there are 2 visible"):
+    with pytest.raises(kt.TowerError, match="Give at most 2"):
         devices_lib.resolve(3)
     with pytest.raises(kt.TowerError, match="no device 2"):
         devices_lib.resolve([2])
     with pytest.raises(kt.TowerError, match="more than once"):
         devices_lib.resolve([1, "GPU:1"])
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_what_virtual_towers_made_comes_before_gpus():
+    made = kt.virtual_towers(3)
+    assert devices_lib.resolve(None) == made
+    assert devices_lib.resolve(2) == made[:2]
+    assert len(devices_lib.resolve(TOWERS)) == TOWERS
+    with pytest.raises(kt.TowerError, match=f"Give at most {TOWERS}"):
+        devices_lib.resolve(TOWERS + 1)
+    # By name or id a GPU can still be had.
+    assert devices_lib.resolve([1]) == ["/device:GPU:1"]
+
+
+def test_the_last_call_of_virtual_towers_counts():
+    kt.virtual_towers(4)
+    kt.virtual_towers(2)
+    assert kt.TowerStrategy().num_towers == 2
+    kt.virtual_towers(5)
+    assert kt.TowerStrategy().num_towers == 5
 
 
 @pytest.mark.parametrize("towers", [0, -1, True, np.True_, 2.0, "2", None])

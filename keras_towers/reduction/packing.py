@@ -97,7 +97,7 @@ class GradientPacker:
                 if grad.dtype != dtype:
                     continue
                 if not grad.shape.is_fully_defined():
-                    logger.info(
+                    logger.debug(
                         "not packed: gradient %d, because its shape %s is not "
                         "fully defined",
                         index,
@@ -111,7 +111,7 @@ class GradientPacker:
             if total >= count * self.min_elements:
                 groups.append(_make_group(members, shapes, count))
             elif members:
-                logger.info(
+                logger.debug(
                     "not packed: %d gradients of %s, because %d elements are "
                     "fewer than %d in each of %d buffers",
                     len(members),

@@ -160,7 +160,7 @@ class SharedBucket:
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
-            logger.info("not using shared memory for gradients: %s", error)
+            logger.debug("not using shared memory for gradients: %s", error)
         self._failed = True
         self._unlink()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,9 +15,10 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import interrupts
+from keras_towers.fit.context import blocks, interrupts
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     Batches,
@@ -33,6 +35,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
+
+logger = logging.getLogger("keras_towers")
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
@@ -198,11 +202,14 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)
               mode "cpu": all towers are on the host, ...
         """
+        lines = (f"  {line}" for line in self._described())
+        return "\n".join([repr(self), *lines])
+
+    def __repr__(self) -> str:
         names = [tower_lib.short_name(d) for d in self.config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
-        first = f"{type(self).__name__}: {towers} ({span})"
-        return "\n".join([first, *(f"  {line}" for line in self._described())])
+        return f"{type(self).__name__}: {towers} ({span})"
 
     def _described(self) -> list[str]:
         """The lines of ``describe`` after the first."""
@@ -237,9 +244,24 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
+            stack.enter_context(blocks.entered(type(self).__name__))
+            self._announce()
             self._entered = stack.pop_all()
         self.adoption.note_what_is_made()
         return self
+
+    def _announce(self) -> None:
+        """Say in one line what trains now."""
+        alone = len(devices_lib.resolve(None)) == 1
+        if alone and isinstance(self.transport, SingleProcess):
+            logger.warning(
+                "%r: this process sees no other device, so training runs as "
+                "without a strategy. To try several towers on a CPU, call "
+                "keras_towers.virtual_towers(4) before anything else.",
+                self,
+            )
+        elif self.transport.rank == 0:
+            announce(repr(self))
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.transport import Transport
 
@@ -40,6 +41,14 @@ class TowerExtended(compat.MirroredExtended):
         # only because its collectives do.
         self._initialize_single_worker(devices)
         self._collective_ops = self._cross_device_ops
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if tf.executing_eagerly() and call_lib.current() is not None:
+            # Who calls fit() with run_eagerly=True need not be told by
+            # TensorFlow, for every step, to use a tf.function.
+            call = compat.call_for_each_replica
+            return call(self._container_strategy(), fn, args, kwargs)
+        return super()._call_for_each_replica(fn, args, kwargs)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         if self._transport.size == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from keras_towers import devices as devices_lib
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop import NoOpCalls
 from keras_towers.fit.contract import Update
@@ -65,6 +66,14 @@ class NoOpStrategy(BaseStrategy):
             lambda step, adoption: NoOpCalls(self, adoption, self.logs),
         )
 
+    def _announce(self) -> None:
+        announce(repr(self))
+
+    def __repr__(self) -> str:
+        return (
+            "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
+        )
+
     def describe(self) -> str:
         """Describe what runs.
 
@@ -72,6 +81,4 @@ class NoOpStrategy(BaseStrategy):
             >>> print(NoOpStrategy().describe())
             NoOpStrategy: epochs, steps and callbacks run; nothing is computed
         """
-        return (
-            "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
-        )
+        return repr(self)

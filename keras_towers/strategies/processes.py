@@ -71,6 +71,11 @@ class ProcessStrategy(AllReduceStrategy):
         """Whether this is rank 0, which writes files."""
         return self.transport.rank == 0
 
+    def __repr__(self) -> str:
+        if self.size == 1:
+            return super().__repr__()
+        return f"{super().__repr__()} in each of {self.size} processes"
+
     def _described(self) -> list[str]:
         return [
             *super()._described(),

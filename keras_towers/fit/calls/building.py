@@ -37,7 +37,7 @@ def batch_spec(iterator: Any) -> Any:
     )
 
 
-def build(model: keras.Model, batch: Any, kind: str) -> None:
+def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     """Build the model, its metrics and its optimizer as on one device.
 
     Only shapes and dtypes of a batch are used, so no data is consumed.
@@ -46,6 +46,9 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
         model: the model.
         batch: structure of tensors or specs, as given to ``train_step``.
         kind: the running method; parts that it does not use stay unbuilt.
+
+    Returns:
+        Why it could not be built; None if it is.
     """
     later = []
     if not _trains(kind) or not trainers.has_keras_step(model):
@@ -66,14 +69,15 @@ def build(model: keras.Model, batch: Any, kind: str) -> None:
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
-            logger.info("building %s by its step: %s", model.name, error)
+            logger.debug("building %s by its step: %s", model.name, error)
             for part in unbuilt:
                 # It may have been built with the wrong shapes.
                 part.built = False
-            _trace_once(model, batch, kind)
+            return _trace_once(model, batch, kind)
+        return None
 
 
-def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
+def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     """Build a model by tracing a step on one device, without running it.
 
     If that fails too, the step on the towers reports the error.
@@ -87,9 +91,11 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> None:
     try:
         tf.function(step, autograph=False).get_concrete_function(batch)
     except Exception as error:
-        logger.info("building %s while tracing: %s", model.name, error)
+        logger.debug("building %s while tracing: %s", model.name, error)
         for part in unbuilt:
             part.built = False
+        return error
+    return None
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

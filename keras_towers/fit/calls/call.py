@@ -17,7 +17,6 @@ from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.data import ahead
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -129,6 +128,8 @@ class TowerCall:
         self.kind = kind
         self.start = start
         self.epoch_iterator: Any = None
+        # Why it could not be built on one device, if so.
+        self.not_built: Exception | None = None
         self.order: ranks_lib.Order | None = None
         self._step = step
         self._prepared = prepared
@@ -196,10 +197,7 @@ class TowerCall:
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, which calls it in ``run``."""
-        function = self._own("_make_function")(_Step(step))
-        if self.model.steps_per_execution > 1:
-            return function
-        return ahead.seeing_ends(function)
+        return self._own("_make_function")(_Step(step))
 
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, asks to run a function."""
@@ -258,7 +256,7 @@ class TowerCall:
         if self._prepared:
             return
         if building.needs_build(self.model, self.kind):
-            building.build(self.model, batch, self.kind)
+            self.not_built = building.build(self.model, batch, self.kind)
         new = self.adoption.bind(self.model)
         if new or self.kind == "fit":
             self.adoption.synchronise(self.model)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
 
 
@@ -34,15 +35,24 @@ def check(model: keras.Model, config: TowerConfig) -> None:
 
 
 @contextlib.contextmanager
-def fixed_size_noted(model: keras.Model, config: TowerConfig) -> Iterator[None]:
-    """Add to any error that towers get parts of a batch of a fixed size.
+def causes_noted(call: TowerCall) -> Iterator[None]:
+    """Add to any error what may have caused it.
 
-    Most models that were built for batches of one size, as a ``Sequential``
-    is by its first batch, run on others all the same.
+    Towers get parts of a batch of a fixed size: most models that were built for
+    batches of one size, as a ``Sequential`` is by its first batch, run on
+    others all the same. And a model that cannot be built on one device is
+    tried on the towers, where it may fail otherwise.
     """
+    model, config = call.model, call.config
     try:
         yield
     except Exception as error:
+        reason = call.not_built
+        if reason is not None and type(reason) is not type(error):
+            error.add_note(
+                f"Before, model {model.name!r} could not be built on one "
+                f"device: {type(reason).__name__}: {reason}"
+            )
         for size, name in _fixed(model):
             error.add_note(
                 f"Model {model.name!r} was built for batches of exactly {size} "

@@ -65,7 +65,7 @@ class TowerCalls:
                 else:
                     self._adoption.equalise()
                 call = self.open(model, kind, prepared, start)
-                with suitable.fixed_size_noted(model, self._config):
+                with suitable.causes_noted(call):
                     return self._run(call, original, args, kwargs)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None

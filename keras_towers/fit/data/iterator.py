@@ -12,7 +12,6 @@ from keras_towers import compat
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.data import ahead
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.transport import Transport
@@ -90,7 +89,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 config, own or dataset, self._each, self._to_one_end, whole
             )
         self._set_steps()
-        self._ends_unseen = self.num_batches is None
 
     def _agree(
         self,
@@ -198,12 +196,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if self._order is not None:
                 self._order.next_epoch()
             return self._distributed_dataset.skip(skip)
-        if self._reuses:
-            return _Reusing(self)
-        iterator = iter(self._distributed_dataset)
-        if self._ends_unseen and isinstance(iterator, tf.data.Iterator):
-            ahead.look_ahead(iterator)
-        return iterator
+        return _Reusing(self) if self._reuses else self._distributed_dataset
 
     def __next__(self) -> Any:
         step = super().__next__()

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras_towers
 from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
+
+_PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
 def connect(
@@ -39,6 +43,7 @@ def connect(
     from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow import distribution_lib
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.utils import traceback_utils
 
     def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with entered():
@@ -55,12 +60,18 @@ def connect(
             undo.callback(patches.wrap(TensorFlowTrainer, name, method))
         # Also reached by a set_distribution that was imported by its name.
         undo.callback(patches.wrap(global_state, "set_global_attribute", store))
+        # Tracebacks show the user's lines, and Keras's are always wrapped here.
+        undo.callback(patches.wrap(traceback_utils, "include_frame", _is_shown))
         filled_in = {
             name: functools.partial(ours, getattr(distribution_lib, name, None))
             for name, ours in backend.items()
         }
         undo.enter_context(patches.shadowed(distribution_lib, filled_in))
         return undo.pop_all()
+
+
+def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:
+    return inner(filename) and not filename.startswith(_PACKAGE)
 
 
 def unsharded(

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -35,7 +37,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
-from keras_towers.fit.context import patches
+from keras_towers.fit.context import blocks, patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.step import draws as draws_lib
@@ -45,6 +47,10 @@ from keras_towers.fit.step import metrics as metrics_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
 from keras_towers.fit.weights import native as native_lib
 from keras_towers.fit.weights import variables as variables_lib
+
+logger = logging.getLogger("keras_towers")
+
+_warned_of_threads: set[tuple[str, str]] = set()
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -170,10 +176,29 @@ def _method(
         alone = tower_lib.training_alone
         outer = alone.get()
         trains = None if outer is None else kind in contract.TRAINING
+        if strategy is None:
+            _warn_of_thread(kind, model)
         with alone.filled(trains):
             return original(model, *args, **kwargs)
     _catch_subclasses()
     return strategy.calls.run(kind, original, model, args, kwargs)
+
+
+def _warn_of_thread(kind: str, model: Any) -> None:
+    block = blocks.elsewhere()
+    if block is None or block in _warned_of_threads:
+        return
+    _warned_of_threads.add(block)
+    logger.warning(
+        "%s of model %r runs on one device: the block of %s was entered in "
+        "thread %r and holds only there, but this is thread %r. Enter it in "
+        "the thread that calls %s.",
+        kind,
+        model.name,
+        *block,
+        threading.current_thread().name,
+        kind,
+    )
 
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:

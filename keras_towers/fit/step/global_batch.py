@@ -19,6 +19,7 @@ from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step.logs import Logs, Results
+from keras_towers.fit.step.tracing import Tracing
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
@@ -153,8 +154,13 @@ class GlobalStep:
         before = after = attributes.take()
         results: Results = ()
 
+        progress = Tracing(self.config, model.name)
+
         def tower_step(index: int, data: Any) -> Any:
             nonlocal after, results
+            if index == 1:
+                # The first is traced, up to where it exchanges gradients.
+                progress.first_is_traced()
             attributes.put(before)
             tower = tower_lib.Tower(
                 index=self.config.first_tower + index,

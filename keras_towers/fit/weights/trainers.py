@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import announce
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
@@ -46,6 +47,7 @@ def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
         )
 
 
+@compat.filter_traceback
 def _in_scope(
     strategy: tf.distribute.Strategy,
     name: str,
@@ -97,11 +99,15 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
     compiled = getattr(trainer, "_compile_config", None)
     if wanted and trainer.name not in _xla_logged:
         _xla_logged.add(trainer.name)
-        logger.info(
-            "jit_compile is off for %s on towers: XLA cannot compile a step "
-            "that spans devices",
-            trainer.name,
+        line = (
+            f"jit_compile is off for {trainer.name} on towers: XLA cannot "
+            "compile a step that spans devices"
         )
+        # By default Keras turns it on by itself.
+        if compiled is not None and compiled.config.get("jit_compile") is True:
+            announce(line)
+        else:
+            logger.debug(line)
     trainer._jit_compile = False
     try:
         yield

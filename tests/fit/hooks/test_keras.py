@@ -182,6 +182,7 @@ BACKEND = "keras.src.backend.tensorflow.distribution_lib"
 CONNECTED = {
     *((TRAINER, "TensorFlowTrainer", name) for name in contract.METHODS),
     ("keras.src.backend.common.global_state", "set_global_attribute"),
+    ("keras.src.utils.traceback_utils", "include_frame"),
     (BACKEND, "get_device_count"),
     (BACKEND, "initialize"),
     (BACKEND, "list_devices"),

@@ -1,0 +1,20 @@
+"""What a program may want to read while it runs normally."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_logger = logging.getLogger("keras_towers")
+
+
+def announce(line: str) -> None:
+    """Log a line at INFO; show it if the program has not set up logging.
+
+    Python shows no INFO by default. ``logging.getLogger("keras_towers")
+    .setLevel(logging.WARNING)`` silences it.
+    """
+    if _logger.isEnabledFor(logging.INFO):
+        _logger.info("%s", line)
+    elif not (_logger.level or logging.getLogger().handlers):
+        print(line, file=sys.stderr)
