@@ -17,8 +17,8 @@ def check_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
-            "keras_towers needs TensorFlow, which is not installed. It comes by "
-            "an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
+            "keras_towers needs TensorFlow, which is not installed. It comes "
+            "by an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
             "with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
         )
 
