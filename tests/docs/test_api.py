@@ -2,8 +2,12 @@
 
 import re
 
+import pytest
+
 import keras_towers as kt
 from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.core
 
 
 def test_all_public_names_are_there():

@@ -8,6 +8,8 @@ import typer
 from keras_towers.cli.main import app
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
 
+pytestmark = pytest.mark.core
+
 COMMANDS = typer.main.get_command(app)
 TARGETS = re.findall(
     r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE

@@ -7,6 +7,8 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, name_of, without_code
 
+pytestmark = pytest.mark.core
+
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.core
+
 PAGE = ROOT / "docs" / "troubleshooting.md"
 # The first column of its tables, without what is said of it behind.
 QUOTED = re.findall(r"^\| `([^`]+)`", PAGE.read_text(), re.MULTILINE)
