@@ -10,4 +10,5 @@ def on_config(config: Any) -> Any:
     project = Path(config.config_file_path).with_name("pyproject.toml")
     urls = tomllib.loads(project.read_text())["project"].get("urls", {})
     config.repo_url = urls.get("Repository")
+    config.repo_name = config.site_name
     return config
