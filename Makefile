@@ -8,8 +8,9 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
+DOCS := .venv/docs
 
-.PHONY: demo test check lint bench clean
+.PHONY: demo test check lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -30,6 +31,10 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/keras-towers bench $(BENCH_ARGS)
 
+# Into site/; a link to nowhere is an error.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
@@ -40,5 +45,11 @@ $(HOROVOD): $(STAMP)
 	$(BIN)/keras-towers install horovod
 	touch $@
 
+# The site is made from the source alone, without TensorFlow.
+$(DOCS): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist build site .mypy_cache .pytest_cache .ruff_cache

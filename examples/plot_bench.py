@@ -1,147 +1,205 @@
 """Draw what ``keras-towers bench --json FILE`` measured.
 
-Usage: ``python examples/plot_bench.py bench.json examples/bench.png``; needs
-``pip install 'keras-towers[plots]'``. What ``bench --processes`` wrote gives
+Usage: ``python examples/plot_bench.py bench.json docs/images/bench.png``; needs
+matplotlib, of the extra ``plots``. What ``bench --processes`` wrote gives
 another picture, of what each way to exchange gradients costs.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import matplotlib
 import typer
 
+from keras_towers.bench.report import describe_machine
+
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.patches import Patch
 
-COLOURS = {
-    "plain": "#9aa0a6",
-    "stock-default": "#d9822b",
-    "stock-one-device": "#e8b27a",
-    "stock-hierarchical": "#f3d3b0",
-    "towers": "#1f6feb",
-    "parameter-server": "#123f8c",
-    "async": "#7fb0f5",
+# What a bar may belong to: its colour, and what the legend says.
+KINDS = {
+    "default": ("#1f6feb", "keras_towers, default strategy"),
+    "ours": ("#8db8f7", "keras_towers, others"),
+    "tensorflow": ("#d9822b", "TensorFlow"),
+    "horovod": ("#8a5a44", "Horovod"),
+    "pytorch": ("#8e6bb0", "PyTorch"),
+    "plain": ("#9aa0a6", "plain Keras, one device"),
 }
 TITLES = {
-    "plain": "plain Keras, one device",
+    "plain": "plain Keras",
     "stock-default": "MirroredStrategy",
-    "stock-one-device": "MirroredStrategy, ReductionToOneDevice",
-    "stock-hierarchical": "MirroredStrategy, HierarchicalCopyAllReduce",
+    "stock-one-device": "MirroredStrategy, one device",
+    "stock-hierarchical": "MirroredStrategy, hierarchical",
     "towers": "TowerStrategy",
     "parameter-server": "ParameterServerTowerStrategy",
     "async": "AsyncTowerStrategy, whole batches",
-}
-OURS, HOROVODS, OTHERS = "#1f6feb", "#d9822b", "#9aa0a6"
-PROCESS_TITLES = {
     "horovod-raw": "Horovod, grouped_allreduce by hand",
     "horovod-drop-in": "keras_towers.horovod",
     "strategy": "HorovodStrategy",
     "strategy-none": "HorovodStrategy, exact by Horovod",
-    "stock-loop": "MultiWorkerMirroredStrategy, ring, own loop",
+    "stock-loop": "MultiWorkerMirroredStrategy, own loop",
     "torch-ddp": "PyTorch DDP, gloo (above PyTorch alone)",
 }
 
 
-def step_ms(rows: list[dict], model: str, towers: int, strategy: str) -> float:
-    """Milliseconds a step of one row, or not a number where there is none."""
-    for row in rows:
-        wanted = (model, towers, strategy)
-        if (row["model"], row["towers"], row["strategy"]) == wanted:
-            return row["step_ms"]["median"] if row["step_ms"] else float("nan")
-    return float("nan")
+class Picture(NamedTuple):
+    """What a picture of one kind of measurement shows.
+
+    Attributes:
+        count: the key of the number of towers or processes, and their name.
+        row: the key of a row's name.
+        value: the key of the column that is drawn.
+        scale: what is under the axis.
+    """
+
+    count: str
+    row: str
+    value: str
+    scale: str
 
 
-def draw_towers(rows: list[dict]) -> pyplot.Figure:
-    """Draw milliseconds a step, one panel for each model."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    numbers = sorted({row["towers"] for row in rows} - {1})
-    figure, panels = pyplot.subplots(
-        1, len(models), figsize=(4.2 * len(models), 3.4), layout="constrained"
-    )
-    measured = {row["strategy"] for row in rows}
-    colours = {n: colour for n, colour in COLOURS.items() if n in measured}
-    width = 0.84 / len(colours)
-    for panel, model in zip(figure.axes, models, strict=True):
-        for place, (strategy, colour) in enumerate(colours.items()):
-            panel.bar(
-                [k + place * width for k in range(len(numbers))],
-                [step_ms(rows, model, n, strategy) for n in numbers],
-                width,
-                color=colour,
-                label=TITLES[strategy],
-            )
-        panel.set_title(model)
-        panel.set_xticks([k + 0.42 - width / 2 for k in range(len(numbers))])
-        panel.set_xticklabels([f"{n} towers" for n in numbers])
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("milliseconds a step (lower is better)")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, frameon=False
-    )
-    return figure
+PICTURES = {
+    "training": Picture(
+        "towers", "strategy", "step_ms", "milliseconds a step, lower is better"
+    ),
+    "processes": Picture(
+        "processes",
+        "row",
+        "cost_ms",
+        "milliseconds a step above compute, lower is better",
+    ),
+}
+# A row's median, smallest and largest value.
+Panel = dict[str, dict[str, float]]
 
 
-def process_title(row: str) -> str:
-    """What a row of several processes is called."""
-    if row in PROCESS_TITLES:
-        return PROCESS_TITLES[row]
-    name, _, compression = row.partition("-")
-    return f"{PROCESS_TITLES[name]}, {compression}"
+def title(row: str) -> str:
+    """What a row is called; rows that are not listed are variants."""
+    if row in TITLES:
+        return TITLES[row]
+    name, _, variant = row.partition("-")
+    return f"{TITLES[name]}, {variant}"
 
 
-def process_colour(row: str) -> str:
-    """The colour of a row of several processes."""
+def kind(row: str) -> str:
+    """Which of ``KINDS`` a row belongs to."""
+    if row in ("towers", "strategy"):
+        return "default"
+    theirs = {"stock": "tensorflow", "torch": "pytorch", "plain": "plain"}
     if row == "horovod-raw":
-        return HOROVODS
-    ours = row.startswith(("strategy", "horovod-drop-in"))
-    return OURS if ours else OTHERS
+        return "horovod"
+    return theirs.get(row.partition("-")[0], "ours")
 
 
-def draw_processes(rows: list[dict]) -> pyplot.Figure:
-    """Draw what exchange costs: a panel for each model and number."""
-    rows = [row for row in rows if row["cost_ms"]]
-    groups = list(dict.fromkeys((r["model"], r["processes"]) for r in rows))
-    names = list(dict.fromkeys(row["row"] for row in rows))
-    figure, panels = pyplot.subplots(
-        *(1, len(groups)),
-        figsize=(3.0 + 2.6 * len(groups), 0.8 + 0.26 * len(names)),
+def panels_of(
+    results: list[dict[str, Any]], picture: Picture
+) -> dict[tuple[str, int], Panel]:
+    """What was measured, by model and number, without what was not.
+
+    One replica has nothing to exchange, and is left out.
+    """
+    panels: dict[tuple[str, int], Panel] = {}
+    for result in results:
+        value = result[picture.value]
+        if value and result[picture.count] > 1:
+            key = result["model"], result[picture.count]
+            panels.setdefault(key, {})[result[picture.row]] = value
+    return panels
+
+
+def sorted_rows(panels: dict[tuple[str, int], Panel]) -> list[str]:
+    """All rows, the fastest first: by their ratio to a panel's fastest."""
+    ratios: dict[str, list[float]] = {}
+    for panel in panels.values():
+        fastest = min(value["median"] for value in panel.values())
+        for row, value in panel.items():
+            ratios.setdefault(row, []).append(value["median"] / fastest)
+    return sorted(ratios, key=lambda row: statistics.mean(ratios[row]))
+
+
+def draw(document: dict[str, Any]) -> pyplot.Figure:
+    """Draw a panel for each model and number, with one scale for a model."""
+    name = next(name for name in PICTURES if document.get(name))
+    picture = PICTURES[name]
+    panels = panels_of(document[name], picture)
+    rows = sorted_rows(panels)
+    models = list(dict.fromkeys(model for model, _ in panels))
+    counts = sorted({count for _, count in panels})
+    figure, grid = pyplot.subplots(
+        len(models),
+        len(counts),
+        figsize=(
+            3.2 + max(2.3 * len(counts), 4),
+            1.2 + len(models) * (0.7 + 0.24 * len(rows)),
+        ),
         layout="constrained",
+        sharex="row",
         sharey=True,
         squeeze=False,
     )
-    for panel, (model, processes) in zip(panels[0], groups, strict=True):
-        mine = [
-            row
-            for row in rows
-            if (row["model"], row["processes"]) == (model, processes)
-        ]
-        costs = [row["cost_ms"] for row in mine]
-        medians = [cost["median"] for cost in costs]
-        panel.barh(
-            [names.index(row["row"]) for row in mine],
-            medians,
-            color=[process_colour(row["row"]) for row in mine],
-            # The smallest and largest of all repeats.
-            xerr=[
-                [cost["median"] - cost["low"] for cost in costs],
-                [cost["high"] - cost["median"] for cost in costs],
-            ],
-            error_kw={"lw": 0.8, "ecolor": "#555555"},
-        )
-        panel.set_title(f"{model}, {processes} processes")
-        panel.set_yticks(range(len(names)))
-        panel.set_yticklabels([process_title(name) for name in names])
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0][0].invert_yaxis()
-    figure.supxlabel(
-        "milliseconds a step above compute (lower is better)", fontsize=10
+    for across, model in zip(grid, models, strict=True):
+        for axes, count in zip(across, counts, strict=True):
+            axes.set_title(f"{model}, {count} {picture.count}", fontsize=10)
+            draw_panel(axes, panels.get((model, count), {}), rows)
+        # Room for the labels.
+        across[0].set_xlim(0, across[0].get_xlim()[1] * 1.12)
+        label_rows(across[0], rows)
+    figure.supxlabel(f"{picture.scale}\n{caption(document)}", fontsize=8)
+    figure.legend(
+        handles=[
+            Patch(color=colour, label=said)
+            for which, (colour, said) in KINDS.items()
+            if which in map(kind, rows)
+        ],
+        loc="outside upper center",
+        ncols=4 if len(counts) > 1 else 3,
+        frameon=False,
+        fontsize=9,
     )
     return figure
+
+
+def draw_panel(axes: Any, panel: Panel, rows: list[str]) -> None:
+    """Draw a bar for each row, its range, and its value behind both."""
+    for place, row in enumerate(rows):
+        if row not in panel:
+            continue
+        low, median, high = (panel[row][k] for k in ("low", "median", "high"))
+        axes.barh(place, median, color=KINDS[kind(row)][0], height=0.72)
+        axes.plot([low, high], [place, place], color="#444444", lw=0.9)
+        axes.annotate(
+            f"{median:.2f}" if median < 10 else f"{median:.1f}",
+            (max(high, median), place),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            weight="bold" if kind(row) == "default" else "normal",
+        )
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False, labelsize=8)
+
+
+def label_rows(axes: Any, rows: list[str]) -> None:
+    """Name the rows, with our default in bold, the first on top."""
+    axes.set_yticks(range(len(rows)), [title(row) for row in rows], fontsize=8)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_weight("bold" if kind(row) == "default" else "normal")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+def caption(document: dict[str, Any]) -> str:
+    """Where it was measured, and how often."""
+    return (
+        f"{describe_machine(document['machine'])}\nmedian of "
+        f"{document['settings']['repeats']} repeats; lines reach from the "
+        "smallest to the largest"
+    )
 
 
 def main(
@@ -149,12 +207,7 @@ def main(
     picture: Annotated[Path, typer.Argument(help="PNG to write")],
 ) -> None:
     """Draw what a run of the bench measured."""
-    document = json.loads(report.read_text())
-    if document.get("processes"):
-        figure = draw_processes(document["processes"])
-    else:
-        figure = draw_towers(document["training"])
-    figure.savefig(picture, dpi=130)
+    draw(json.loads(report.read_text())).savefig(picture, dpi=130)
 
 
 if __name__ == "__main__":

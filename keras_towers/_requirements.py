@@ -17,9 +17,9 @@ def check_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
-            "keras_towers needs TensorFlow, which is not installed. Install it "
-            "with one of: pip install 'keras-towers[cpu]', or on a machine "
-            "with NVIDIA GPUs pip install 'keras-towers[gpu]'."
+            "keras_towers needs TensorFlow, which is not installed. It comes "
+            "by an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
+            "with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
         )
 
 

@@ -75,11 +75,12 @@ def show_report(
             if row.note and any(name.startswith(row.name) for name in names):
                 text = f"{row.name}: {row.note}."
                 console.print(text, style="dim", highlight=False)
-    console.print(_describe_machine(facts), style="dim", highlight=False)
+    console.print(describe_machine(facts), style="dim", highlight=False)
     _show_failures(console, samples)
 
 
-def _describe_machine(facts: dict[str, Any]) -> str:
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe what figures were measured on, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
         for name in ("TensorFlow", "Keras", "Horovod", "Torch", "Python")

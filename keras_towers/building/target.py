@@ -49,7 +49,8 @@ def tensorflow_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise InstallError(
             "TensorFlow is not installed in this environment, but engines are "
-            "built for it: pip install 'keras-towers[cpu]' (or [gpu]) first."
+            "built for it: install the extra keras-towers[cpu] (or [gpu]) "
+            "first."
         )
     return Path(list(spec.submodule_search_locations)[0])
 

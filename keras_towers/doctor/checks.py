@@ -19,7 +19,8 @@ from keras_towers.doctor.findings import Finding, Status
 
 INSTALL_HOROVOD = "keras-towers install horovod"
 _INSTALL_TENSORFLOW = (
-    "pip install 'keras-towers[cpu]', or 'keras-towers[gpu]' with NVIDIA GPUs"
+    "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
+    "GPUs (in a checkout: pip install '.[cpu]')"
 )
 
 

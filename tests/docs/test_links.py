@@ -1,0 +1,53 @@
+"""Every relative link on every page leads to a file and a heading."""
+
+import re
+import unicodedata
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, name_of, without_code
+
+pytestmark = pytest.mark.core
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+def links(page):
+    return [
+        link
+        for link in _LINK.findall(without_code(page))
+        if not link.startswith(("http://", "https://"))
+    ]
+
+
+def anchors(page):
+    """The anchors of a page's headings, as code hosts and the site make them.
+
+    Headings with punctuation between words get different ones from the two.
+    """
+    found = []
+    for heading in _HEADING.findall(without_code(page)):
+        text = unicodedata.normalize("NFKD", heading)
+        text = re.sub(r"[^\w\s-]", "", text).strip().lower()
+        found.append(re.sub(r"\s", "-", text))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{link}: there is no {target}"
+        if anchor:
+            assert anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_the_site_has_every_page():
+    """It does not see files outside of its folder."""
+    listed = (ROOT / "mkdocs.yml").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert f": {page.name}\n" in listed
+        for link in links(page):
+            assert not link.startswith(".."), f"{page.name}: {link}"

@@ -1,0 +1,76 @@
+"""The Python on every page runs as it stands.
+
+A page's blocks share one namespace, in which ``x``, ``y`` and ``model`` are
+those of the README's first example. ``<!-- not run: why -->`` above a block
+leaves it out; ``<!-- needs mlflow -->`` does where there is no such module.
+"""
+
+import importlib.util
+import sys
+
+import keras
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks, name_of
+
+WITH_PYTHON = {
+    name_of(page): found for page in PAGES if (found := blocks(page, "python"))
+}
+NOTED = [
+    pytest.param(block, id=f"{page}:{block.line}")
+    for page, found in WITH_PYTHON.items()
+    for block in found
+    if block.note
+]
+
+
+def obstacle(block):
+    """Why a block does not run here, or None."""
+    if block.needs and not importlib.util.find_spec(block.needs):
+        return f"it needs {block.needs}"
+    return block.not_run
+
+
+def run(block, page, namespace):
+    # Errors then name the page and the line.
+    code = "\n" * (block.line - 1) + block.code
+    exec(compile(code, ROOT / page, "exec"), namespace)
+
+
+@pytest.fixture(scope="module")
+def first_example():
+    namespace = {"__name__": "a page"}
+    run(WITH_PYTHON["README.md"][0], "README.md", namespace)
+    return namespace
+
+
+@pytest.fixture
+def namespace(first_example, tmp_path, monkeypatch):
+    """What the snippets of a page start with."""
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(1)
+    model = keras.models.clone_model(first_example["model"])
+    model.compile("adam", "mse")
+    yield {**first_example, "model": model}
+    keras.distribution.set_distribution(None)
+    if horovod := sys.modules.get("keras_towers.horovod"):
+        horovod.shutdown()
+
+
+def test_the_first_example_trains(first_example):
+    model, x, y = (first_example[name] for name in ("model", "x", "y"))
+    assert model.evaluate(x, y, verbose=0) < 0.5 * y.var()
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_runs(page, namespace):
+    for block in WITH_PYTHON[page]:
+        if not obstacle(block):
+            run(block, page, namespace)
+
+
+@pytest.mark.parametrize("block", NOTED)
+def test_what_does_not_run_says_why(block):
+    assert block.needs or block.not_run, f"what is meant by {block.note!r}?"
+    if why := obstacle(block):
+        pytest.skip(why)
