@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -147,7 +146,7 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     secret = new_secret()
     server = rendezvous_server(address, secret)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
+    console = Console(job.output, events.put)
     driver = _driver(server, elastic, console.say)
     workers = Workers(
         job,
@@ -178,7 +177,9 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
             driver.start(elastic.ranks, workers.run)
             events.put(driver.get_results())
         except Exception as error:
-            events.put(error)
+            failure = TowerError(str(error).splitlines()[0])
+            failure.__cause__ = error
+            events.put(failure)
 
     try:
         with signals_to(events):
@@ -189,10 +190,10 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
                 console.say(_waits(slots, *wait))
             threading.Thread(target=drive, daemon=True).start()
             event = events.get()
-            if isinstance(event, int):
+            if isinstance(event, int | OSError):
                 return stopped_by(event, console)
-        if isinstance(event, Exception):
-            raise TowerError(str(event).splitlines()[0]) from event
+        if isinstance(event, TowerError):
+            raise event
         return workers.verdict(event)
     finally:
         workers.stop()

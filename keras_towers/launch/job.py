@@ -77,8 +77,8 @@ def run_job(job: Job) -> int:
     address, interface = meeting_point(job.interface, remote)
     secret = new_secret()
     server = rendezvous_server(address, secret)
-    events: queue.SimpleQueue[Rank | int] = queue.SimpleQueue()
-    console = Console(job.output, lambda: events.put(int(signal.SIGPIPE)))
+    events: queue.SimpleQueue[Rank | int | OSError] = queue.SimpleQueue()
+    console = Console(job.output, events.put)
     environment = job_environment(
         rendezvous=address,
         port=server.start(),
@@ -179,15 +179,30 @@ def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stopped_by(number: int, console: Console) -> int:
-    """The exit code for a signal that the launcher received."""
-    if number != signal.SIGPIPE:
-        console.say(f"stopped by {signal.Signals(number).name}")
-    return 128 + number
+def stopped_by(reason: int | OSError, console: Console) -> int:
+    """The exit code of a job that the launcher had to end.
+
+    Args:
+        reason: a signal, or why the ranks' output cannot be written.
+        console: where it is said.
+    """
+    if isinstance(reason, BrokenPipeError):
+        # As programs in a pipeline end when the next one has.
+        return 128 + signal.SIGPIPE
+    if isinstance(reason, OSError):
+        console.say(
+            f"ended, because the output of the job cannot be written to "
+            f"{reason.filename}: {reason.strerror}"
+        )
+        return 1
+    console.say(f"stopped by {signal.Signals(reason).name}")
+    return 128 + reason
 
 
 def _supervise(
-    ranks: list[Rank], events: queue.SimpleQueue[Rank | int], console: Console
+    ranks: list[Rank],
+    events: queue.SimpleQueue[Rank | int | OSError],
+    console: Console,
 ) -> int:
     ended: list[Rank] = []
     deadline = math.inf
@@ -197,7 +212,7 @@ def _supervise(
             event = events.get(timeout=None if left == math.inf else left)
         except queue.Empty:
             break
-        if isinstance(event, int):
+        if isinstance(event, int | OSError):
             return stopped_by(event, console)
         ended.append(event)
         found = blame(ended)

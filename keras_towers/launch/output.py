@@ -39,16 +39,22 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
 
 
 class Sink:
-    """A stream to which many threads write whole lines."""
+    """A stream to which many threads write whole lines.
 
-    def __init__(self, stream: BinaryIO, on_closed: Callable[[], None]):
+    Args:
+        stream: the stream.
+        on_failed: called once, with an error that names the stream, when it
+            cannot be written to: its reader has gone, or the disk is full.
+    """
+
+    def __init__(self, stream: BinaryIO, on_failed: Callable[[OSError], None]):
         self._stream = stream
-        self._on_closed = on_closed
+        self._on_failed = on_failed
         self._lock = threading.Lock()
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Write and flush; report once when the reader has gone."""
+        """Write and flush; after a failure, drop the data."""
         with self._lock:
             if self._closed:
                 return
@@ -56,9 +62,17 @@ class Sink:
                 self._stream.write(data)
                 self._stream.flush()
                 return
-            except OSError:
+            except OSError as error:
                 self._closed = True
-        self._on_closed()
+                name = getattr(self._stream, "name", None)
+                failed = type(error)(error.errno, error.strerror, name)
+        self._on_failed(failed)
+
+    def close(self) -> None:
+        """Close the stream."""
+        with self._lock:
+            self._closed = True
+            self._stream.close()
 
 
 class Tagger:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from keras_towers.launch import agent
 from keras_towers.launch.environment import exported
@@ -47,27 +47,31 @@ class Console:
 
     Args:
         folder: where each rank's output is also written; None: nowhere.
-        on_closed: called once when the reader of the output has gone.
+        on_failed: called with the error when output cannot be written.
     """
 
-    def __init__(self, folder: Path | None, on_closed: Callable[[], None]):
+    def __init__(
+        self, folder: Path | None, on_failed: Callable[[OSError], None]
+    ):
         self.folder = folder
-        self._files: dict[str, BinaryIO] = {}
+        self._files: dict[str, Sink] = {}
+        self._on_failed = on_failed
         self.sinks = {
-            stream: Sink(stream.buffer, on_closed)
+            stream: Sink(stream.buffer, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def file(self, name: str) -> BinaryIO | None:
+    def file(self, name: str) -> Sink | None:
         """The file that also gets a rank's output, if any."""
         if self.folder is None:
             return None
         # In an elastic job several ranks may use one name, one after another.
         if name not in self._files:
             path = self.folder / f"rank.{name.replace(':', '.')}.txt"
-            self._files[name] = path.open("wb", buffering=0)
+            stream = path.open("wb", buffering=0)
+            self._files[name] = Sink(stream, self._on_failed)
         return self._files[name]
 
     def close(self) -> None:
@@ -184,22 +188,19 @@ class Rank:
         on_end(self)
 
 
-def _pump(pipe: IO[bytes], tagger: Tagger, copy: BinaryIO | None) -> None:
+def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
     while data := os.read(pipe.fileno(), _READ_BYTES):
         *lines, line = (line + data).splitlines(keepends=True)
         if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
             lines, line = [*lines, line], b""
-        _write(copy, b"".join(lines))
+        if copy:
+            copy.write(b"".join(lines))
         tagger.feed(data)
-    _write(copy, line)
+    if copy:
+        copy.write(line)
     tagger.close()
-
-
-def _write(file: BinaryIO | None, data: bytes) -> None:
-    if file and data and not file.closed:
-        file.write(data)
 
 
 def signal_name(code: int) -> str | None:

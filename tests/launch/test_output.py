@@ -1,5 +1,6 @@
 """Tagged lines."""
 
+import errno
 import io
 
 import pytest
@@ -73,14 +74,28 @@ def test_tail_is_kept(tagger):
 
 def test_closed_output_is_told_once():
     class Closed(io.RawIOBase):
-        def write(self, data):
-            raise BrokenPipeError
+        name = "<the terminal>"
 
-    told = []
-    sink = Sink(Closed(), lambda: told.append(True))
+        def write(self, data):
+            raise BrokenPipeError(errno.EPIPE, "no reader")
+
+    told: list[OSError] = []
+    sink = Sink(Closed(), told.append)
     sink.write(b"a")
     sink.write(b"b")
-    assert told == [True]
+    (error,) = told
+    assert isinstance(error, BrokenPipeError)
+    assert error.filename == "<the terminal>"
+
+
+def test_a_full_disk_is_told_once():
+    told: list[OSError] = []
+    with open("/dev/full", "wb", buffering=0) as full:
+        sink = Sink(full, told.append)
+        sink.write(b"a")
+        sink.write(b"b")
+    (error,) = told
+    assert (error.errno, error.filename) == (errno.ENOSPC, "/dev/full")
 
 
 def test_colour_on_a_terminal_only(monkeypatch):

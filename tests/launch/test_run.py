@@ -2,7 +2,10 @@
 
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -212,11 +215,53 @@ def test_finished_ranks_leave_nothing(launch, write, tmp_path):
     assert all_gone(family, 0.5)
 
 
+TALKER = """
+import os, pathlib, sys, time
+with open("ready", "a") as file:
+    file.write("ready\\n")
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+for number in range(1000):
+    print("x" * 1000)
+time.sleep(100)
+"""
+
+
 def test_closed_output_ends_the_job(launch, write):
     job = launch("-np", "2", write("while True: print('x' * 1000)"))
     assert job.process.stdout.readline()
     job.process.stdout.close()
     assert job.process.wait(20) == 141
+
+
+def test_output_that_cannot_be_written_ends_the_job(launch, write, tmp_path):
+    job = launch("-np", "2", "--output", "logs", write(TALKER), "go")
+    job.wait_for(tmp_path / "ready", lines=2)
+    resource.prlimit(job.process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    family = job.family()
+    (tmp_path / "go").touch()
+    done = job.finish(20)
+    assert done.code == 1
+    assert re.search(r"cannot be written to .*logs/rank.\d.txt", done.last)
+    assert "File too large" in done.last
+    assert all_gone(family, 0.5)
+
+
+def test_standard_output_on_a_full_disk(write, tmp_path):
+    script = write("while True: print('x' * 1000)")
+    command = [sys.executable, "-m", "keras_towers.cli.main", "run"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, "-np", "2", script],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written to <stdout>: No space left" in done.stderr
 
 
 def test_another_host(run, write, tmp_path):
