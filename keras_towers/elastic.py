@@ -284,7 +284,8 @@ class Commit(ResumesFit):
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
         if strategy is None:
             return [v.numpy() for v in metrics]
-        strategy.adoption.equalise()
-        strategy.adoption.mark_trained()
-        sums = agreement.total(strategy.config.transport, metrics)
+        components = strategy._components
+        components.adoption.equalise()
+        components.adoption.mark_trained()
+        sums = agreement.total(components.config.transport, metrics)
         return [value.numpy() for value in sums]

@@ -76,7 +76,7 @@ def current_tower() -> CurrentTower:
         return CurrentTower(0, 1, device, tower_lib.training_alone.get())
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
-    first = strategy.config.first_tower if ours else 0
+    first = strategy._components.config.first_tower if ours else 0
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,

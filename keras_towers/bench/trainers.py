@@ -201,7 +201,7 @@ def horovod_strategy(
 
     with kt.HorovodStrategy(compression=compression) as strategy:
         # As the strategy decides; GPUs are hidden from the ranks.
-        memory = shared_memory.available(strategy.transport)
+        memory = shared_memory.available(strategy._config.transport)
         choice = "shared memory" if memory and not compression else None
         yield _fit(work, work.model.build(), choice, whole=True)
 

@@ -224,8 +224,9 @@ class Residents(Protocol):
         ...
 
 
-class KerasStrategy:
-    """The base class of all strategies, as ``fit/`` sees them.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Components:
+    """What a strategy is composed of.
 
     Attributes:
         config: the towers.
@@ -238,6 +239,17 @@ class KerasStrategy:
     update: Update
     calls: Calls
     adoption: Residents
+
+
+class KerasStrategy:
+    """The base class of all strategies, as ``fit/`` sees them.
+
+    Args:
+        components: what it is composed of; no business of its users.
+    """
+
+    def __init__(self, components: Components):
+        self._components = components
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Make it TensorFlow's current strategy inside a ``with`` block."""

@@ -8,6 +8,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.asynchronous.calls import AsyncCalls
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts
 
@@ -65,9 +67,6 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
-    calls: AsyncCalls
-    update: UpdateAlone
-
     def __init__(
         self,
         towers: int | Sequence[int | str] | None = None,
@@ -83,7 +82,11 @@ class AsyncTowerStrategy(BaseStrategy):
                 scale, parts.config, parts.spread, parts.order, reduce
             )
 
-        super().__init__(devices, update, reduce, AsyncCalls, batches="each")
+        def calls(step: GlobalStep, adoption: Adoption) -> AsyncCalls:
+            self._calls = AsyncCalls(step, adoption)
+            return self._calls
+
+        super().__init__(devices, update, reduce, calls, batches="each")
 
     @property
     def mode(self) -> str:
@@ -93,14 +96,14 @@ class AsyncTowerStrategy(BaseStrategy):
     @property
     def staleness(self) -> Staleness:
         """How many updates of other towers the last epoch's steps missed."""
-        return self.calls.staleness
+        return self._calls.staleness
 
     def _described(self) -> list[str]:
         scaled = "not scaled"
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"
         return [
-            f'mode "async": {self.update.description}',
+            f'mode "async": {self._components.update.description}',
             f"gradients are {scaled}",
             "every tower takes the next whole batch as soon as it is free",
         ]

@@ -23,6 +23,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     Batches,
     Calls,
+    Components,
     Extent,
     KerasStrategy,
     TowerConfig,
@@ -87,8 +88,6 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         TowerError: an argument is invalid, or contradicts ``exact``.
     """
 
-    adoption: Adoption
-
     def __init__(
         self,
         devices: Sequence[str],
@@ -123,7 +122,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             ),
         )
         on_host = devices_lib.all_on_host(devices)
-        self.config = TowerConfig(
+        config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
@@ -135,53 +134,54 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             random=_extent("random", random, exact),
             replicas_are_called=replicas_are_called,
         )
-        spread = SpreadVariables(self.config)
+        spread = SpreadVariables(config)
         order = StepOrder(transport)
-        self.update = update(Parts(self.config, spread, order))
-        self.adoption = Adoption(self.config, spread, self.update)
-        step = GlobalStep(self.config, order, self.update, self.run, spread)
-        self.calls = calls(step, self.adoption)
+        updates = update(Parts(config, spread, order))
+        self._adoption = Adoption(config, spread, updates)
+        step = GlobalStep(config, order, updates, self.run, spread)
+        run = calls(step, self._adoption)
+        components = Components(config, updates, run, self._adoption)
+        KerasStrategy.__init__(self, components)
         self._entered: contextlib.ExitStack | None = None
 
     @property
-    def transport(self) -> Transport:
-        """What connects the processes."""
-        return self.config.transport
+    def _config(self) -> TowerConfig:
+        return self._components.config
 
     @property
     def num_towers(self) -> int:
         """The number of towers of this process."""
-        return self.config.num_towers
+        return self._config.num_towers
 
     @property
     def num_replicas(self) -> int:
         """The number of towers of all processes."""
-        return self.config.num_replicas
+        return self._config.num_replicas
 
     @property
     def first_tower(self) -> int:
         """The index of this process's first tower among all towers."""
-        return self.config.first_tower
+        return self._config.first_tower
 
     @property
     def average(self) -> bool:
         """Whether a loss is a mean over the batch."""
-        return self.config.average
+        return self._config.average
 
     @property
     def batches(self) -> Batches:
         """Whether the global batch is split, or each tower draws one."""
-        return self.config.batches
+        return self._config.batches
 
     @property
     def sync_every_epoch(self) -> bool:
         """Whether all towers are synchronized at the end of each epoch."""
-        return self.config.sync_every_epoch
+        return self._config.sync_every_epoch
 
     @property
     def updates(self) -> str:
         """Who updates the weights: ``"once"``, ``"each"``, ..."""
-        return self.update.name
+        return self._components.update.name
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -206,7 +206,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [tower_lib.short_name(d) for d in self.config.devices]
+        names = [tower_lib.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
         return f"{type(self).__name__}: {towers} ({span})"
@@ -218,7 +218,10 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             "split": "the global batch is split over the towers",
             "each": "every tower draws a whole batch",
         }[self.batches]
-        return [f"gradients are {gradients}; {self.update.description}", data]
+        return [
+            f"gradients are {gradients}; {self._components.update.description}",
+            data,
+        ]
 
     @contextlib.contextmanager
     def scope(self: Self) -> Iterator[Self]:
@@ -247,33 +250,33 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
-        self.adoption.note_what_is_made()
+        self._adoption.note_what_is_made()
         return self
 
     def _announce(self) -> None:
         """Say in one line what trains now."""
         alone = len(devices_lib.resolve(None)) == 1
-        if alone and isinstance(self.transport, SingleProcess):
+        if alone and isinstance(self._config.transport, SingleProcess):
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
                 "keras_towers.virtual_towers(4) before anything else.",
                 self,
             )
-        elif self.transport.rank == 0:
+        elif self._config.transport.rank == 0:
             announce(repr(self))
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         try:
-            if error[0] is None and self.transport.size > 1:
-                self.adoption.equalise()
+            if error[0] is None and self._config.transport.size > 1:
+                self._adoption.equalise()
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
-                self.adoption.release()
+                self._adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.
@@ -282,9 +285,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             TowerError: the model belongs to another strategy.
         """
         if self.num_replicas > 1:
-            self.adoption.claim(model)
+            self._adoption.claim(model)
             with self.scope():
-                self.adoption.bind(model)
+                self._adoption.bind(model)
 
 
 def _extent(name: str, given: Extent | None, exact: bool) -> Extent:

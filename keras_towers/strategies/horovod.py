@@ -64,8 +64,6 @@ class HorovodStrategy(ProcessStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    transport: horovod_lib.HorovodTransport
-
     def __init__(
         self,
         average: bool = True,
@@ -75,7 +73,7 @@ class HorovodStrategy(ProcessStrategy):
         towers: int | list[int | str] = 1,
         **options,
     ):
-        transport = horovod_lib.HorovodTransport()
+        self._horovod = transport = horovod_lib.HorovodTransport()
         _say_how_to_launch(transport)
         _share_cores(transport)
         exchange = compression_lib.resolve(compression)
@@ -94,7 +92,7 @@ class HorovodStrategy(ProcessStrategy):
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
-        return self.transport.mpi_enabled()
+        return self._horovod.mpi_enabled()
 
 
 def _say_how_to_launch(transport: Transport) -> None:

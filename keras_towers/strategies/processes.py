@@ -49,27 +49,27 @@ class ProcessStrategy(AllReduceStrategy):
     @property
     def rank(self) -> int:
         """This process, 0 to size - 1."""
-        return self.transport.rank
+        return self._config.transport.rank
 
     @property
     def size(self) -> int:
         """The number of processes."""
-        return self.transport.size
+        return self._config.transport.size
 
     @property
     def local_rank(self) -> int:
         """This process among those on its machine, from 0."""
-        return self.transport.local_rank
+        return self._config.transport.local_rank
 
     @property
     def local_size(self) -> int:
         """The number of processes on this machine."""
-        return self.transport.local_size
+        return self._config.transport.local_size
 
     @property
     def is_chief(self) -> bool:
         """Whether this is rank 0, which writes files."""
-        return self.transport.rank == 0
+        return self._config.transport.rank == 0
 
     def __repr__(self) -> str:
         if self.size == 1:
@@ -77,8 +77,9 @@ class ProcessStrategy(AllReduceStrategy):
         return f"{super().__repr__()} in each of {self.size} processes"
 
     def _described(self) -> list[str]:
+        engine = self._config.transport.name
         return [
             *super()._described(),
-            f"rank {self.rank} of {self.size} over {self.transport.name}; "
+            f"rank {self.rank} of {self.size} over {engine}; "
             f"{self.num_replicas} towers in total",
         ]

@@ -61,7 +61,6 @@ class TowerStrategy(AllReduceStrategy):
         num_towers: the number of towers of this process.
         num_replicas: the number of towers of all processes.
         first_tower: the index of this process's first tower among all.
-        transport: connects the processes; here there is only one.
 
     Raises:
         TowerError: unknown devices or modes, or other invalid arguments.

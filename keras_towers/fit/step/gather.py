@@ -83,7 +83,7 @@ def gather(context: Any, values: Any, what: str) -> Any:
         TowerError: a value has no rows, is sparse or ragged, or is a string
             that several processes would have to exchange.
     """
-    transport = context.strategy.config.transport
+    transport = context.strategy._components.config.transport
     tensors = [
         _with_rows(leaf, transport, what) for leaf in tf.nest.flatten(values)
     ]
