@@ -283,8 +283,9 @@ def _listed(result: Any) -> Any:
         return {key: _listed(value) for key, value in result.items()}
     if type(result) in (list, tuple):
         return type(result)(map(_listed, result))
-    if isinstance(result, tuple) and hasattr(result, "_make"):
-        return result._make(map(_listed, result))
+    make = getattr(result, "_make", None)
+    if isinstance(result, tuple) and make is not None:
+        return make(map(_listed, result))
     return result
 
 

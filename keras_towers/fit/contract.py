@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import keras
 import tensorflow as tf
 
+from keras_towers._strategy import Strategy
 from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
@@ -62,7 +63,7 @@ class TowerConfig:
         replicas_are_called: what a replica is called in messages.
     """
 
-    strategy: tf.distribute.Strategy
+    strategy: Strategy
     devices: Sequence[str]
     transport: Transport
     batches: Batches = "split"

@@ -183,4 +183,8 @@ def _variable(device: str, dtype: tf.DType) -> tf.Variable:
     # A plain variable on one device, even inside a strategy's scope, where it
     # would be mirrored, or while a graph is traced.
     with tf.init_scope(), compat.single_device_mode(), tf.device(device):
-        return tf.Variable(0, dtype=dtype, trainable=False)
+        return tf.Variable(
+            0,  # pyright: ignore[reportArgumentType]
+            dtype=dtype,
+            trainable=False,
+        )

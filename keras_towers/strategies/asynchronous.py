@@ -82,6 +82,8 @@ class AsyncTowerStrategy(BaseStrategy):
                 scale, parts.config, parts.spread, parts.order, reduce
             )
 
+        self._calls: AsyncCalls
+
         def calls(step: GlobalStep, adoption: Adoption) -> AsyncCalls:
             self._calls = AsyncCalls(step, adoption)
             return self._calls

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
+from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, interrupts
@@ -61,7 +62,7 @@ class Parts:
     order: StepOrder
 
 
-class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
+class BaseStrategy(MirroredStrategy, KerasStrategy):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     Args:

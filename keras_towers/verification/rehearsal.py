@@ -64,6 +64,9 @@ class SharedDeviceStrategy(BaseStrategy):
     """
 
     def __init__(self, options: Options, whole: Sequence[Differentiated] = ()):
+        self._compared: runs.ComparedUpdate
+        self._step: GlobalStep
+
         def update(parts: Parts) -> runs.ComparedUpdate:
             self._compared = runs.ComparedUpdate(
                 parts.config,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import keras
-import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.callbacks import Start
@@ -56,7 +55,7 @@ class SeenByKeras:
     access is forwarded to the strategy.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, call: SeenCall):
+    def __init__(self, strategy: Any, call: SeenCall):
         self.strategy = strategy
         self.call = call
 
@@ -82,7 +81,7 @@ class SeenByKeras:
         return hash(self.strategy)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The strategy's class, for ``isinstance``."""
         return type(self.strategy)
 
