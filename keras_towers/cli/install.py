@@ -26,7 +26,7 @@ class _Engines(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-install = typer.Typer(
+install: typer.Typer = typer.Typer(
     cls=_Engines,
     no_args_is_help=True,
     help="Build and install an engine that connects processes.",

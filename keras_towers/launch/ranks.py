@@ -53,7 +53,7 @@ class Console:
     def __init__(self, folder: Path | None, on_closed: Callable[[], None]):
         self.folder = folder
         self._files: dict[str, BinaryIO] = {}
-        self.sinks = {
+        self.sinks: dict[Any, Sink] = {
             stream: Sink(stream.buffer, on_closed)
             for stream in (sys.stdout, sys.stderr)
         }
@@ -105,7 +105,7 @@ class Rank:
     ):
         self.place = place
         self.code: int | None = None
-        self.stopped = False
+        self.stopped: bool = False
         self._taggers: dict[Any, Tagger] = {}
         outer = dict(os.environ)
         launch = _AGENT

@@ -92,7 +92,7 @@ class CollectiveAllReduce:
                     f"Collective ops need different devices, but {one} and "
                     f"{other} are the same. Name each device once."
                 )
-        self.devices = tuple(devices)
+        self.devices: tuple[str, ...] = tuple(devices)
         self.hint = hint
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)

@@ -19,7 +19,7 @@ from keras_towers.reduction.gradients import (
     split_kinds,
 )
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class GradientPacker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.asynchronous.calls import AsyncCalls
@@ -69,11 +69,11 @@ class AsyncTowerStrategy(BaseStrategy):
 
     def __init__(
         self,
-        towers: int | Sequence[int | str] | None = None,
+        towers: devices_lib.Towers | None = None,
         scale_gradient: bool = True,
     ):
         devices = devices_lib.resolve(towers)
-        self.scale_gradient = bool(scale_gradient)
+        self.scale_gradient: bool = bool(scale_gradient)
         scale = 1 / len(devices) if scale_gradient else 1.0
         reduce = modes.choose(devices, None).reduce
 
@@ -91,7 +91,7 @@ class AsyncTowerStrategy(BaseStrategy):
         super().__init__(devices, update, reduce, calls, batches="each")
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> Literal["async"]:
         """How the towers work together: ``"async"``."""
         return "async"
 

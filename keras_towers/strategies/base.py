@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -43,8 +43,6 @@ logger = logging.getLogger("keras_towers")
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
 _collective_key_bases = itertools.count(1_000_000, 100_000)
-
-Self = TypeVar("Self", bound="BaseStrategy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +223,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         ]
 
     @contextlib.contextmanager
-    def scope(self: Self) -> Iterator[Self]:
+    def scope(self) -> Iterator[Self]:
         """Make this the current strategy, as with any TensorFlow strategy.
 
         A model that is built inside stays on the towers permanently.
@@ -240,7 +238,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         with hooks.installed(), super().scope():
             yield self
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         if self._entered is not None:
             raise TowerError(
                 f"this {type(self).__name__} has been entered already: a "

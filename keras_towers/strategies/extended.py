@@ -28,7 +28,7 @@ class TowerExtended(compat.MirroredExtended):
         self,
         strategy: Strategy,
         devices: Sequence[str],
-        cross_device_ops: tf.distribute.CrossDeviceOps,
+        cross_device_ops: Any,
         transport: Transport,
     ):
         super().__init__(strategy, list(devices), cross_device_ops)

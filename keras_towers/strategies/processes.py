@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_towers.devices import Towers
 from keras_towers.reduction import Exchange, exact
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.transport import Transport
@@ -34,7 +35,7 @@ class ProcessStrategy(AllReduceStrategy):
         self,
         transport: Transport,
         exchange: Exchange = exact,
-        towers: int | list[int | str] | None = 1,
+        towers: Towers | None = 1,
         **options: Any,
     ):
         one_each = transport.size > 1 and towers == 1

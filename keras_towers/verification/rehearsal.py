@@ -131,9 +131,9 @@ class Rehearsal:
         self._batch = batch
         self.rows = rows
         self.options = options
-        self.moments = Moments(layers_lib.batch_norms(model))
-        self.draws = Draws(rows, options.towers)
-        self.whole = self._whole(
+        self.moments: Moments = Moments(layers_lib.batch_norms(model))
+        self.draws: Draws = Draws(rows, options.towers)
+        self.whole: Run = self._whole(
             self.moments.installed("record"), self.draws.recorded(), Tapes()
         )
 

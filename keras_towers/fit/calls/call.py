@@ -15,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -121,7 +121,7 @@ class TowerCall:
         prepared: bool = False,
         start: Start | None = None,
     ):
-        self.config = step.config
+        self.config: TowerConfig = step.config
         self.adoption = adoption
         self.model = model
         self.kind = kind
@@ -132,7 +132,7 @@ class TowerCall:
         self.order: ranks_lib.Order | None = None
         self._step = step
         self._prepared = prepared
-        self.logs = Logs(
+        self.logs: Logs = Logs(
             model,
             self.trains,
             self.config.transport,

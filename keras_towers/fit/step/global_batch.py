@@ -51,7 +51,7 @@ class GlobalStep:
         spread: SpreadVariables | None = None,
     ):
         self.order = order
-        self.rows = RowCheck()
+        self.rows: RowCheck = RowCheck()
         self.config = config
         self.update = update
         self._spread = spread

@@ -54,8 +54,8 @@ class Draws:
         self._next: Counter[int] = Counter()
         self._mode: Literal["record", "repeat", "watch"] = "record"
         self._stacked: dict[int, set[bytes]] = {}
-        self.missed = False
-        self.differ = False
+        self.missed: bool = False
+        self.differ: bool = False
 
     def for_towers(self, towers: int) -> Draws:
         """Return the same draws for another number of towers."""
