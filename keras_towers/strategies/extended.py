@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.calls import call as call_lib
 from keras_towers._strategy import Strategy
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.transport import Transport
 
