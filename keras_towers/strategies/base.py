@@ -38,7 +38,7 @@ from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
