@@ -10,12 +10,12 @@ STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
 DOCS := .venv/docs
 
-.PHONY: demo test check lint bench docs clean
+.PHONY: demo test check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(HOROVOD) lint
+test: $(HOROVOD) lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The inner loop, in less than a minute and a half: some tests of every room
@@ -27,6 +27,11 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Not in lint, since it takes longer than all of that. It need not ask whether
+# there is a newer version of itself.
+types: $(STAMP)
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 bench: $(STAMP)
 	$(BIN)/keras-towers bench $(BENCH_ARGS)

@@ -92,16 +92,20 @@ _HOMES = {
 _MODULES = ("elastic",)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _requirements.check_tensorflow()
-    _requirements.check_backend()
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # Checkers know the names from the imports above.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES and name not in _MODULES:
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}"
+            )
+        _requirements.check_tensorflow()
+        _requirements.check_backend()
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -72,7 +72,13 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
 _made: list[str] = []
 
 
-def resolve(towers: int | Sequence[int | str] | None) -> list[str]:
+Towers: TypeAlias = (
+    int | list[int] | list[str] | list[int | str] | tuple[int | str, ...]
+)
+"""A number of devices, GPU ids or device names. A string is none of these."""
+
+
+def resolve(towers: Towers | None) -> list[str]:
     """Convert a user's ``towers`` argument to device names.
 
     Args:

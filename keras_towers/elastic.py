@@ -28,7 +28,7 @@ import functools
 import json
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 import numpy as np
@@ -49,6 +49,9 @@ from horovod.common.exceptions import (  # noqa: E402
     HorovodInternalError,
     HostsUpdatedInterrupt,
 )
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # What a collective whose peer has gone ends with, and much else does.
 _IN_DOUBT = (
@@ -78,6 +81,13 @@ class State(_elastic.ObjectState):
     Example:
         >>> state = kt.elastic.State(model, best=float("inf"))
     """
+
+    epoch: int
+    batch: int
+    seed: int
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    metrics: list[np.ndarray]
 
     def __init__(self, model: keras.Model, **extra: Any):
         if not model.built or getattr(model, "optimizer", None) is None:
@@ -140,7 +150,9 @@ class State(_elastic.ObjectState):
         super().check_host_updates()
 
 
-def run(function: Callable) -> Callable:
+def run(
+    function: Callable[Concatenate[State, _P], _R],
+) -> Callable[Concatenate[State, _P], _R]:
     """Run a function again, from the last commit, when workers die or join.
 
     Args:
@@ -152,7 +164,7 @@ def run(function: Callable) -> Callable:
     """
 
     @functools.wraps(function)
-    def survive(state: State, *args: Any, **kwargs: Any) -> Any:
+    def survive(state: State, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         synced = False
         with _told_of_hosts(state):
             while True:
@@ -284,7 +296,8 @@ class Commit(ResumesFit):
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
         if strategy is None:
             return [v.numpy() for v in metrics]
-        strategy.adoption.equalise()
-        strategy.adoption.mark_trained()
-        sums = agreement.total(strategy.config.transport, metrics)
+        components = strategy._components
+        components.adoption.equalise()
+        components.adoption.mark_trained()
+        sums = agreement.total(components.config.transport, metrics)
         return [value.numpy() for value in sums]

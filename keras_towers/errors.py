@@ -1,12 +1,15 @@
 """The errors that keras_towers raises."""
 
+from typing import TYPE_CHECKING
+
 
 class TowerError(ValueError):
     """Invalid use: says what was given, what is allowed and what to do."""
 
-    # AutoGraph preserves the class of an error raised in a tf.function only if
-    # it has this constructor.
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        # AutoGraph preserves the class of an error raised in a tf.function only
+        # if it has this constructor.
+        __init__ = Exception.__init__
 
 
 class CompatibilityError(ImportError):

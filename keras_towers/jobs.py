@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from keras_towers.fit.contract import Batches
     from keras_towers.strategies.base import BaseStrategy
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 _job: horovod.HorovodTransport | None = None
 

@@ -76,7 +76,7 @@ def current_tower() -> CurrentTower:
         return CurrentTower(0, 1, device, tower_lib.training_alone.get())
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
-    first = strategy.config.first_tower if ours else 0
+    first = strategy._components.config.first_tower if ours else 0
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,
@@ -283,8 +283,9 @@ def _listed(result: Any) -> Any:
         return {key: _listed(value) for key, value in result.items()}
     if type(result) in (list, tuple):
         return type(result)(map(_listed, result))
-    if isinstance(result, tuple) and hasattr(result, "_make"):
-        return result._make(map(_listed, result))
+    make = getattr(result, "_make", None)
+    if isinstance(result, tuple) and make is not None:
+        return make(map(_listed, result))
     return result
 
 

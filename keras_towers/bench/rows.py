@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.bench import trainers
 from keras_towers.bench.models import MODELS
@@ -18,11 +18,20 @@ from keras_towers.bench.multi_worker import ring_loop
 from keras_towers.bench.torch_loop import torch_loop
 from keras_towers.bench.trainers import Trainer, Workload
 
+if TYPE_CHECKING:
+    from keras_towers.reduction.compression import CompressionName
+
 # The values of TowerStrategy's ``mode`` and HorovodStrategy's ``compression``,
 # repeated here because the modules that define them import TensorFlow.
 MODES = ("cpu", "gpu", "hierarchical", "collective", "nccl")
-COMPRESSIONS: tuple[str, ...] = ("none", "fp16", "fp16-shards", "bf16")
-COMPRESSIONS += ("fp16-feedback", "bf16-feedback")
+COMPRESSIONS: tuple[CompressionName, ...] = (
+    "none",
+    "fp16",
+    "fp16-shards",
+    "bf16",
+    "fp16-feedback",
+    "bf16-feedback",
+)
 RAW = "horovod-raw"
 
 

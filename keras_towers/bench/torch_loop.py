@@ -1,5 +1,8 @@
 """PyTorch's ``DistributedDataParallel`` in one rank of the benchmark."""
 
+# PyTorch is optional.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib

@@ -10,10 +10,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import SGD, BenchModel
+
+if TYPE_CHECKING:
+    from keras_towers.reduction.compression import CompressionName
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def towers(
 
 @contextlib.contextmanager
 def horovod_strategy(
-    work: Workload, compression: str | None = None
+    work: Workload, compression: CompressionName | None = None
 ) -> Iterator[Trainer]:
     """Use ``HorovodStrategy``, with the same data on every rank."""
     import keras_towers as kt
@@ -201,7 +204,7 @@ def horovod_strategy(
 
     with kt.HorovodStrategy(compression=compression) as strategy:
         # As the strategy decides; GPUs are hidden from the ranks.
-        memory = shared_memory.available(strategy.transport)
+        memory = shared_memory.available(strategy._config.transport)
         choice = "shared memory" if memory and not compression else None
         yield _fit(work, work.model.build(), choice, whole=True)
 

@@ -40,7 +40,7 @@ class Shelf:
         self._key = {**target.facts(), **recipe.key()}
         text = json.dumps(self._key, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:16]
-        self.path = folder() / recipe.name / digest
+        self.path: Path = folder() / recipe.name / digest
 
     def find(self) -> Path | None:
         """The wheel, if it has been built."""

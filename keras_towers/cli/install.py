@@ -26,7 +26,7 @@ class _Engines(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-install = typer.Typer(
+install: typer.Typer = typer.Typer(
     cls=_Engines,
     no_args_is_help=True,
     help="Build and install an engine that connects processes.",
@@ -80,6 +80,7 @@ def horovod(
 
     console = Console(highlight=False)
     recipe = Horovod(with_mpi, with_nccl)
+    found = None
     try:
         with _ended_cleanly(), _progress(console) as tell:
             built = build.build(recipe, tell, rebuild)
@@ -100,6 +101,7 @@ def horovod(
             f"{wheel_only / built.wheel.name} ({how})", soft_wrap=True
         )
         return
+    assert found is not None
     console.print(
         f"Horovod {found.version} for TensorFlow {found.tensorflow} installed, "
         f"{how}; with {found.built_in}",

@@ -13,7 +13,7 @@ from keras_towers.cli.install import install
 from keras_towers.cli.run import run
 from keras_towers.cli.verify import verify
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="keras-towers",
     help="Train a Keras 3 model on many devices with one line around fit.",
     no_args_is_help=True,

@@ -21,10 +21,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import keras
 import tensorflow as tf
 
+from keras_towers._strategy import Strategy
 from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
 Extent: TypeAlias = Literal["tower", "global"]
+Updates: TypeAlias = Literal["once", "each"]
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.
@@ -62,7 +64,7 @@ class TowerConfig:
         replicas_are_called: what a replica is called in messages.
     """
 
-    strategy: tf.distribute.Strategy
+    strategy: Strategy
     devices: Sequence[str]
     transport: Transport
     batches: Batches = "split"
@@ -224,8 +226,9 @@ class Residents(Protocol):
         ...
 
 
-class KerasStrategy:
-    """The base class of all strategies, as ``fit/`` sees them.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Components:
+    """What a strategy is composed of.
 
     Attributes:
         config: the towers.
@@ -238,6 +241,17 @@ class KerasStrategy:
     update: Update
     calls: Calls
     adoption: Residents
+
+
+class KerasStrategy:
+    """The base class of all strategies, as ``fit/`` sees them.
+
+    Args:
+        components: what it is composed of; no business of its users.
+    """
+
+    def __init__(self, components: Components):
+        self._components = components
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Make it TensorFlow's current strategy inside a ``with`` block."""

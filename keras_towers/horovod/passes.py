@@ -73,7 +73,7 @@ class Passes:
         # These outlive the function being traced.
         with tf.init_scope():
             if self._count is None:
-                self._count = tf.Variable(0, trainable=False)
+                self._count = tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
             if key not in self._sums:
                 self._sums[key] = tf.Variable(
                     tf.zeros(variable.shape, grad.dtype), trainable=False

@@ -58,11 +58,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch or 0
-        self.current_epoch = start_epoch
+        self.steps_per_epoch: int = steps_per_epoch or 0
+        self.current_epoch: int = start_epoch
         # One call per batch instead of two per variable.
         self._scale = tf.function(_scale, autograph=False)
-        self.multiplier = (
+        self.multiplier: Callable[[float], float] = (
             multiplier
             if callable(multiplier)
             else lambda epoch: multiplier ** (epoch - start_epoch)

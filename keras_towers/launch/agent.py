@@ -186,6 +186,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
+    status: int = main()
     sys.stderr.flush()
     os._exit(status)  # The thread blocked on stdin would delay a normal exit.

@@ -85,7 +85,7 @@ class Tagger:
     """
 
     def __init__(self, sink: Sink, tag: bytes):
-        self.tail = b""
+        self.tail: bytes = b""
         self._sink = sink
         self._tag = tag
         self._line = b""

@@ -56,7 +56,7 @@ class Console:
         self.folder = folder
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
-        self.sinks = {
+        self.sinks: dict[Any, Sink] = {
             stream: Sink(stream.buffer, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
@@ -109,7 +109,7 @@ class Rank:
     ):
         self.place = place
         self.code: int | None = None
-        self.stopped = False
+        self.stopped: bool = False
         self._taggers: dict[Any, Tagger] = {}
         outer = dict(os.environ)
         launch = _AGENT

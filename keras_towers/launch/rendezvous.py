@@ -16,7 +16,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launch.rounds import Rounds
 from keras_towers.rendezvous import SCOPE, SIGNATURE, same, sign, token
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # Where each rank first leaves its address for the others.
 _FIRST_SCOPE = "global"

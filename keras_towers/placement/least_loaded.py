@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_towers.devices import canonical
 from keras_towers.errors import TowerError
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # tensorpack keeps variables of fewer than 64 Ki elements on one device.
 SMALL_BYTES = 64 * 1024 * 4
@@ -81,7 +81,7 @@ class LeastLoadedPlacement:
         small_bytes: int = SMALL_BYTES,
     ):
         known = checked_devices("devices", devices)
-        self.devices = tuple(known)
+        self.devices: tuple[str, ...] = tuple(known)
         if small_device is not None:
             # Count its load under one name, even if it is spelled differently.
             names = {_parts(name): name for name in known}

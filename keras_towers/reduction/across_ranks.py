@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -11,9 +12,12 @@ from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
     Reduction,
+    dense_of,
     split_kinds,
 )
 from keras_towers.transport import Transport, next_key
+
+Summed = TypeVar("Summed", bound=Gradient)
 
 
 def across_ranks(
@@ -49,9 +53,9 @@ def across_ranks(
 
 def sum_over_ranks(
     transport: Transport,
-    grads: Sequence[Gradient],
+    grads: Sequence[Summed],
     exchange: Exchange = exact,
-) -> list[Gradient]:
+) -> list[Summed]:
     """Sum each of N gradients over the ranks.
 
     Sparse gradients become the slices of all ranks, concatenated in rank order.
@@ -63,15 +67,10 @@ def sum_over_ranks(
     """
     key = next_key("sum")
     dense, sparse = split_kinds(grads)
-    sums = dict(
-        zip(
-            dense,
-            exchange(transport, [grads[i] for i in dense], key),
-            strict=True,
-        )
-    )
+    totals = exchange(transport, dense_of(grads), key)
+    sums: dict[int, Any] = dict(zip(dense, totals, strict=True))
     for i in sparse:
-        grad = grads[i]
+        grad: Any = grads[i]
         sums[i] = tf.IndexedSlices(
             transport.all_gather(grad.values, f"{key}.values.{i}"),
             transport.all_gather(grad.indices, f"{key}.indices.{i}"),

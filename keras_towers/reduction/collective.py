@@ -92,7 +92,7 @@ class CollectiveAllReduce:
                     f"Collective ops need different devices, but {one} and "
                     f"{other} are the same. Name each device once."
                 )
-        self.devices = tuple(devices)
+        self.devices: tuple[str, ...] = tuple(devices)
         self.hint = hint
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
@@ -183,4 +183,8 @@ def _variable(device: str, dtype: tf.DType) -> tf.Variable:
     # A plain variable on one device, even inside a strategy's scope, where it
     # would be mirrored, or while a graph is traced.
     with tf.init_scope(), compat.single_device_mode(), tf.device(device):
-        return tf.Variable(0, dtype=dtype, trainable=False)
+        return tf.Variable(
+            0,  # pyright: ignore[reportArgumentType]
+            dtype=dtype,
+            trainable=False,
+        )

@@ -17,6 +17,7 @@ too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -123,6 +124,10 @@ def _check_floats(tensors: Sequence[tf.Tensor]) -> None:
             )
 
 
+CompressionName: TypeAlias = Literal[
+    "none", "fp16", "fp16-shards", "bf16", "fp16-feedback", "bf16-feedback"
+]
+
 _NAMED: dict[str, Exchange] = {
     "none": exact,
     "fp16": fp16,
@@ -135,7 +140,7 @@ _WITH_FEEDBACK = {
 }
 
 
-def resolve(compression: str | Exchange | None) -> Exchange:
+def resolve(compression: CompressionName | Exchange | None) -> Exchange:
     """Return the exchange for a user's choice.
 
     Args:

@@ -49,7 +49,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def reduce_implementation(
         self,
-        reduce_op: tf.distribute.ReduceOp,
+        reduce_op: Any,
         per_replica_value: Any,
         destinations: Any,
         options: Any,
@@ -60,7 +60,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def batch_reduce_implementation(
         self,
-        reduce_op: tf.distribute.ReduceOp,
+        reduce_op: Any,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: Any,
     ) -> list[Any]:
@@ -91,7 +91,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def _reduce_to_one_device(
         self,
-        reduce_op: tf.distribute.ReduceOp,
+        reduce_op: Any,
         value: Any,
         target: Any,
         options: Any,
@@ -112,7 +112,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     def _all_reduce(
         self,
-        reduce_op: tf.distribute.ReduceOp,
+        reduce_op: Any,
         values: Sequence[Any],
         devices: tuple[str, ...],
     ) -> list[tuple[Gradient, ...]]:
@@ -157,9 +157,7 @@ def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.transpose(tensor, order)
 
 
-def _is_all_reduce(
-    reduce_op: tf.distribute.ReduceOp, value: Any, target: Any
-) -> bool:
+def _is_all_reduce(reduce_op: Any, value: Any, target: Any) -> bool:
     if not isinstance(value, compat.PerReplica):
         return False
     if not all(

@@ -50,11 +50,16 @@ def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
     return dense, sparse
 
 
+def dense_of(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+    """Return those of one tower's gradients that are dense."""
+    return [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+
+
 def on_values(
     gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]
 ) -> Gradient:
     """Apply a function to the values of a dense or sparse gradient."""
-    if not is_sparse(gradient):
+    if not isinstance(gradient, tf.IndexedSlices):
         return function(gradient)
     return tf.IndexedSlices(
         function(gradient.values), gradient.indices, gradient.dense_shape
@@ -136,7 +141,7 @@ def _check_alike(
 
 def _shape(gradient: Gradient) -> tf.TensorShape:
     # The number of slices may differ between towers, but not their shape.
-    if is_sparse(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
         return tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
     return gradient.shape
 

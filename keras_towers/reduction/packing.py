@@ -15,10 +15,11 @@ from keras_towers.reduction.gradients import (
     Gradients,
     Reduction,
     check_towers,
+    dense_of,
     split_kinds,
 )
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class GradientPacker:
@@ -217,20 +218,20 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         check_towers(grads, devices)
         dense, sparse = split_kinds(grads[0])
         one_tower = len(grads) == 1
-        plan = None if one_tower else packer.plan([grads[0][i] for i in dense])
+        plan = None if one_tower else packer.plan(dense_of(grads[0]))
         if plan is None:
             return reduction(grads, devices)
-        rows = []
+        rows: list[list[Gradient]] = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
-                buffers = plan.pack([row[i] for i in dense])
-            rows.append(buffers + [row[i] for i in sparse])
+                buffers = plan.pack(dense_of(row))
+            rows.append([*buffers, *(row[i] for i in sparse)])
         results = []
         for device, row in zip(devices, reduction(rows, devices), strict=True):
             end = len(row) - len(sparse)
             with tf.device(device):
-                tensors = plan.unpack(row[:end])
-            sums = dict(zip(dense, tensors, strict=True))
+                tensors = plan.unpack(dense_of(row[:end]))
+            sums: dict[int, Gradient] = dict(zip(dense, tensors, strict=True))
             sums.update(zip(sparse, row[end:], strict=True))
             results.append([sums[i] for i in range(len(sums))])
         return results

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 FOLDER = pathlib.Path("/dev/shm")
 

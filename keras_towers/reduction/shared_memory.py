@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.reduction.exchange import buckets
@@ -110,7 +111,7 @@ class SharedMemoryExchange:
             self._buckets[form] = SharedBucket(
                 *place,
                 lengths,
-                tensors[0].dtype.as_numpy_dtype,
+                np.dtype(tensors[0].dtype.as_numpy_dtype),
             )
         return self._buckets[form]
 

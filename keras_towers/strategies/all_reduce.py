@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
-from keras_towers.fit.contract import Update
+from keras_towers.fit.contract import Update, Updates
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
@@ -32,9 +31,9 @@ class AllReduceStrategy(BaseStrategy):
 
     def __init__(
         self,
-        towers: int | Sequence[int | str] | None,
+        towers: devices_lib.Towers | None,
         mode: modes.ModeName | None = None,
-        updates: Literal["once", "each"] | None = None,
+        updates: Updates | None = None,
         packer: reduction_lib.GradientPacker | bool | None = None,
         transport: Transport | None = None,
         exchange: reduction_lib.Exchange = reduction_lib.exact,
@@ -63,7 +62,7 @@ class AllReduceStrategy(BaseStrategy):
         )
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> modes.ModeName:
         """The mode that runs."""
         return self._mode.name
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.asynchronous.calls import AsyncCalls
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts
 
@@ -65,16 +67,13 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
-    calls: AsyncCalls
-    update: UpdateAlone
-
     def __init__(
         self,
-        towers: int | Sequence[int | str] | None = None,
+        towers: devices_lib.Towers | None = None,
         scale_gradient: bool = True,
     ):
         devices = devices_lib.resolve(towers)
-        self.scale_gradient = bool(scale_gradient)
+        self.scale_gradient: bool = bool(scale_gradient)
         scale = 1 / len(devices) if scale_gradient else 1.0
         reduce = modes.choose(devices, None).reduce
 
@@ -83,24 +82,30 @@ class AsyncTowerStrategy(BaseStrategy):
                 scale, parts.config, parts.spread, parts.order, reduce
             )
 
-        super().__init__(devices, update, reduce, AsyncCalls, batches="each")
+        self._calls: AsyncCalls
+
+        def calls(step: GlobalStep, adoption: Adoption) -> AsyncCalls:
+            self._calls = AsyncCalls(step, adoption)
+            return self._calls
+
+        super().__init__(devices, update, reduce, calls, batches="each")
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> Literal["async"]:
         """How the towers work together: ``"async"``."""
         return "async"
 
     @property
     def staleness(self) -> Staleness:
         """How many updates of other towers the last epoch's steps missed."""
-        return self.calls.staleness
+        return self._calls.staleness
 
     def _described(self) -> list[str]:
         scaled = "not scaled"
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"
         return [
-            f'mode "async": {self.update.description}',
+            f'mode "async": {self._components.update.description}',
             f"gradients are {scaled}",
             "every tower takes the next whole batch as soon as it is free",
         ]

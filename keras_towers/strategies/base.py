@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
+from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, interrupts
@@ -23,6 +24,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     Batches,
     Calls,
+    Components,
     Extent,
     KerasStrategy,
     TowerConfig,
@@ -36,13 +38,11 @@ from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
 _collective_key_bases = itertools.count(1_000_000, 100_000)
-
-Self = TypeVar("Self", bound="BaseStrategy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Parts:
     order: StepOrder
 
 
-class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
+class BaseStrategy(MirroredStrategy, KerasStrategy):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     Args:
@@ -86,8 +86,6 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
     Raises:
         TowerError: an argument is invalid, or contradicts ``exact``.
     """
-
-    adoption: Adoption
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             ),
         )
         on_host = devices_lib.all_on_host(devices)
-        self.config = TowerConfig(
+        config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
@@ -135,53 +133,54 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             random=_extent("random", random, exact),
             replicas_are_called=replicas_are_called,
         )
-        spread = SpreadVariables(self.config)
+        spread = SpreadVariables(config)
         order = StepOrder(transport)
-        self.update = update(Parts(self.config, spread, order))
-        self.adoption = Adoption(self.config, spread, self.update)
-        step = GlobalStep(self.config, order, self.update, self.run, spread)
-        self.calls = calls(step, self.adoption)
+        updates = update(Parts(config, spread, order))
+        self._adoption = Adoption(config, spread, updates)
+        step = GlobalStep(config, order, updates, self.run, spread)
+        run = calls(step, self._adoption)
+        components = Components(config, updates, run, self._adoption)
+        KerasStrategy.__init__(self, components)
         self._entered: contextlib.ExitStack | None = None
 
     @property
-    def transport(self) -> Transport:
-        """What connects the processes."""
-        return self.config.transport
+    def _config(self) -> TowerConfig:
+        return self._components.config
 
     @property
     def num_towers(self) -> int:
         """The number of towers of this process."""
-        return self.config.num_towers
+        return self._config.num_towers
 
     @property
     def num_replicas(self) -> int:
         """The number of towers of all processes."""
-        return self.config.num_replicas
+        return self._config.num_replicas
 
     @property
     def first_tower(self) -> int:
         """The index of this process's first tower among all towers."""
-        return self.config.first_tower
+        return self._config.first_tower
 
     @property
     def average(self) -> bool:
         """Whether a loss is a mean over the batch."""
-        return self.config.average
+        return self._config.average
 
     @property
     def batches(self) -> Batches:
         """Whether the global batch is split, or each tower draws one."""
-        return self.config.batches
+        return self._config.batches
 
     @property
     def sync_every_epoch(self) -> bool:
         """Whether all towers are synchronized at the end of each epoch."""
-        return self.config.sync_every_epoch
+        return self._config.sync_every_epoch
 
     @property
     def updates(self) -> str:
         """Who updates the weights: ``"once"``, ``"each"``, ..."""
-        return self.update.name
+        return self._components.update.name
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -206,7 +205,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [tower_lib.short_name(d) for d in self.config.devices]
+        names = [tower_lib.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
         return f"{type(self).__name__}: {towers} ({span})"
@@ -218,10 +217,13 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             "split": "the global batch is split over the towers",
             "each": "every tower draws a whole batch",
         }[self.batches]
-        return [f"gradients are {gradients}; {self.update.description}", data]
+        return [
+            f"gradients are {gradients}; {self._components.update.description}",
+            data,
+        ]
 
     @contextlib.contextmanager
-    def scope(self: Self) -> Iterator[Self]:
+    def scope(self) -> Iterator[Self]:
         """Make this the current strategy, as with any TensorFlow strategy.
 
         A model that is built inside stays on the towers permanently.
@@ -236,7 +238,7 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
         with hooks.installed(), super().scope():
             yield self
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         if self._entered is not None:
             raise TowerError(
                 f"this {type(self).__name__} has been entered already: a "
@@ -247,33 +249,33 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
-        self.adoption.note_what_is_made()
+        self._adoption.note_what_is_made()
         return self
 
     def _announce(self) -> None:
         """Say in one line what trains now."""
         alone = len(devices_lib.resolve(None)) == 1
-        if alone and isinstance(self.transport, SingleProcess):
+        if alone and isinstance(self._config.transport, SingleProcess):
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
                 "keras_towers.virtual_towers(4) before anything else.",
                 self,
             )
-        elif self.transport.rank == 0:
+        elif self._config.transport.rank == 0:
             announce(repr(self))
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         try:
-            if error[0] is None and self.transport.size > 1:
-                self.adoption.equalise()
+            if error[0] is None and self._config.transport.size > 1:
+                self._adoption.equalise()
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
-                self.adoption.release()
+                self._adoption.release()
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.
@@ -282,9 +284,9 @@ class BaseStrategy(tf.distribute.MirroredStrategy, KerasStrategy):
             TowerError: the model belongs to another strategy.
         """
         if self.num_replicas > 1:
-            self.adoption.claim(model)
+            self._adoption.claim(model)
             with self.scope():
-                self.adoption.bind(model)
+                self._adoption.bind(model)
 
 
 def _extent(name: str, given: Extent | None, exact: bool) -> Extent:

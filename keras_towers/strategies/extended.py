@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.transport import Transport
@@ -25,9 +26,9 @@ class TowerExtended(compat.MirroredExtended):
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
+        strategy: Strategy,
         devices: Sequence[str],
-        cross_device_ops: tf.distribute.CrossDeviceOps,
+        cross_device_ops: Any,
         transport: Transport,
     ):
         super().__init__(strategy, list(devices), cross_device_ops)
@@ -89,7 +90,7 @@ class TowerExtended(compat.MirroredExtended):
 
         @tf.autograph.experimental.do_not_convert
         def part(*batch):
-            batch = batch if len(batch) > 1 else batch[0]
+            batch = batch[0] if len(batch) == 1 else batch
             split = data_lib.split(batch, size, rank, 1)
             (piece,) = split.pieces
             if isinstance(split.counts, tuple):

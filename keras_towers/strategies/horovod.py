@@ -11,13 +11,21 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
-from keras_towers.reduction import Exchange, SharedMemoryExchange, shared_memory
+from keras_towers.fit.contract import Batches, Extent, Updates
+from keras_towers.reduction import (
+    Exchange,
+    GradientPacker,
+    SharedMemoryExchange,
+    shared_memory,
+)
 from keras_towers.reduction import compression as compression_lib
+from keras_towers.reduction.compression import CompressionName
+from keras_towers.strategies.modes import ModeName
 from keras_towers.strategies.processes import ProcessStrategy
 from keras_towers.transport import Transport
 from keras_towers.transport import horovod as horovod_lib
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class HorovodStrategy(ProcessStrategy):
@@ -51,9 +59,12 @@ class HorovodStrategy(ProcessStrategy):
             batches may differ between ranks.
         towers: devices of this process: a number, GPU ids or device names. On
             a machine with GPUs, they are assigned to ranks by local rank.
-        **options: ``exact``, ``batch_norm`` and ``random``, as for
-            ``TowerStrategy``; and ``mode``, ``updates`` and ``packer``, for
-            several towers in a process.
+        exact: as for ``TowerStrategy``.
+        batch_norm: as for ``TowerStrategy``.
+        random: as for ``TowerStrategy``.
+        mode: as for ``TowerStrategy``, for several towers in a process.
+        updates: as for ``TowerStrategy``, likewise.
+        packer: as for ``TowerStrategy``, likewise.
 
     Raises:
         TowerError: Horovod is not installed or was built for another
@@ -64,18 +75,22 @@ class HorovodStrategy(ProcessStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    transport: horovod_lib.HorovodTransport
-
     def __init__(
         self,
         average: bool = True,
-        compression: str | Exchange | None = None,
+        compression: CompressionName | Exchange | None = None,
         sync_every_epoch: bool = True,
-        batches: str = "split",
-        towers: int | list[int | str] = 1,
-        **options,
+        batches: Batches = "split",
+        towers: devices_lib.Towers = 1,
+        *,
+        exact: bool = False,
+        batch_norm: Extent | None = None,
+        random: Extent | None = None,
+        mode: ModeName | None = None,
+        updates: Updates | None = None,
+        packer: GradientPacker | bool | None = None,
     ):
-        transport = horovod_lib.HorovodTransport()
+        self._horovod = transport = horovod_lib.HorovodTransport()
         _say_how_to_launch(transport)
         _share_cores(transport)
         exchange = compression_lib.resolve(compression)
@@ -89,12 +104,17 @@ class HorovodStrategy(ProcessStrategy):
             average=average,
             sync_every_epoch=sync_every_epoch,
             batches=batches,
-            **options,
+            exact=exact,
+            batch_norm=batch_norm,
+            random=random,
+            mode=mode,
+            updates=updates,
+            packer=packer,
         )
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
-        return self.transport.mpi_enabled()
+        return self._horovod.mpi_enabled()
 
 
 def _say_how_to_launch(transport: Transport) -> None:
@@ -106,8 +126,8 @@ def _say_how_to_launch(transport: Transport) -> None:
 
 
 def devices_of_rank(
-    transport: Transport, towers: int | list[int | str]
-) -> int | list[int | str]:
+    transport: Transport, towers: devices_lib.Towers
+) -> devices_lib.Towers:
     """Return this rank's share of the machine's GPUs.
 
     If TensorFlow has not started yet, it will see no others.
@@ -144,7 +164,7 @@ def devices_of_rank(
     return list(range(first, first + towers))
 
 
-def _share_memory(transport: Transport, towers: int | list[int | str]) -> bool:
+def _share_memory(transport: Transport, towers: devices_lib.Towers) -> bool:
     on_host = devices_lib.all_on_host(devices_lib.resolve(towers))
     return on_host and shared_memory.available(transport)
 

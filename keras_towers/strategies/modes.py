@@ -11,7 +11,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.errors import TowerError
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "gpu", "cpu"

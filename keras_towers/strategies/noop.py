@@ -52,7 +52,7 @@ class NoOpStrategy(BaseStrategy):
                 f"logs={logs!r} is not allowed: give a dictionary such as "
                 '{"loss": 0.5}, or None.'
             )
-        self.logs = dict(logs or {})
+        self.logs: dict[str, float] = dict(logs or {})
         devices = devices_lib.resolve(None)[:1]
         reduce = modes.choose(devices, None).reduce
 

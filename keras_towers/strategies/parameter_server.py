@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, Self
 
 import keras
 
@@ -67,7 +66,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     def __init__(
         self,
-        towers: int | Sequence[int | str] | None = None,
+        towers: devices_lib.Towers | None = None,
         ps_device: Literal["cpu", "gpu"] | None = None,
         average: bool = True,
         batches: Batches = "split",
@@ -85,11 +84,11 @@ class ParameterServerTowerStrategy(BaseStrategy):
         devices = devices_lib.resolve(towers)
         if ps_device is None:
             ps_device = "gpu" if len(devices) <= 2 else "cpu"
-        self.ps_device = ps_device
+        self.ps_device: Literal["cpu", "gpu"] = ps_device
         homes = devices
         if ps_device == "cpu":
             homes = [reduction_lib.host_of(devices[0])]
-        self.placement = LeastLoadedPlacement(
+        self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
             [tower_lib.short_name(device) for device in homes]
         )
 
@@ -111,7 +110,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         )
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> Literal["parameter-server"]:
         """How the towers work together: ``"parameter-server"``."""
         return "parameter-server"
 
@@ -119,12 +118,12 @@ class ParameterServerTowerStrategy(BaseStrategy):
         """Choose the device that will hold a weight."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
-    def __enter__(self) -> ParameterServerTowerStrategy:
+    def __enter__(self) -> Self:
         super().__enter__()
         self.placement.clear()
         return self
 
-    def _described(self) -> list[Any]:
+    def _described(self) -> list[str]:
         where = {
             "cpu": "on the host",
             "gpu": "spread over the towers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_towers.devices import Towers
 from keras_towers.reduction import Exchange, exact
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.transport import Transport
@@ -34,7 +35,7 @@ class ProcessStrategy(AllReduceStrategy):
         self,
         transport: Transport,
         exchange: Exchange = exact,
-        towers: int | list[int | str] | None = 1,
+        towers: Towers | None = 1,
         **options: Any,
     ):
         one_each = transport.size > 1 and towers == 1
@@ -49,27 +50,27 @@ class ProcessStrategy(AllReduceStrategy):
     @property
     def rank(self) -> int:
         """This process, 0 to size - 1."""
-        return self.transport.rank
+        return self._config.transport.rank
 
     @property
     def size(self) -> int:
         """The number of processes."""
-        return self.transport.size
+        return self._config.transport.size
 
     @property
     def local_rank(self) -> int:
         """This process among those on its machine, from 0."""
-        return self.transport.local_rank
+        return self._config.transport.local_rank
 
     @property
     def local_size(self) -> int:
         """The number of processes on this machine."""
-        return self.transport.local_size
+        return self._config.transport.local_size
 
     @property
     def is_chief(self) -> bool:
         """Whether this is rank 0, which writes files."""
-        return self.transport.rank == 0
+        return self._config.transport.rank == 0
 
     def __repr__(self) -> str:
         if self.size == 1:
@@ -77,8 +78,9 @@ class ProcessStrategy(AllReduceStrategy):
         return f"{super().__repr__()} in each of {self.size} processes"
 
     def _described(self) -> list[str]:
+        engine = self._config.transport.name
         return [
             *super()._described(),
-            f"rank {self.rank} of {self.size} over {self.transport.name}; "
+            f"rank {self.rank} of {self.size} over {engine}; "
             f"{self.num_replicas} towers in total",
         ]

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from keras_towers.errors import TowerError
+
+if TYPE_CHECKING:
+    from keras_towers.strategies.asynchronous import AsyncTowerStrategy
+    from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.noop import NoOpStrategy
+    from keras_towers.strategies.parameter_server import (
+        ParameterServerTowerStrategy,
+    )
+    from keras_towers.strategies.tower import TowerStrategy
 
 GROUP = "keras_towers.strategies"
 
@@ -43,6 +52,20 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
+@overload
+def strategy(name: Literal["tower"], **options: Any) -> TowerStrategy: ...
+@overload
+def strategy(
+    name: Literal["parameter-server"], **options: Any
+) -> ParameterServerTowerStrategy: ...
+@overload
+def strategy(name: Literal["async"], **options: Any) -> AsyncTowerStrategy: ...
+@overload
+def strategy(name: Literal["horovod"], **options: Any) -> HorovodStrategy: ...
+@overload
+def strategy(name: Literal["noop"], **options: Any) -> NoOpStrategy: ...
+@overload
+def strategy(name: str, **options: Any) -> Any: ...
 def strategy(name: str, **options: Any) -> Any:
     """Create a strategy by name.
 

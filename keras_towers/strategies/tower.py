@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
-from keras_towers.fit.contract import Batches, Extent
+from keras_towers.devices import Towers
+from keras_towers.fit.contract import Batches, Extent, Updates
 from keras_towers.reduction import GradientPacker
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.strategies.modes import ModeName
@@ -61,7 +59,6 @@ class TowerStrategy(AllReduceStrategy):
         num_towers: the number of towers of this process.
         num_replicas: the number of towers of all processes.
         first_tower: the index of this process's first tower among all.
-        transport: connects the processes; here there is only one.
 
     Raises:
         TowerError: unknown devices or modes, or other invalid arguments.
@@ -74,12 +71,12 @@ class TowerStrategy(AllReduceStrategy):
 
     def __init__(
         self,
-        towers: int | Sequence[int | str] | None = None,
+        towers: Towers | None = None,
         mode: ModeName | None = None,
         average: bool = True,
         batches: Batches = "split",
         sync_every_epoch: bool = True,
-        updates: Literal["once", "each"] | None = None,
+        updates: Updates | None = None,
         packer: GradientPacker | bool | None = None,
         exact: bool = False,
         batch_norm: Extent | None = None,

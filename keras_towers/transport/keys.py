@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,7 +36,7 @@ def next_key(purpose: str) -> str:
     return f"kt.{purpose}.{counter[purpose]}"
 
 
-def _traced_function() -> tf.Graph:
+def _traced_function() -> Any:
     """The outermost graph: functions inside it may run concurrently."""
     graph = compat.get_default_graph()
     outer = getattr(graph, "outer_graph", None)

@@ -21,7 +21,7 @@ import time
 from keras_towers import rendezvous
 from keras_towers.rendezvous import Rendezvous
 
-logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 _WARNING_S = 30.0
 _BEATS_A_WARNING = 6
@@ -113,7 +113,7 @@ class StallWatch(threading.Thread):
         shutdown_s: float = 0,
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
-        self.place = rank, size
+        self.place: tuple[int, int] = rank, size
         self._rank = rank
         self._others = [r for r in range(size) if r != rank]
         self._store = store

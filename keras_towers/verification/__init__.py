@@ -167,6 +167,7 @@ class _Verification:
         model = self._model
         before = snapshot.values_of(snapshot.all_of(model))
         update = runs.RecordedUpdate(applies=False)
+        new: dict[int, Any] = {}
         try:
             with snapshot.created() as new, runs.on_one_device(update):
                 runs.step_of(model)(batch)

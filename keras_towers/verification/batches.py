@@ -64,7 +64,7 @@ def first(
 def rows_by_name(batch: Any) -> dict[str, int]:
     """Return the number of rows of each part of a batch that has rows."""
     parts = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-    rows = [int(data_lib.batch_size_of(part)) for part in parts]  # type: ignore[arg-type]
+    rows = [int(data_lib.batch_size_of(part)) for part in parts]
     return dict(zip(names_of(batch), rows, strict=True))
 
 

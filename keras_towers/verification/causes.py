@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -272,7 +273,7 @@ class _Causes:
         return Finding(Kind.RANDOM, name, message, remedy, size)
 
 
-def _plus(few: object, many: object, towers: int) -> object:
+def _plus(few: Any, many: Any, towers: int) -> Any:
     """The gradient on one device, if it is that of a mean and a sum."""
     a, b = tf.convert_to_tensor(few), tf.convert_to_tensor(many)
     return (2 * b - a) + 2 * towers * (a - b)

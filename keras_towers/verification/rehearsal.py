@@ -16,6 +16,7 @@ from keras_towers import reduction
 from keras_towers.fit.calls import suitable
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.contract import Extent
+from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify import runs, snapshot
@@ -24,6 +25,7 @@ from keras_towers.fit.verify.moments import Moments
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Differentiated, Tapes
 from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.strategies.base import BaseStrategy, Parts
 from keras_towers.verification import compare
 
@@ -61,21 +63,21 @@ class SharedDeviceStrategy(BaseStrategy):
         whole: the gradients of one device, for each call of an optimizer.
     """
 
-    update: runs.ComparedUpdate
-
     def __init__(self, options: Options, whole: Sequence[Differentiated] = ()):
-        self._step: Any = None
+        self._compared: runs.ComparedUpdate
+        self._step: GlobalStep
 
         def update(parts: Parts) -> runs.ComparedUpdate:
-            return runs.ComparedUpdate(
+            self._compared = runs.ComparedUpdate(
                 parts.config,
                 parts.spread,
                 parts.order,
                 reduction.sum_on_host,
                 whole=whole,
             )
+            return self._compared
 
-        def calls(step: Any, adoption: Any) -> TowerCalls:
+        def calls(step: GlobalStep, adoption: Adoption) -> TowerCalls:
             self._step = step
             return TowerCalls(step, adoption)
 
@@ -89,14 +91,19 @@ class SharedDeviceStrategy(BaseStrategy):
             random=options.random,
         )
 
+    @property
+    def updates_made(self) -> list[Differentiated]:
+        """The sums of the towers' gradients, for each call of an optimizer."""
+        return self._compared.calls
+
     def step(self, model: keras.Model, batch: Any) -> Any:
         """Run one step of the model on all towers; return its logs."""
-        suitable.check(model, self.config)
-        self.adoption.claim(model)
-        self.adoption.bind(model)
-        self.adoption.mark_trained()
-        sources = self.adoption.log_sources(model, True)
-        logs = Logs(model, True, self.transport, sources)
+        suitable.check(model, self._config)
+        self._adoption.claim(model)
+        self._adoption.bind(model)
+        self._adoption.mark_trained()
+        sources = self._adoption.log_sources(model, True)
+        logs = Logs(model, True, self._config.transport, sources)
         return self._step.run(runs.step_of(model), batch, logs)
 
 
@@ -124,9 +131,9 @@ class Rehearsal:
         self._batch = batch
         self.rows = rows
         self.options = options
-        self.moments = Moments(layers_lib.batch_norms(model))
-        self.draws = Draws(rows, options.towers)
-        self.whole = self._whole(
+        self.moments: Moments = Moments(layers_lib.batch_norms(model))
+        self.draws: Draws = Draws(rows, options.towers)
+        self.whole: Run = self._whole(
             self.moments.installed("record"), self.draws.recorded(), Tapes()
         )
 
@@ -222,7 +229,7 @@ class Rehearsal:
             strategy,
             lambda: strategy.step(self.model, self._batch),
         )
-        run.updates, run.tapes = strategy.update.calls, recorded.sums()
+        run.updates, run.tapes = strategy.updates_made, recorded.sums()
         return run
 
     def _run(self, run: Run, *parts: Any) -> None:

@@ -67,5 +67,5 @@ def strategy_of(
 ) -> kt.TowerStrategy:
     """A strategy that may read ahead as it does to accelerators."""
     strategy = kt.TowerStrategy(towers, **options)
-    object.__setattr__(strategy.config, "prefetches_to_towers", prefetch)
+    object.__setattr__(strategy._config, "prefetches_to_towers", prefetch)
     return strategy

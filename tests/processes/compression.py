@@ -42,7 +42,7 @@ def train(compression, optimizer=None, epochs=2, **options):
             X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0
         )
     weights = model.get_weights()
-    everywhere = strategy.transport.gather_objects(
+    everywhere = strategy._config.transport.gather_objects(
         [w.tobytes() for w in weights] + [str(history.history)]
     )
     assert everywhere[0] == everywhere[1], "the ranks differ"

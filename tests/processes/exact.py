@@ -57,7 +57,7 @@ def assert_one_device(case, reference, strategy):
         *(value.tobytes() for _, value in found.values),
         repr(found.returned),
     ]
-    first, *others = strategy.transport.gather_objects(everything)
+    first, *others = strategy._config.transport.gather_objects(everything)
     for rank, other in enumerate(others, 1):
         assert other == first, f"rank {rank} differs from rank 0"
 

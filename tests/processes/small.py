@@ -39,7 +39,7 @@ def forget_seed():
 
 
 def gather(value):
-    return kt.HorovodStrategy().transport.gather_objects(value)
+    return kt.HorovodStrategy()._config.transport.gather_objects(value)
 
 
 def assert_equal_on_ranks(value):

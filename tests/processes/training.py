@@ -431,7 +431,7 @@ def files_are_written_by_one():
     assert written == ([] if RANK else wanted), written
     assert (chief.epochs, every.epochs) == (0 if RANK else 2, 2)
     assert (FOLDER / f"log-{RANK}.csv").read_text().count("\n") == 3
-    strategy.transport.gather_objects("all have written")
+    strategy._config.transport.gather_objects("all have written")
     saved = keras.models.load_model(FOLDER / "seen-by-0" / "model.keras")
     for a, b in zip(saved.get_weights(), mine.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)

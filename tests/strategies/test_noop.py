@@ -355,7 +355,9 @@ def test_a_model_of_another_strategy():
         pytest.raises(kt.TowerError, match="lives on another"),
         kt.NoOpStrategy() as strategy,
     ):
-        strategy.calls.run("fit", keras.Model.fit, model, (X, Y), {})
+        strategy._components.calls.run(
+            "fit", keras.Model.fit, model, (X, Y), {}
+        )
 
 
 def test_progress_bar(capsys):

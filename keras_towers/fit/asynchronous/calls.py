@@ -38,8 +38,8 @@ class AsyncCalls(TowerCalls):
     def __init__(self, step: GlobalStep, adoption: Adoption):
         super().__init__(step, adoption)
         assert isinstance(step.update, UpdateAlone)
-        self.update = step.update
-        self.staleness = Staleness()
+        self.update: UpdateAlone = step.update
+        self.staleness: Staleness = Staleness()
 
     def open(
         self,

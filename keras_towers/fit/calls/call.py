@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import keras
-import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.callbacks import Start
@@ -16,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -56,7 +55,7 @@ class SeenByKeras:
     access is forwarded to the strategy.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, call: SeenCall):
+    def __init__(self, strategy: Any, call: SeenCall):
         self.strategy = strategy
         self.call = call
 
@@ -82,7 +81,7 @@ class SeenByKeras:
         return hash(self.strategy)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The strategy's class, for ``isinstance``."""
         return type(self.strategy)
 
@@ -122,7 +121,7 @@ class TowerCall:
         prepared: bool = False,
         start: Start | None = None,
     ):
-        self.config = step.config
+        self.config: TowerConfig = step.config
         self.adoption = adoption
         self.model = model
         self.kind = kind
@@ -133,7 +132,7 @@ class TowerCall:
         self.order: ranks_lib.Order | None = None
         self._step = step
         self._prepared = prepared
-        self.logs = Logs(
+        self.logs: Logs = Logs(
             model,
             self.trains,
             self.config.transport,

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
@@ -33,7 +34,7 @@ class NoOpCalls:
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
+        strategy: Strategy,
         adoption: Adoption,
         logs: Mapping[str, float],
     ):
@@ -82,7 +83,7 @@ class _NoOpCall:
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
+        strategy: Strategy,
         model: keras.Model,
         kind: str,
         logs: Mapping[str, float],

@@ -184,21 +184,24 @@ def _copied(value: Any) -> tuple[Any, Any]:
 
 
 def _restored(value: Any, content: Any) -> Any:
-    if isinstance(value, np.ndarray) and content is not None:
-        if value.flags.writeable:
+    if isinstance(value, np.ndarray):
+        if content is not None and value.flags.writeable:
             value[...] = content
         return value
     if content is None or _is_same(_copied(value)[1], content):
         # Checkpoints refuse containers of which anything was ever replaced.
         return value
     if isinstance(value, set):
-        new: Any = content
+        value.clear()
+        value.update(content)
     elif isinstance(value, dict):
-        new = {key: _restored(*item) for key, item in content.items()}
+        items = {key: _restored(*item) for key, item in content.items()}
+        value.clear()
+        value.update(items)
     else:
-        new = [_restored(*item) for item in content]
-    value.clear()
-    (value.extend if isinstance(new, list) else value.update)(new)
+        rest = [_restored(*item) for item in content]
+        value.clear()
+        value.extend(rest)
     return value
 
 

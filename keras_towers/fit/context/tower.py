@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
@@ -153,9 +154,7 @@ class Tower:
             return True
         return isinstance(self.share, float) and self.share * self.total == 1
 
-    def count_only_if_live(
-        self, value: tf.Tensor | tf.IndexedSlices
-    ) -> tf.Tensor | tf.IndexedSlices:
+    def count_only_if_live(self, value: Any) -> Any:
         """Return ``value``, or zeros if computed on a borrowed example."""
         if self.live is None:
             return value
@@ -197,9 +196,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
     contribute zeros to an ``all_reduce``.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, index: int, total: int
-    ):
+    def __init__(self, strategy: Strategy, index: int, total: int):
         super().__init__(strategy, index)
         self._total = total
 
@@ -235,7 +232,9 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
             reduced = self._all_reduce(reduce_op, values, options)
         return tf.nest.pack_sequence_as(value, tower.weigh_gradient(reduced))
 
-    def _all_reduce(self, reduce_op, values, options=None):
+    def _all_reduce(
+        self, reduce_op: Any, values: Sequence[Any], options: Any = None
+    ) -> list[Any]:
         """Reduce N tensors as TensorFlow does, but trace it faster.
 
         TensorFlow searches all that the results depend on for variables: on

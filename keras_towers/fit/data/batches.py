@@ -37,7 +37,7 @@ class TowerBatch(NamedTuple):
     parts: Any = ()
 
 
-def batch_size_of(structure: Any) -> tf.Tensor | int | None:
+def batch_size_of(structure: Any) -> Any:
     """Return the batch size: the rows of the first leaf that has rows."""
     size = static_size(structure)
     leaf = _leaf_with_rows(structure)
@@ -111,16 +111,19 @@ def split(
             units // replicas + (k < units % replicas) for k in range(replicas)
         ]
         starts = [sum(counts[:k]) for k in range(replicas)]
-        lengths, static = counts, True
+        start = starts[first] if alike else starts[first] * (rows[0] // units)
+        lengths, where = counts, ((), size, start, counts)
     else:
         whole = tf.cast(1 if units is None else units, tf.int64)
         index = tf.range(replicas, dtype=tf.int64)
-        counts = whole // replicas + tf.cast(index < whole % replicas, tf.int64)
+        left = tf.math.floormod(whole, replicas)
+        counts = whole // replicas + tf.cast(index < left, tf.int64)
         before = tf.cumsum(counts, exclusive=True)
         starts = tf.where(counts > 0, before, 0)
-        lengths, static = tf.maximum(counts, 1), False
         starts = tf.unstack(starts, num=replicas)
-        lengths = tf.unstack(lengths, num=replicas)
+        lengths = tf.unstack(tf.maximum(counts, 1), num=replicas)
+        mine_of = counts[mine.start : mine.stop]
+        where = (mine_of, whole, before[first], counts)
 
     def piece(leaf: Any, k: int) -> Any:
         row = each.get(id(leaf))
@@ -133,12 +136,7 @@ def split(
         tf.nest.map_structure(lambda leaf, k=k: piece(leaf, k), batch)
         for k in mine
     )
-    if static:
-        start = starts[first] if alike else starts[first] * (size // units)
-        return TowerBatch(pieces, (), size, start, counts)
-    return TowerBatch(
-        pieces, counts[mine.start : mine.stop], whole, before[first], counts
-    )
+    return TowerBatch(pieces, *where)
 
 
 def _keeps(leaf: Any) -> bool:
@@ -219,7 +217,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
 
 @tf.autograph.experimental.do_not_convert
 def _one_piece(*batch: Any) -> TowerBatch:
-    batch = batch if len(batch) > 1 else batch[0]
+    batch = batch[0] if len(batch) == 1 else batch
     count = tf.cast(batch_size_of(batch), tf.int64)
     return TowerBatch((batch,), count[tf.newaxis])
 
@@ -283,7 +281,7 @@ def _with_equal_rows(*batch: Any) -> Any:
         batch = tf.nest.map_structure(
             tf.identity, batch, expand_composites=True
         )
-    return batch if len(batch) > 1 else batch[0]
+    return batch[0] if len(batch) == 1 else batch
 
 
 @tf.autograph.experimental.do_not_convert
@@ -301,7 +299,7 @@ def _forget_sizes(*batch: Any) -> Any:
         return tf.compat.v1.placeholder_with_default(leaf, shape)
 
     batch = tf.nest.map_structure(forget, batch)
-    return batch if len(batch) > 1 else batch[0]
+    return batch[0] if len(batch) == 1 else batch
 
 
 def as_tower_batch(

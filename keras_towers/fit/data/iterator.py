@@ -39,6 +39,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     _distributed_dataset: Any
     data_adapter: Any
+    steps_per_epoch: int | None
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._towers = config.num_towers
         self._order = order
         # Ranks with their own training data have their own validation data.
-        self.at_last_step = False
+        self.at_last_step: bool = False
         self._each = config.batches == "each" and (trains or ranks)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=_Undistributed, **kwargs)
@@ -79,7 +80,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._unused: Any = None
         self._skip = self._done = 0
         self._whole: tuple[int | None, int | None] | None = None
-        dataset = self.source = self._distributed_dataset
+        dataset: Any = self._distributed_dataset
+        self.source: Any = dataset
         if not by_user:
             if trains:
                 self._check_enough(dataset, config, whole)

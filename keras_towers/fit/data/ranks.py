@@ -69,10 +69,10 @@ class Order:
             return
         original = tf.random.shuffle
         with compat.single_device_mode(), tf.device("CPU:0"):
-            self._epoch = tf.Variable(self._number, trainable=False)
+            self._epoch = tf.Variable(self._number, trainable=False)  # pyright: ignore[reportArgumentType]
 
         def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
-            return tf.random.experimental.stateless_shuffle(
+            return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
                 value, tf.stack([self._seed, self._epoch])
             )
 
@@ -216,7 +216,7 @@ def endless(
     """
 
     def borrowed(*batch: Any) -> data_lib.TowerBatch:
-        batch = batch if len(batch) > 1 else batch[0]
+        batch = batch[0] if len(batch) == 1 else batch
         row = tf.nest.map_structure(
             lambda leaf: data_lib.first_rows(leaf, 1), batch
         )

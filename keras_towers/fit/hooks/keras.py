@@ -181,7 +181,7 @@ def _method(
         with alone.filled(trains):
             return original(model, *args, **kwargs)
     _catch_subclasses()
-    return strategy.calls.run(kind, original, model, args, kwargs)
+    return strategy._components.calls.run(kind, original, model, args, kwargs)
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
@@ -253,7 +253,7 @@ def _made_model(
     original(model, *args, **kwargs)
     strategy = contract.in_force()
     if strategy is not None:
-        strategy.adoption.created(model)
+        strategy._components.adoption.created(model)
 
 
 def _made_optimizer(
@@ -262,7 +262,7 @@ def _made_optimizer(
     original(optimizer, *args, **kwargs)
     strategy = contract.in_force()
     if strategy is not None:
-        strategy.adoption.made_optimizer(optimizer)
+        strategy._components.adoption.made_optimizer(optimizer)
 
 
 def _written(
@@ -312,4 +312,4 @@ def _made_variable(
     original(variable, value)
     strategy = contract.in_force()
     if strategy is not None:
-        strategy.adoption.made_variable(variable)
+        strategy._components.adoption.made_variable(variable)

@@ -15,7 +15,7 @@ import keras
 
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Gradients
-from keras_towers.fit.update import optimizers
+from keras_towers.fit.update import gradients, optimizers
 from keras_towers.fit.weights import state as state_lib
 
 
@@ -111,7 +111,6 @@ class _Recorder:
         grads: Gradients,
         trainable_variables: Sequence[Any] | None,
     ) -> None:
-        if trainable_variables is None:
-            trainable_variables = optimizer._trainable_variables
-        update = AskedUpdate(optimizer, original, list(trainable_variables))
+        variables = gradients.variables_of(optimizer, trainable_variables)
+        update = AskedUpdate(optimizer, original, variables)
         self._note(update, grads)

@@ -29,7 +29,7 @@ def moments(
     """
     strategy = contract.in_force()
     if strategy is None or not (
-        layer.synchronized or strategy.config.batch_norm == "global"
+        layer.synchronized or strategy._components.config.batch_norm == "global"
     ):
         return original(layer, inputs, mask)
     context = gather_lib.replica_context("batch_norm")

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.scaling import is_differentiable
@@ -83,7 +84,7 @@ def gather(context: Any, values: Any, what: str) -> Any:
         TowerError: a value has no rows, is sparse or ragged, or is a string
             that several processes would have to exchange.
     """
-    transport = context.strategy.config.transport
+    transport = context.strategy._components.config.transport
     tensors = [
         _with_rows(leaf, transport, what) for leaf in tf.nest.flatten(values)
     ]
@@ -149,7 +150,7 @@ class _Gathered:
 
 def _exchange(
     context: Any, live: Any, transport: Transport, tensors: list[tf.Tensor]
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Gather tensors; the gradient is the sum of all towers' gradients."""
     differentiable = [
         index
@@ -159,7 +160,7 @@ def _exchange(
 
     @tf.custom_gradient
     def exchange(zero, *tensors):
-        def merge(strategy: tf.distribute.Strategy, pieces: Any) -> Any:
+        def merge(strategy: Strategy, pieces: Any) -> Any:
             devices = strategy.extended.worker_devices
             pieces = strategy.experimental_local_results(pieces)
             return _concatenate(transport, zero, devices, pieces)
@@ -269,4 +270,9 @@ def _zero(transport: Transport) -> tf.Tensor:
 @functools.cache
 def _zero_variable() -> tf.Variable:
     with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name="zero")
+        return tf.Variable(
+            0,  # pyright: ignore[reportArgumentType]
+            dtype=tf.int64,
+            trainable=False,
+            name="zero",
+        )

@@ -51,7 +51,7 @@ class GlobalStep:
         spread: SpreadVariables | None = None,
     ):
         self.order = order
-        self.rows = RowCheck()
+        self.rows: RowCheck = RowCheck()
         self.config = config
         self.update = update
         self._spread = spread
@@ -228,7 +228,7 @@ def _trace_again() -> None:
     """
     if not tf.executing_eagerly():
         try:
-            tf.Variable(0, trainable=False)
+            tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         except ValueError:
             logger.warning(
                 "only in a later trace, such as for a batch of another size, "

@@ -186,7 +186,7 @@ class Logs:
                 yield
 
 
-def _merged(value: compat.DistributedVariable) -> tf.Tensor:
+def _merged(value: Any) -> tf.Tensor:
     if isinstance(value, variables_lib.TowerVariable):
         return value.merged_value()
     return value.values[0].read_value()

@@ -26,7 +26,7 @@ def update_state(
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
             values = tf.cast(values, metric.dtype)
-            sample_weight = tf.cast(tower.share, metric.dtype)
+            sample_weight = share = tf.cast(tower.share, metric.dtype)
             if not tower.average:
-                values = tf.math.divide_no_nan(values, sample_weight)
+                values = tf.math.divide_no_nan(values, share)
     return original(metric, values, sample_weight=sample_weight)

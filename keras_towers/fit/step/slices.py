@@ -32,7 +32,7 @@ def constant(tensor: Any) -> Any:
     return value if value is None or np.ndim(value) else value.item()
 
 
-def elements(vector: tf.Tensor) -> list[Any]:
+def elements(vector: Any) -> list[Any]:
     """Return the static elements of a vector; NaN for others."""
     value = constant(vector)
     if value is not None:

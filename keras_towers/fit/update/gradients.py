@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 
 
@@ -33,6 +34,16 @@ class TowerGradients:
         ]
 
 
+def variables_of(optimizer: Any, given: Sequence[Any] | None) -> list[Any]:
+    """Return the variables that a call of an optimizer updates.
+
+    Args:
+        optimizer: a built Keras optimizer.
+        given: what it was called with; None: what it was built with.
+    """
+    return list(optimizer._trainable_variables if given is None else given)
+
+
 def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
     """Check that all towers have the same ones of N gradients.
 
@@ -45,7 +56,7 @@ def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
     """
     names = tuple(f"gradient {index}" for index in range(len(grads)))
 
-    def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
+    def merge(strategy: Strategy, towers: Any) -> None:
         check_equal(strategy.experimental_local_results(towers))
 
     context.merge_call(merge, args=(TowerGradients(names, list(grads)),))

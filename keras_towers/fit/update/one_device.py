@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.update import fused, new_buffers
 from keras_towers.fit.weights import variables as variables_lib
@@ -23,7 +24,7 @@ class _AtTheVariable:
     runs on the device of the variable.
     """
 
-    def __init__(self, default: tf.distribute.Strategy):
+    def __init__(self, default: Strategy):
         self._default = default
         self.extended = self
 

@@ -72,7 +72,7 @@ def update_in_force() -> TakesGradients | None:
     if tf.distribute.get_replica_context() is None:
         return None
     strategy = contract.in_force()
-    return None if strategy is None else strategy.update
+    return None if strategy is None else strategy._components.update
 
 
 def _apply(

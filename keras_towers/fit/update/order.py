@@ -236,7 +236,12 @@ class StepOrder:
 def _variable(value: Any, name: str) -> tf.Variable:
     with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
         dtype = tf.bool if isinstance(value, bool) else tf.int64
-        return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+        return tf.Variable(
+            value,  # pyright: ignore[reportArgumentType]
+            dtype=dtype,
+            trainable=False,
+            name=name,
+        )
 
 
 def _identity(structure: Any) -> Any:

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update import gradients, optimizers
@@ -103,15 +104,13 @@ class UpdateOnce:
         trainable_variables: Sequence[Any] | None,
     ) -> None:
         """Sum gradients over all towers, then update once."""
-        if trainable_variables is None:
-            trainable_variables = optimizer._trainable_variables
-        variables = list(trainable_variables)
+        variables = gradients.variables_of(optimizer, trainable_variables)
         mine = gradients.TowerGradients(
             tuple(gradients.name_of(v) for v in variables),
             _weighted(list(grads)),
         )
 
-        def merge(strategy: tf.distribute.Strategy, towers: Any) -> None:
+        def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
             self._make_ready(optimizer, variables)
@@ -127,7 +126,7 @@ class UpdateOnce:
         if not optimizer.built and not tf.executing_eagerly():
             # The trace so far treats the optimizer as unbuilt (a loss scale is
             # then a constant); creating a variable makes tf.function retrace.
-            tf.Variable(0, trainable=False)
+            tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         with tf.init_scope():
             if not optimizer.built:
                 with as_one_device(optimizer, variables):

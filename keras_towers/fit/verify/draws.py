@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -54,8 +54,8 @@ class Draws:
         self._next: Counter[int] = Counter()
         self._mode: Literal["record", "repeat", "watch"] = "record"
         self._stacked: dict[int, set[bytes]] = {}
-        self.missed = False
-        self.differ = False
+        self.missed: bool = False
+        self.differ: bool = False
 
     def for_towers(self, towers: int) -> Draws:
         """Return the same draws for another number of towers."""
@@ -143,7 +143,7 @@ class Draws:
         self._drawn.append(value)
         return value
 
-    def _is_stacked(self, shape: Sequence[int]) -> bool:
+    def _is_stacked(self, shape: Any) -> bool:
         """Whether there are several rows for each example of the batch."""
         return len(shape) > 0 and (
             shape[0] > self._rows and shape[0] % self._rows == 0
@@ -179,7 +179,7 @@ class Draws:
         return value
 
     def _part(
-        self, whole: tf.Tensor, shape: tf.TensorShape, index: int
+        self, whole: Any, shape: tf.TensorShape, index: int
     ) -> tf.Tensor | None:
         """The slice of a draw that has a shape; None if there is none."""
         if whole.shape.rank != shape.rank:

@@ -63,9 +63,7 @@ class RecordedUpdate:
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None,
     ) -> None:
-        if trainable_variables is None:
-            trainable_variables = optimizer._trainable_variables
-        variables = list(trainable_variables)
+        variables = gradients.variables_of(optimizer, trainable_variables)
         names = tuple(gradients.name_of(v) for v in variables)
         self.calls.append(Differentiated(names, list(grads)))
         if self._applies:

@@ -153,5 +153,5 @@ def write(
     result = original(variable, *args, **kwargs)
     strategy = contract.in_force()
     if strategy is not None:
-        strategy.adoption.wrote(variable)
+        strategy._components.adoption.wrote(variable)
     return result

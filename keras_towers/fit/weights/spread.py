@@ -35,8 +35,8 @@ class SpreadVariables:
             weak=config.transport.size == 1
         )
         self._late: list[keras.Variable | None] = []
-        self.shares = BatchShares(config)
-        self.native = NativeVariables(config, self.shares)
+        self.shares: BatchShares = BatchShares(config)
+        self.native: NativeVariables = NativeVariables(config, self.shares)
 
     def spread(self, variable: keras.Variable, merge: str) -> bool:
         """Give every tower a component of a variable.

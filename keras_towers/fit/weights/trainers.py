@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
+from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
@@ -49,7 +49,7 @@ def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
 
 @compat.filter_traceback
 def _in_scope(
-    strategy: tf.distribute.Strategy,
+    strategy: Strategy,
     name: str,
     model: keras.Model,
     *args: Any,

