@@ -31,7 +31,7 @@ lint: $(STAMP)
 # Not in lint, since it takes longer than all of that. It need not ask whether
 # there is a newer version of itself.
 types: $(STAMP)
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(STAMP)
 	$(BIN)/keras-towers bench $(BENCH_ARGS)
