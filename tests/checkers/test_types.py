@@ -20,6 +20,8 @@ needs_pyright = pytest.mark.skipif(
     reason="pyright[nodejs] is not installed",
 )
 
+PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
+
 # What is only for this package itself; not looked into by completeness.
 INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launch")
 
@@ -56,6 +58,7 @@ def _run(folder: Path, *command: str) -> str:
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
+        timeout=200,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
@@ -98,7 +101,7 @@ def test_mypy(scripts):
 
 @needs_pyright
 def test_pyright(scripts):
-    found = json.loads(_run(scripts, "pyright", "--outputjson", "."))
+    found = json.loads(_run(scripts, *PYRIGHT, "."))
     assert found["summary"]["filesAnalyzed"] == 2
     _check(
         [
@@ -118,7 +121,7 @@ def test_public_interface_is_complete():
     found = json.loads(
         _run(
             ROOT,
-            *("pyright", "--outputjson"),
+            *PYRIGHT,
             *("--verifytypes", "keras_towers", "--ignoreexternal"),
         )
     )["typeCompleteness"]
