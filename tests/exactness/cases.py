@@ -273,6 +273,19 @@ CASES: dict[str, Case] = {
     ),
 }
 
+# About how data is split, weighted and counted, before any update.
+_OF_DATA = (
+    "batch-not-divisible",
+    "last-batch-of-two",
+    "all-batches-of-one",
+    "class-weight",
+    "validation",
+    "validation-split",
+    "rich-metrics",
+    "several-losses",
+)
+OF_UPDATES = tuple(name for name in CASES if name not in _OF_DATA)
+
 # Where reductions differ most: sparse gradients, uneven ends, state in a
 # condition, several reductions a step, half precision.
 HARDEST = ("embedding-clipped", "accumulation", "sync-batch-norm", "gan")

@@ -3,11 +3,11 @@
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import HARDEST
-from tests.exactness.contract import NAMES, assert_contract
+from tests.exactness.cases import HARDEST, OF_UPDATES
+from tests.exactness.contract import assert_contract
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_UPDATES)
 def test_case_on_two_towers(name):
     strategy = kt.ParameterServerTowerStrategy(2, ps_device="gpu")
     assert_contract(name, strategy)

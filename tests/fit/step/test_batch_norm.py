@@ -8,7 +8,7 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 
-COUNT, BATCH = 29, 8  # the last batch has 5
+COUNT, BATCH = 26, 8  # the last batch has 2: none for a third tower
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
 IMAGES = np.random.RandomState(0).randn(COUNT, 8, 8, 3).astype("float32")
 SENTENCES, WORDS = m.SENTENCES[:COUNT], m.SENTENCE_LABELS[:COUNT]
@@ -65,7 +65,6 @@ def towers(number, **options):
 
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_uneven_batches(number):
-    # The last batch leaves 3 of 8 towers without an example.
     assert_exact(two_norms(), fitting(), towers(number))
 
 
@@ -110,7 +109,7 @@ def test_far_from_zero():
     ids=lambda options: "-".join(options),
 )
 def test_options_of_the_layer(options):
-    assert_exact(two_norms(**options), fitting(), towers(8))
+    assert_exact(two_norms(**options), fitting(), towers(3))
 
 
 def test_layer_that_is_not_trained():
@@ -143,11 +142,11 @@ def test_masks(hidden):
 
 def test_masks_of_a_synchronized_layer():
     act = fitting(SENTENCES, WORDS)
-    assert_exact(tagger(True), act, kt.TowerStrategy(8), tolerance=1e-5)
+    assert_exact(tagger(True), act, kt.TowerStrategy(3), tolerance=1e-5)
 
 
-def convolutional(axis=-1, policy=None):
-    """Blocks like MobileNetV2's, with a residual connection."""
+def convolutional(axis=-1, policy=None, strides=(2, 1)):
+    """Blocks like MobileNetV2's, the last with a residual connection."""
 
     def make():
         before = keras.config.dtype_policy()
@@ -156,7 +155,7 @@ def convolutional(axis=-1, policy=None):
         try:
             layers = keras.layers
             inputs = x = keras.Input((8, 8, 3))
-            for stride in (2, 1):
+            for stride in strides:
                 shortcut = x
                 for layer in (
                     layers.Conv2D(6, 1, use_bias=False),
@@ -180,8 +179,7 @@ def convolutional(axis=-1, policy=None):
     return make
 
 
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("axis, number", [(-1, 3), (1, 2)])
 def test_convolutions(axis, number):
     act = fitting(IMAGES)
     assert_exact(convolutional(axis), act, towers(number), tolerance=1e-5)
@@ -191,7 +189,7 @@ def test_convolutions(axis, number):
     "policy, tolerance", [("mixed_float16", 5e-3), ("mixed_bfloat16", 5e-2)]
 )
 def test_mixed_precision(policy, tolerance):
-    make = convolutional(policy=policy)
+    make = convolutional(policy=policy, strides=(2,))
     act = fitting(IMAGES, epochs=1)
     assert_exact(make, act, towers(3), tolerance=tolerance)
 

@@ -57,17 +57,21 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+STRATEGIES = {
+    "towers": lambda: kt.TowerStrategy(3),
+    "servers": lambda: kt.ParameterServerTowerStrategy(2),
+}
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    [lambda: kt.TowerStrategy(3), lambda: kt.ParameterServerTowerStrategy(2)],
-    ids=["towers", "servers"],
+    "form, strategy",
+    [*((form, "towers") for form in FORMS), ("decorated", "servers")],
 )
 def test_any_callable_is_exact(form, strategy):
     options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     reference, model = FORMS[form](), FORMS[form]()
     wanted = reference.fit(X, Y, **options).history
-    with strategy():
+    with STRATEGIES[strategy]():
         found = model.fit(X, Y, **options).history
     assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
     same_model(model, reference)

@@ -221,6 +221,15 @@ CASES: dict[str, type[Stepping]] = {
     )
 }
 
+# Of these, those that write trained weights, and those that read them.
+WRITES_WEIGHTS = (
+    "Averaging",
+    "Clipping",
+    "ClippingSometimes",
+    "Decaying",
+    "TwoUpdates",
+)
+
 
 def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:
     """Return a function that builds and compiles a model."""
