@@ -286,6 +286,18 @@ _OF_DATA = (
 )
 OF_UPDATES = tuple(name for name in CASES if name not in _OF_DATA)
 
+# Whose update, given the sum of the gradients, is Keras's own everywhere.
+OF_ONE_UPDATE = (
+    "adam",
+    "rmsprop",
+    "schedule",
+    "clipnorm",
+    "clipvalue",
+    "weight-decay",
+    "ema",
+    "mixed-bfloat16",
+)
+
 # Where reductions differ most: sparse gradients, uneven ends, state in a
 # condition, several reductions a step, half precision.
 HARDEST = ("embedding-clipped", "accumulation", "sync-batch-norm", "gan")

@@ -1,5 +1,6 @@
 """Checks of a worker: how gradients travel between two ranks."""
 
+import functools
 import os
 import pathlib
 
@@ -49,6 +50,12 @@ def train(compression, optimizer=None, epochs=2, **options):
     return weights
 
 
+@functools.cache
+def exactly():
+    """Weights after training with gradients that are sent as they are."""
+    return train("none")
+
+
 def difference(first, second):
     return max(np.abs(a - b).max() for a, b in zip(first, second, strict=True))
 
@@ -56,8 +63,7 @@ def difference(first, second):
 @check
 def shared_memory_is_exact_to_the_bit():
     before = set(segments.FOLDER.iterdir())
-    shared, sent = train(None), train("none")
-    assert difference(shared, sent) == 0
+    assert difference(train(None), exactly()) == 0
     left = set(segments.FOLDER.iterdir()) - before
     assert not [p for p in left if p.name.startswith("keras-towers")]
 
@@ -81,7 +87,7 @@ def shared_memory_is_in_use():
 
 @check
 def a_rank_without_shared_memory():
-    exact = train("none")
+    exact = exactly()
     folder = segments.FOLDER
     try:
         if RANK == 1:
@@ -93,7 +99,7 @@ def a_rank_without_shared_memory():
 
 @check
 def forms_are_near_the_exact_sum():
-    exact = train("none")
+    exact = exactly()
     for name, limit in {
         "fp16": 1e-3,
         "fp16-shards": 1e-3,
