@@ -240,8 +240,10 @@ def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
         model = Coupled(loss, by_hand, scale)
         model.build((None, 6))
         model.compile(optimizer(), **options)
-        # Or TensorFlow traces the step twice.
-        model.optimizer.build(model.trainable_variables)
+        if not scale:
+            # Or TensorFlow traces the step twice, as it does where a loss
+            # scale has to become a variable.
+            model.optimizer.build(model.trainable_variables)
         return model
 
     return make
