@@ -21,10 +21,10 @@ tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 
 do_not_tune_iterators()
 
-# A full collection is slow, and by default there is one in every other test.
-# Modules that are imported for good need not be searched at all.
+# Tracing makes many objects that live on, and by default each few hundred of
+# them are searched. Modules that are imported for good need not be at all.
 gc.freeze()
-gc.set_threshold(700, 10, 50)
+gc.set_threshold(20_000, 10, 5)
 
 _collective_keys = itertools.count(10_000, 1_000)
 

@@ -249,8 +249,8 @@ def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
     return make
 
 
-def training(batch=BATCH, count=EXAMPLES, epochs=2):
-    """Trains and evaluates; returns what both return."""
+def training(batch=BATCH, count=EXAMPLES, epochs=2, evaluates=False):
+    """Trains, and evaluates if asked for; returns what both return."""
 
     def act(model):
         history = model.fit(
@@ -261,6 +261,8 @@ def training(batch=BATCH, count=EXAMPLES, epochs=2):
             shuffle=False,
             verbose=0,
         ).history
+        if not evaluates:
+            return history
         return history, model.evaluate(
             X[:count], Y[:count], batch_size=count, verbose=0
         )

@@ -6,6 +6,8 @@ import keras_towers as kt
 from tests.exactness.cases import HARDEST, OF_UPDATES
 from tests.exactness.contract import assert_contract
 
+PLACES = ((1, None), (2, "cpu"), (3, None), (8, "gpu"))
+
 
 @pytest.mark.parametrize("name", OF_UPDATES)
 def test_case_on_two_towers(name):
@@ -13,10 +15,15 @@ def test_case_on_two_towers(name):
     assert_contract(name, strategy)
 
 
+# Every hardest case on two of these.
 @pytest.mark.parametrize(
-    "towers, ps_device", [(1, None), (2, "cpu"), (3, None), (8, "gpu")]
+    "name, towers, ps_device",
+    [
+        (name, *PLACES[(turn + more) % len(PLACES)])
+        for turn, name in enumerate(HARDEST)
+        for more in (0, 1)
+    ],
 )
-@pytest.mark.parametrize("name", HARDEST)
 def test_hardest_cases_on_other_towers(name, towers, ps_device):
     strategy = kt.ParameterServerTowerStrategy(towers, ps_device=ps_device)
     assert_contract(name, strategy)

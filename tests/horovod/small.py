@@ -86,15 +86,17 @@ def ranks_apart(made):
 def assert_trains_as_alone(
     make, kind="dense", reference=None, iterations=12, **options
 ):
-    """Train distributed and alone, and compare the weights."""
-    alone = trained_alone(reference or make, kind)
+    """Train distributed, and alone on one rank, and compare the weights."""
+    alone = None
+    if hvd.rank() == 0:
+        alone = trained_alone(reference or make, kind)
     ours = train(hvd.DistributedOptimizer(make(), **options), kind)
     assert_as_alone(ours, alone, kind, iterations)
 
 
 def assert_as_alone(ours, alone, kind="dense", iterations=12):
     """Weights are those of one process, on all ranks, and have moved."""
-    assert weights_apart(ours, alone) < ROUNDING
+    assert alone is None or weights_apart(ours, alone) < ROUNDING
     assert ranks_apart(ours) == 0
     assert weights_apart(ours, model(kind)) > 1e-3
     assert int(ours.optimizer.iterations) == iterations

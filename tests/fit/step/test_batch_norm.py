@@ -14,7 +14,7 @@ IMAGES = np.random.RandomState(0).randn(COUNT, 8, 8, 3).astype("float32")
 SENTENCES, WORDS = m.SENTENCES[:COUNT], m.SENTENCE_LABELS[:COUNT]
 
 
-def fitting(x=X, y=Y, epochs=2):
+def fitting(x=X, y=Y, epochs=2, evaluates=False):
     def act(model):
         history = model.fit(
             x,
@@ -24,6 +24,8 @@ def fitting(x=X, y=Y, epochs=2):
             shuffle=False,
             verbose=0,
         ).history
+        if not evaluates:
+            return history
         return history, model.evaluate(x, y, batch_size=COUNT, verbose=0)
 
     return act
@@ -65,7 +67,7 @@ def towers(number, **options):
 
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_uneven_batches(number):
-    assert_exact(two_norms(), fitting(), towers(number))
+    assert_exact(two_norms(), fitting(evaluates=True), towers(number))
 
 
 @pytest.mark.core
