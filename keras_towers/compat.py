@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+from keras_towers._requirements import packages
 from keras_towers.errors import CompatibilityError
 
 KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
@@ -88,13 +89,10 @@ def _gone(what: str) -> CompatibilityError:
 
 
 def _installed_versions() -> str:
-    from importlib import metadata
-
-    found = []
-    for name in ("tensorflow", "tensorflow-cpu", "keras"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return ", ".join(found) or "neither TensorFlow nor Keras"
+    found = packages("tensorflow")
+    found |= packages("keras")
+    named = [f"{name} {version}" for name, version in found.items()]
+    return ", ".join(named) or "neither TensorFlow nor Keras"
 
 
 _TF = "tensorflow.python"
