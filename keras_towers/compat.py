@@ -155,6 +155,9 @@ set_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:set_global_attribute"
 )
 
+# TensorFlow: a function of a model that tf.saved_model.load returns.
+LoadedFunction = resolve(f"{_TF}.saved_model.load:_WrapperFunction")
+
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
@@ -238,6 +241,7 @@ _USED = {
     "keras.callbacks:SwapEMAWeights": (
         "_tf_swap_variables _tf_finalize_ema_values"
     ),
+    f"{_TF}.saved_model.load:_WrapperFunction": "_call_flat",
     f"{_KERAS}.backend.tensorflow.random": "shuffle",
     f"{_TF}.ops.gen_stateless_random_ops_v2": (
         "stateless_random_uniform_v2 stateless_random_normal_v2 "
