@@ -7,6 +7,7 @@ are listed as skipped.
 import nox
 from packaging.requirements import Requirement
 
+nox.options.sessions = ["heart"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
