@@ -9,14 +9,25 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
 DOCS := .venv/docs
+ECOSYSTEM := .venv/ecosystem-$(TENSORFLOW)
 
-.PHONY: demo test check lint types bench docs clean
+.PHONY: demo test test-ecosystem test-matrix check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 test: $(HOROVOD) lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# With other packages that use Keras. Once they are installed, `make test` runs
+# these too.
+test-ecosystem: $(ECOSYSTEM)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/ecosystem
+
+# The tests of `make check` on the lowest and the highest versions that
+# pyproject.toml allows, on each Python that is there.
+test-matrix: $(STAMP)
+	$(BIN)/nox $(NOX_ARGS) -- $(PYTEST_ARGS)
 
 # The inner loop, in less than a minute and a half: some tests of every room
 # that does not need Horovod, and the contract's hardest cases.
@@ -50,6 +61,10 @@ $(HOROVOD): $(STAMP)
 	$(BIN)/keras-towers install horovod
 	touch $@
 
+$(ECOSYSTEM): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),ecosystem]'
+	touch $@
+
 # The site is made from the source alone, without TensorFlow.
 $(DOCS): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -57,4 +72,4 @@ $(DOCS): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv dist build site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .nox dist build site .mypy_cache .pytest_cache .ruff_cache

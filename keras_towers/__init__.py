@@ -99,8 +99,6 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}"
             )
-        _requirements.check_tensorflow()
-        _requirements.check_backend()
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -130,4 +128,5 @@ def _connect() -> None:
         )
 
 
+_requirements.check_before_imports()
 _keras_import.after_keras(_connect)

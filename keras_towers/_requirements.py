@@ -1,19 +1,31 @@
-"""Checks that TensorFlow is installed and that Keras uses it."""
+"""What is installed: TensorFlow, and a Keras that uses it."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 
 from keras_towers.errors import CompatibilityError
 
+# What works without TensorFlow; all other modules import it.
+_INDEPENDENT = re.compile(
+    r"(bench|building|cli|doctor|launch)(\..+)?|strategies(\.registry)?"
+    r"|_keras_import|_requirements|cores|errors|rendezvous|subprocesses"
+)
 
-def check_tensorflow() -> None:
+
+def check() -> None:
     """Fail with instructions, before an import fails less clearly.
 
     Raises:
-        CompatibilityError: TensorFlow is not installed.
+        CompatibilityError: TensorFlow is not installed, or Keras uses another
+            backend.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
@@ -21,17 +33,8 @@ def check_tensorflow() -> None:
             "by an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
             "with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
         )
-
-
-def check_backend() -> None:
-    """Fail with instructions if Keras does not use TensorFlow.
-
-    Raises:
-        CompatibilityError: Keras uses another backend.
-    """
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    if backend == "tensorflow" or "keras" in sys.modules:
-        # Otherwise not: importing Keras without its backend fails less clearly.
+    if "keras" in sys.modules:
         import keras
 
         backend = keras.backend.backend()
@@ -41,3 +44,39 @@ def check_backend() -> None:
             f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is "
             "imported."
         )
+
+
+def packages(module: str) -> dict[str, str]:
+    """The installed packages that contain a module, and their versions.
+
+    Example:
+        >>> packages("tensorflow")
+        {'tensorflow-cpu': '2.21.0'}
+    """
+    found = metadata.packages_distributions().get(module, [])
+    # They may be written with underscores.
+    return {
+        name.lower().replace("_", "-"): metadata.version(name) for name in found
+    }
+
+
+def check_before_imports() -> None:
+    """Check before every import of a module that needs TensorFlow.
+
+    So the modules need not do it themselves, between their imports.
+    """
+    sys.meta_path.insert(0, _Check())
+
+
+class _Check(MetaPathFinder):
+    """Finds nothing, but is asked for every module first."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> None:
+        package, _, name = fullname.partition(".")
+        if package == __package__ and not _INDEPENDENT.fullmatch(name):
+            check()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+from keras_towers._requirements import packages
 from keras_towers.errors import CompatibilityError
 
 KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
@@ -88,13 +89,10 @@ def _gone(what: str) -> CompatibilityError:
 
 
 def _installed_versions() -> str:
-    from importlib import metadata
-
-    found = []
-    for name in ("tensorflow", "tensorflow-cpu", "keras"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return ", ".join(found) or "neither TensorFlow nor Keras"
+    found = packages("tensorflow")
+    found |= packages("keras")
+    named = [f"{name} {version}" for name, version in found.items()]
+    return ", ".join(named) or "neither TensorFlow nor Keras"
 
 
 _TF = "tensorflow.python"
@@ -156,6 +154,9 @@ stateful_ops = importlib.import_module(f"{_TF}.ops.gen_random_ops")
 set_global_attribute = resolve(
     f"{_KERAS}.backend.common.global_state:set_global_attribute"
 )
+
+# TensorFlow: a function of a model that tf.saved_model.load returns.
+LoadedFunction = resolve(f"{_TF}.saved_model.load:_WrapperFunction")
 
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
@@ -240,6 +241,7 @@ _USED = {
     "keras.callbacks:SwapEMAWeights": (
         "_tf_swap_variables _tf_finalize_ema_values"
     ),
+    f"{_TF}.saved_model.load:_WrapperFunction": "_call_flat",
     f"{_KERAS}.backend.tensorflow.random": "shuffle",
     f"{_TF}.ops.gen_stateless_random_ops_v2": (
         "stateless_random_uniform_v2 stateless_random_normal_v2 "

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from keras_towers import _requirements
 from keras_towers.cores import usable_cores
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
@@ -50,8 +51,11 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
         timeout_s: the time limit for starting TensorFlow in seconds.
 
     Raises:
+        CompatibilityError: TensorFlow is not installed, or is not Keras's
+            backend.
         TowerError: TensorFlow or Keras cannot be imported.
     """
+    _requirements.check()
     found = probe.look(timeout_s)
     error = found.get("error") or found.get("keras_error")
     if error:

@@ -21,7 +21,7 @@ from keras_towers.bench.plan import Cell, Setting, choices, numbers, plan_cells
 from keras_towers.bench.report import show_report, write_json
 from keras_towers.bench.rows import MODES, PROCESSES, TOWERS
 from keras_towers.bench.runner import Sample, failed_before, run_cell
-from keras_towers.errors import TowerError
+from keras_towers.errors import CompatibilityError, TowerError
 
 # Examples per step of a process, however many towers it has.
 _BATCH_SIZE = 64
@@ -199,6 +199,6 @@ def _refusing(code: int) -> Iterator[None]:
     """Turn errors into one line on stderr and this exit code."""
     try:
         yield
-    except TowerError as error:
+    except (CompatibilityError, TowerError) as error:
         typer.echo(f"keras-towers bench: {error}", err=True)
         raise typer.Exit(code) from None

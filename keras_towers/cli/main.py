@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from keras_towers import __version__, _requirements
 from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
@@ -30,11 +30,10 @@ app.add_typer(install, name="install")
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    for name in ("keras-towers", "keras", "tensorflow", "tensorflow-cpu"):
-        try:
-            typer.echo(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
+    typer.echo(f"keras-towers {__version__}")
+    for module in ("keras", "tensorflow"):
+        for name, version in _requirements.packages(module).items():
+            typer.echo(f"{name} {version}")
     raise typer.Exit
 
 

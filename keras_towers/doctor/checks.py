@@ -42,7 +42,22 @@ def look() -> list[Finding]:
 def versions(facts: dict[str, Any]) -> list[Finding]:
     """Python, TensorFlow and Keras, and whether they are compatible."""
     group = "Versions"
-    found = [_python(), Finding(group, "keras-towers", _own_version())]
+    packages: dict[str, dict[str, str]] = facts.get("packages", {})
+    found = [
+        _python(),
+        Finding(group, "keras-towers", _own_version()),
+        *(
+            _side_by_side(*item)
+            for item in packages.items()
+            if len(item[1]) > 1
+        ),
+    ]
+    backend = facts.get("backend", "tensorflow")
+    if backend != "tensorflow":
+        advice = "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json)."
+        found.append(
+            Finding(group, "Keras's backend", backend, Status.BAD, advice)
+        )
     if "error" in facts:
         return [
             *found,
@@ -55,22 +70,14 @@ def versions(facts: dict[str, Any]) -> list[Finding]:
             ),
         ]
     known = known_versions(facts.get("known_to_work", ""))
-    found.append(_library("TensorFlow", facts["tensorflow"], known))
+    found.append(_library("TensorFlow", facts, known))
     if "keras_error" in facts:
+        if backend != "tensorflow":
+            return found
         value = f"does not import: {facts['keras_error']}"
         advice = "Install Keras 3: pip install --upgrade keras."
         return [*found, Finding(group, "Keras", value, Status.BAD, advice)]
-    found.append(_library("Keras", facts["keras"], known))
-    if facts["backend"] != "tensorflow":
-        found.append(
-            Finding(
-                group,
-                "Keras's backend",
-                facts["backend"],
-                Status.BAD,
-                "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json).",
-            )
-        )
+    found.append(_library("Keras", facts, known))
     if "compat_error" in facts:
         found.append(
             Finding(
@@ -225,16 +232,32 @@ def known_versions(text: str) -> dict[str, tuple[str, str]]:
     }
 
 
+def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
+    """Packages that contain the same module, of which one is enough."""
+    names = list(packages)
+    kept = name.lower() if name.lower() in names else names[0]
+    advice = (
+        f"{' and '.join(names)} overwrite each other's files. Keep one of "
+        f"them, here {kept}, which other packages may require: pip uninstall "
+        f"-y {' '.join(names)}; pip install {kept}=={packages[kept]}."
+    )
+    value = ", ".join(f"{item} {packages[item]}" for item in packages)
+    return Finding("Versions", f"{name}, twice", value, Status.WARNING, advice)
+
+
 def _library(
-    name: str, version: str, known: dict[str, tuple[str, str]]
+    name: str, facts: dict[str, Any], known: dict[str, tuple[str, str]]
 ) -> Finding:
+    version = facts[name.lower()]
+    packages = ", ".join(facts.get("packages", {}).get(name, ()))
+    shown = f"{version} ({packages})" if packages else version
     if name not in known:
-        return Finding("Versions", name, version)
+        return Finding("Versions", name, shown)
     first, last = known[name]
     if _minor(first) <= _minor(version) <= _minor(last):
-        return Finding("Versions", name, version)
+        return Finding("Versions", name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."
-    return Finding("Versions", name, version, Status.WARNING, advice)
+    return Finding("Versions", name, shown, Status.WARNING, advice)
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import json
 import os
 from typing import Any
 
+from keras_towers import _requirements
 from keras_towers.subprocesses import NoAnswer, ask_python
 
 
@@ -31,11 +32,17 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
 
 
 def _facts() -> dict[str, Any]:
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {
+        "packages": {
+            "TensorFlow": _requirements.packages("tensorflow"),
+            "Keras": _requirements.packages("keras"),
+        },
+        "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
+    }
     try:
         import tensorflow as tf
     except Exception as error:
-        return {"error": _short(error)}
+        return {**facts, "error": _short(error)}
     facts["tensorflow"] = tf.__version__
     facts["built_with_cuda"] = tf.test.is_built_with_cuda()
     facts["cuda"] = tf.sysconfig.get_build_info().get("cuda_version", "")

@@ -275,3 +275,11 @@ def owner_of(model: Any) -> KerasStrategy | None:
     """Return the ``KerasStrategy`` that a model is placed on, or None."""
     home = home_of(model)
     return home if isinstance(home, KerasStrategy) else None
+
+
+def another(strategy: Any, than: Any) -> str:
+    """Name a strategy in a message about another one."""
+    kind = type(strategy).__name__
+    if kind == type(than).__name__:
+        return f"another {kind}"
+    return f"another strategy ({kind})"

@@ -13,10 +13,8 @@ occur. Launch as usual: ``horovodrun -np 4 python train.py``.
 
 from __future__ import annotations
 
-from keras_towers import _requirements
 from keras_towers.transport import horovod as _transport
 
-_requirements.check_backend()
 # If Horovod is missing, says what to do before the imports below fail.
 _transport.load()
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import keras
 import numpy as np
@@ -29,6 +29,7 @@ from keras_towers.fit.contract import (
     KerasStrategy,
     TowerConfig,
     Update,
+    another,
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -232,8 +233,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"another strategy ({type(current).__name__}): leave that one "
-                "first."
+                f"{another(current, self)}: leave that one first."
             )
         with hooks.installed(), super().scope():
             yield self
@@ -276,6 +276,19 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
                 self._adoption.release()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # It is its devices, and models on it: what is copied shares it.
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TowerError(
+            f"a {type(self).__name__} cannot be pickled: create it in the "
+            "process that uses it."
+        )
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.

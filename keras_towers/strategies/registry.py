@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from keras_towers.errors import TowerError
+from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
@@ -110,6 +110,8 @@ def _load(entry: EntryPoint) -> Callable[..., Any]:
     advice = "Fix or uninstall that package, or give another name."
     try:
         made_by = entry.load()
+    except CompatibilityError:
+        raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise TowerError(

@@ -87,6 +87,30 @@ def test_what_may_work(doctor, facts, said):
     assert said in result.output
 
 
+def test_packages_that_overwrite_each_other(doctor):
+    two = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"}
+    result = doctor(packages={"TensorFlow": two, "Keras": {"keras": "3.15.1"}})
+    assert result.exit_code == 0, result.output
+    assert "tensorflow 2.21.0, tensorflow-cpu 2.20.0" in result.output
+    assert (
+        "pip uninstall -y tensorflow tensorflow-cpu; pip install "
+        "tensorflow==2.21.0."
+    ) in result.output
+
+
+def test_the_package_of_keras_is_named(doctor):
+    nightly = {"keras-nightly": "3.16.0.dev1"}
+    result = doctor(keras="3.16.0.dev1", packages={"Keras": nightly})
+    assert "3.16.0.dev1 (keras-nightly)" in result.output
+
+
+def test_a_backend_that_does_not_import(doctor):
+    result = doctor(backend="torch", keras_error="No module named 'torch'")
+    assert result.exit_code == 1
+    assert "KERAS_BACKEND=tensorflow" in result.output
+    assert "upgrade keras" not in result.output
+
+
 def test_json(doctor):
     report = json.loads(doctor("--json", horovod=None).output)
     assert report["ok"] is True

@@ -11,4 +11,5 @@ pytestmark = pytest.mark.core
 def test_version_names_the_package():
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
-    assert "keras " in result.output
+    for name in ("keras-towers", "keras", "tensorflow"):
+        assert f"\n{name}" in f"\n{result.output}"

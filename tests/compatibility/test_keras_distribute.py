@@ -94,7 +94,8 @@ def test_module_is_in_the_wheel(module):
 
 def test_every_test_has_run(results):
     assert sorted(results) == sorted(names())
-    assert set(KNOWN_DIFFERENCES) <= set(results)
+    there = {name for name in KNOWN_DIFFERENCES if shipped(name.split(".")[0])}
+    assert there <= set(results)
 
 
 @pytest.mark.parametrize("name", names())

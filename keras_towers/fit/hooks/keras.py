@@ -73,6 +73,7 @@ def _install() -> None:
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
     # keras.utils.clear_session() calls it, inside the block too.
     patches.replace(tf.compat.v1, "reset_default_graph", _reset_default_graph)
+    patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
     patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
@@ -304,6 +305,25 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
     scopes = compat.get_default_graph()._thread_local
     original()
     compat.get_default_graph()._thread_local = scopes
+
+
+def _call_loaded(
+    original: Callable[..., Any], function: Any, args: Any, captured: Any
+) -> Any:
+    """Call a function of a model that was loaded inside the block.
+
+    On a tower it reads the tower's variables. Elsewhere TensorFlow refuses it;
+    here it reads those of the first tower.
+    """
+    outside = tf.distribute.get_replica_context() is None
+    if outside and contract.in_force() is not None:
+        captured = [
+            item._primary.handle
+            if isinstance(item, compat.DistributedVariable)
+            else item
+            for item in captured
+        ]
+    return original(function, args, captured)
 
 
 def _made_variable(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import TowerConfig, Update, home_of
+from keras_towers.fit.contract import TowerConfig, Update, another, home_of
 from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
@@ -117,10 +117,10 @@ class Adoption:
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
-                    f"model {model.name!r} lives on another strategy "
-                    f"({type(owner).__name__}). A model can be on one strategy "
-                    "at a time: leave the other one's `with` block first, or "
-                    "build the model outside of any scope."
+                    f"model {model.name!r} lives on "
+                    f"{another(owner, self._config.strategy)}. A model can be "
+                    "on one strategy at a time: leave the other one's `with` "
+                    "block first, or build the model outside of any scope."
                 )
 
     def knows(self, model: keras.Model, kind: str) -> bool:

@@ -147,6 +147,16 @@ class TowerVariable(compat.SyncOnReadVariable):
                     mine = tf.zeros_like(value)
                 other.assign(mine, read_value=False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
+        # Copies are on no towers.
+        primary = self._values[0]
+        with compat.single_device_mode(), tf.device(primary.device):
+            return tf.Variable(
+                self.merged_value(),
+                trainable=primary.trainable,
+                name=primary.name.split(":")[0],
+            )
+
     def _tower_index(self) -> int | None:
         if tf.distribute.get_strategy() is not self._distribute_strategy:
             return None

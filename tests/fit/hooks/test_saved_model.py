@@ -1,0 +1,71 @@
+"""A model that ``tf.saved_model.load`` loads inside the block."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.kit.compare import assert_exact, close
+from tests.kit.training import X, adam, classifier, fit
+
+STRATEGIES = [
+    kt.TowerStrategy,
+    kt.ParameterServerTowerStrategy,
+    kt.AsyncTowerStrategy,
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A trained model, and the folder that it was exported to."""
+    folder = str(tmp_path_factory.mktemp("saved"))
+    model = classifier()
+    fit(model)
+    model.export(folder, verbose=False)
+    return model, folder
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_its_functions_inside_and_after(strategy, saved):
+    model, folder = saved
+    wanted = model.predict(X, verbose=0)
+    with strategy(2) as towers:
+        loaded = tf.saved_model.load(folder)
+        close(loaded.serve(X), wanted)
+        close(tf.function(loaded.serve)(X), wanted)
+        close(towers.run(loaded.serve, (X,)).values[1], wanted)
+        signature = loaded.signatures["serving_default"]
+        (output,) = signature(tf.constant(X)).values()
+        close(output, wanted)
+    close(loaded.serve(X), wanted)
+
+
+def features(folder):
+    """Trains on what a saved model gives."""
+    inputs = keras.Input((6,))
+    layer = keras.layers.TFSMLayer(
+        folder, call_endpoint="serve", trainable=False
+    )
+    keras.utils.set_random_seed(1)
+    model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
+    model.compile(adam(), m.cross_entropy())
+    return model
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:2])
+def test_as_a_layer_of_a_model_made_before(strategy, saved):
+    _, folder = saved
+    assert_exact(lambda: features(folder), fit, strategy(2))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:2])
+def test_as_a_layer_of_a_model_made_inside(strategy, saved):
+    _, folder = saved
+    reference = features(folder)
+    wanted = fit(reference)
+    with strategy(2):
+        model = features(folder)
+        close(fit(model)["loss"], wanted["loss"])
+        close(model.predict(X, verbose=0), reference.predict(X, verbose=0))
+    close(model.predict(X, verbose=0), reference.predict(X, verbose=0))
