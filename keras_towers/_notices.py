@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
@@ -14,7 +15,10 @@ def announce(line: str) -> None:
     Python shows no INFO by default. ``logging.getLogger("keras_towers")
     .setLevel(logging.WARNING)`` silences it.
     """
+    root = logging.getLogger()
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", line)
-    elif not (_logger.level or logging.getLogger().handlers):
-        print(line, file=sys.stderr)
+    elif not (_logger.level or root.handlers or root.manager.disable):
+        # Nobody may read it any more.
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr)

@@ -123,6 +123,7 @@ MirroredExtended = resolve(
 MirroredReplicaContext = resolve(
     f"{_TF}.distribute.mirrored_run:_MirroredReplicaContext"
 )
+TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 call_for_each_replica = resolve(
     f"{_TF}.distribute.mirrored_run:_call_for_each_replica"
 )

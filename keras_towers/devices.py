@@ -103,7 +103,7 @@ def resolve(towers: Towers | None) -> list[str]:
         if number < 1:
             raise TowerError(
                 f"towers={number} is not allowed: give 1 to {len(visible)}, or "
-                "None for all visible devices."
+                "None for all."
             )
         if number > len(visible):
             raise TowerError(
@@ -121,7 +121,7 @@ def resolve(towers: Towers | None) -> list[str]:
     if not towers:
         raise TowerError(
             "towers=[] names no device: name at least one, or give None for "
-            "all visible devices."
+            "all."
         )
     names = [_name(tower, gpus, cpus) for tower in towers]
     doubled = sorted({name for name in names if names.count(name) > 1})

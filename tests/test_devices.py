@@ -130,6 +130,20 @@ def test_what_virtual_towers_made_comes_before_gpus():
     assert devices_lib.resolve([1]) == ["/device:GPU:1"]
 
 
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_towers_beside_a_gpu_are_not_alone(gpus, monkeypatch, caplog):
+    listed = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind: listed(kind)[: gpus if kind == "GPU" else 2],
+    )
+    with kt.TowerStrategy(["CPU:0", "CPU:1"]):
+        pass
+    assert "no other device" not in caplog.text
+
+
 def test_the_last_call_of_virtual_towers_counts():
     kt.virtual_towers(4)
     kt.virtual_towers(2)

@@ -122,7 +122,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             ),
         )
         on_host = devices_lib.all_on_host(devices)
-        config = TowerConfig(
+        # The components of a strategy of one's own may ask for its towers.
+        config = self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
@@ -143,10 +144,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         components = Components(config, updates, run, self._adoption)
         KerasStrategy.__init__(self, components)
         self._entered: contextlib.ExitStack | None = None
-
-    @property
-    def _config(self) -> TowerConfig:
-        return self._components.config
 
     @property
     def num_towers(self) -> int:
@@ -246,7 +243,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
-            stack.enter_context(blocks.entered(type(self).__name__))
+            if self._config.num_replicas > 1:
+                stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
         self._adoption.note_what_is_made()
@@ -254,7 +252,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _announce(self) -> None:
         """Say in one line what trains now."""
-        alone = len(devices_lib.resolve(None)) == 1
+        alone = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         if alone and isinstance(self._config.transport, SingleProcess):
             logger.warning(
                 "%r: this process sees no other device, so training runs as "

@@ -44,7 +44,8 @@ class TowerExtended(compat.MirroredExtended):
         self._collective_ops = self._cross_device_ops
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        if tf.executing_eagerly() and call_lib.current() is not None:
+        in_call = tf.executing_eagerly() and call_lib.current() is not None
+        if in_call and not isinstance(fn, compat.TracedFunction):
             # Who calls fit() with run_eagerly=True need not be told by
             # TensorFlow, for every step, to use a tf.function.
             call = compat.call_for_each_replica

@@ -218,8 +218,11 @@ class TowerCall:
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Run one step on all towers."""
         if self.predicts:
-            return self._step.predict(step, batch, self.model)
-        return self._step.run(step, batch, self.logs)
+            result = self._step.predict(step, batch, self.model)
+        else:
+            result = self._step.run(step, batch, self.logs)
+        self.not_built = None
+        return result
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
         """Create an iterator over per-tower batches.

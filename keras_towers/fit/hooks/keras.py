@@ -177,7 +177,7 @@ def _method(
         alone = tower_lib.training_alone
         outer = alone.get()
         trains = None if outer is None else kind in contract.TRAINING
-        if strategy is None:
+        if strategy is None and kind in contract.TRAINING:
             _warn_of_thread(kind, model)
         with alone.filled(trains):
             return original(model, *args, **kwargs)

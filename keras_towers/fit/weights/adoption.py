@@ -125,7 +125,9 @@ class Adoption:
 
     def knows(self, model: keras.Model, kind: str) -> bool:
         """Whether a method is prepared for the model's current compilation."""
-        return self._notes_of(model).known.get(kind) == _compilation(model)
+        if model not in self._models:
+            return False
+        return self._models[model].known.get(kind) == _compilation(model)
 
     def remember(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
@@ -235,7 +237,7 @@ class Adoption:
 
     def release_model(self, model: keras.Model) -> None:
         """Turn one model back into a plain Keras model."""
-        if model._distribute_strategy is None:
+        if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
         for variable in state.everything():

@@ -156,3 +156,26 @@ def test_a_train_function_of_ones_own():
     with kt.TowerStrategy(3):
         fit(model, epochs=2)
     same_model(model, reference)
+
+
+def test_a_function_that_a_callback_runs_on_the_towers():
+    model = classifier()
+    seen = []
+    with kt.TowerStrategy(3) as strategy:
+        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+
+        @tf.function
+        def add(value):
+            total.assign_add(value)
+            return total.read_value()
+
+        def run(epoch, logs):
+            results = strategy.run(add, args=(tf.constant(1.0),))
+            seen.extend(strategy.experimental_local_results(results))
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=run)
+        for eager in (False, True):
+            model.run_eagerly = eager
+            fit(model, epochs=1, callbacks=[callback])
+        run(0, {})
+    assert [float(value) for value in seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3

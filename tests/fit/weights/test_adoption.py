@@ -1,5 +1,7 @@
 """A model built outside trains on towers and is ordinary afterwards."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -265,3 +267,37 @@ def test_user_sees_one_value_of_every_variable_inside():
     for variable, value in zip(all_variables(model), inside, strict=True):
         close(variable.numpy(), value, message=variable.path)
     assert optimizers(model) == [model.optimizer]
+
+
+@pytest.mark.parametrize("kind", ["fit", "train_on_batch"])
+def test_a_model_of_another_strategy_is_left_to_it(kind):
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with mirrored.scope():
+        model = keras.Sequential(
+            [keras.Input((X.shape[1],)), keras.layers.Dense(3, "softmax")]
+        )
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy())
+    with (
+        pytest.raises(kt.TowerError, match="lives on another strategy"),
+        kt.TowerStrategy(2),
+    ):
+        getattr(model, kind)(X[:8], Y[:8])
+    assert model._distribute_strategy is mirrored
+    model.fit(X[:8], Y[:8], verbose=0)
+
+
+def test_a_nested_model_outlives_the_outer_one():
+    inner = keras.Sequential(
+        [keras.Input((X.shape[1],)), keras.layers.Dense(3)]
+    )
+    kernel = inner.layers[0].kernel.value
+    with kt.TowerStrategy(2):
+        outer = keras.Sequential([inner, keras.layers.Softmax()])
+        outer.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+        outer.fit(X, Y, verbose=0)
+        del outer
+        gc.collect()
+    assert inner._distribute_strategy is None
+    assert inner.layers[0].kernel.value is kernel
+    inner.compile("sgd", "mse")
+    inner.fit(X, np.zeros((len(X), 3)), verbose=0)
