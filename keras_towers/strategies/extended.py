@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +14,26 @@ from keras_towers._strategy import Strategy
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.transport import Transport
+
+
+@contextlib.contextmanager
+def _not_repeated() -> Iterator[None]:
+    """Drop what TensorFlow logs in a notebook although it is known anyway.
+
+    Which devices a strategy has, and, with a second traceback, an error that
+    is about to be raised.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        known = record.module in ("coordinator", "mirrored_strategy")
+        return record.levelno > logging.INFO or not known
+
+    logger = tf.get_logger()
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 class TowerExtended(compat.MirroredExtended):
@@ -31,7 +53,8 @@ class TowerExtended(compat.MirroredExtended):
         cross_device_ops: Any,
         transport: Transport,
     ):
-        super().__init__(strategy, list(devices), cross_device_ops)
+        with _not_repeated():
+            super().__init__(strategy, list(devices), cross_device_ops)
         self._transport = transport
 
     def _initialize_strategy(self, devices):
@@ -44,6 +67,10 @@ class TowerExtended(compat.MirroredExtended):
         self._collective_ops = self._cross_device_ops
 
     def _call_for_each_replica(self, fn, args, kwargs):
+        with _not_repeated():
+            return self._on_each_tower(fn, args, kwargs)
+
+    def _on_each_tower(self, fn, args, kwargs):
         in_call = tf.executing_eagerly() and call_lib.current() is not None
         if in_call and not isinstance(fn, compat.TracedFunction):
             # Who calls fit() with run_eagerly=True need not be told by
