@@ -46,7 +46,8 @@ class AsyncTowerStrategy(BaseStrategy):
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,
-            or None for all visible GPUs, or all logical CPUs if there are none.
+            or None for those that ``virtual_towers`` made; without it, for
+            all visible GPUs, or all logical CPUs if there are none.
         scale_gradient: divide each tower's gradients by the number of towers.
             With SGD, one batch on each tower then moves the weights as far as
             one synchronous step. It has no effect with optimizers that are

@@ -24,7 +24,8 @@ class TowerStrategy(AllReduceStrategy):
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,
-            or None for all visible GPUs, or all logical CPUs if there are none.
+            or None for those that ``virtual_towers`` made; without it, for
+            all visible GPUs, or all logical CPUs if there are none.
         mode: how gradients are summed: ``"nccl"``, ``"collective"``
             (TensorFlow's collective ops: ring on CPUs, NCCL on GPUs),
             ``"hierarchical"`` (two groups; needs an even number of towers),
