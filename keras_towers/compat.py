@@ -164,9 +164,7 @@ in_xla_context = resolve(
 )
 
 # Keras: the trainer, its data iterator, the optimizer and the losses.
-TensorFlowTrainer = resolve(
-    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer"
-)
+TensorFlowTrainer = resolve(f"{_KERAS}.models.model:Trainer")
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator"
 )
@@ -195,7 +193,7 @@ loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
 )
-KerasVariable = resolve(f"{_KERAS}.backend.tensorflow.core:Variable")
+KerasVariable = resolve(f"{_KERAS}.backend.tensorflow:Variable")
 load_h5_optimizer_weights = resolve(
     f"{_KERAS}.legacy.saving.legacy_h5_format"
     ":load_optimizer_weights_from_hdf5_group"
@@ -211,7 +209,7 @@ set_global_attribute = resolve(
 # Methods and functions that fit/ calls, shadows or replaces: a missing one has
 # to fail at import, not in the middle of a scope.
 _USED = {
-    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
+    f"{_KERAS}.models.model:Trainer": (
         "__init__ fit evaluate predict train_on_batch test_on_batch "
         "predict_on_batch train_step distribute_strategy _make_function "
         "make_train_function make_test_function make_predict_function "
@@ -226,7 +224,7 @@ _USED = {
     f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
         "_all_reduce_sum_gradients assign_add assign_sub"
     ),
-    f"{_KERAS}.backend.tensorflow.core:Variable": (
+    f"{_KERAS}.backend.tensorflow:Variable": (
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
@@ -270,7 +268,7 @@ for _owner, _names in _USED.items():
 
 # Instance attributes, set in __init__ or later.
 _ATTRIBUTES = {
-    f"{_KERAS}.backend.tensorflow.trainer:TensorFlowTrainer": (
+    f"{_KERAS}.models.model:Trainer": (
         "_distribute_strategy _jit_compile _compile_config _initial_epoch "
         "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
     ),
@@ -290,7 +288,7 @@ _ATTRIBUTES = {
     f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
         "_distribution_strategy"
     ),
-    f"{_KERAS}.backend.tensorflow.core:Variable": "_value",
+    f"{_KERAS}.backend.tensorflow:Variable": "_value",
     f"{_TF}.distribute.values:DistributedVariable": (
         "_distributed_container _values _primary _distribute_strategy"
     ),

@@ -66,7 +66,7 @@ def test_a_private_name_is_gone_at_import():
     assert compat.KNOWN_TO_WORK in last
 
 
-TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+TRAINER = "keras.src.models.model:Trainer"
 OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 
 

@@ -42,7 +42,7 @@ def connect(
     """
     from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow import distribution_lib
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.models.model import Trainer
     from keras.src.utils import traceback_utils
 
     def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def connect(
 
     with contextlib.ExitStack() as undo:
         for name in contract.METHODS:
-            undo.callback(patches.wrap(TensorFlowTrainer, name, method))
+            undo.callback(patches.wrap(Trainer, name, method))
         # Also reached by a set_distribution that was imported by its name.
         undo.callback(patches.wrap(global_state, "set_global_attribute", store))
         # Tracebacks show the user's lines, and Keras's are always wrapped here.
