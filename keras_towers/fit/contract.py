@@ -278,8 +278,8 @@ def owner_of(model: Any) -> KerasStrategy | None:
 
 
 def another(strategy: Any, than: Any) -> str:
-    """Name a strategy in a message about another one."""
+    """What follows "another" in a message about two strategies."""
     kind = type(strategy).__name__
     if kind == type(than).__name__:
-        return f"another {kind}"
-    return f"another strategy ({kind})"
+        return kind
+    return f"strategy ({kind})"

@@ -230,7 +230,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"{another(current, self)}: leave that one first."
+                f"another {another(current, self)}: leave that one first."
             )
         with hooks.installed(), super().scope():
             yield self

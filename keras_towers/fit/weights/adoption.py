@@ -117,7 +117,7 @@ class Adoption:
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
-                    f"model {model.name!r} lives on "
+                    f"model {model.name!r} lives on another "
                     f"{another(owner, self._config.strategy)}. A model can be "
                     "on one strategy at a time: leave the other one's `with` "
                     "block first, or build the model outside of any scope."
