@@ -93,7 +93,7 @@ def test_dtypes_have_buffers_of_their_own():
 def test_too_few_elements_are_left_alone_and_said_once(caplog):
     grads = [tf.zeros([1024]), tf.zeros([1023])]
     packer = GradientPacker(num_split=2)
-    with caplog.at_level(logging.INFO, "keras_towers"):
+    with caplog.at_level(logging.DEBUG, "keras_towers"):
         assert packer.plan(grads) is None
         assert packer.plan(grads) is None
     assert [record.message for record in caplog.records] == [
@@ -115,7 +115,7 @@ def test_unknown_shapes_are_left_alone_and_said(caplog):
     spec = tf.TensorSpec([None, 2], tf.float32)
     known = tf.range(6.0)
     unknown = tf.ones([3, 2])
-    with caplog.at_level(logging.INFO, "keras_towers"):
+    with caplog.at_level(logging.DEBUG, "keras_towers"):
         step = step.get_concrete_function(known, spec)
     assert "gradient 1, because its shape (None, 2) is not" in caplog.text
     buffers, back = step(known, unknown)
