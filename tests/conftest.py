@@ -18,6 +18,8 @@ TOWERS = 8
 
 virtual_towers(TOWERS)
 tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
+# Starts TensorFlow, so that a snippet which splits the CPU in four cannot.
+tf.config.list_logical_devices()
 
 do_not_tune_iterators()
 

@@ -1,5 +1,6 @@
 """Workers that are killed or fail while others train, and new ones."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -69,25 +70,35 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("travels", ["none", "default"])
 def test_two_are_killed_in_a_row(tmp_path, travels):
-    (tmp_path / "stay").touch()
+    done = _two_killed(tmp_path / "first", travels)
+    if "gloo::EnforceNotMet" in done.err:
+        # Now and then Gloo takes what was meant for a broken connection for a
+        # message on the new one, and ends its process, which nobody can catch.
+        done = _two_killed(tmp_path / "second", travels)
+    assert done.code == 0, done.out + done.err
+    assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
+
+
+def _two_killed(folder, travels):
+    folder.mkdir()
+    (folder / "stay").touch()
     job = Launched(
-        tmp_path,
+        folder,
         ("--min-np", "1", "-np", "3", "--blacklist-cooldown-range", "1", "5")
-        + ("-m", "tests.processes.enduring", str(tmp_path), travels, "6"),
+        + ("-m", "tests.processes.enduring", str(folder), travels, "6"),
     )
-    job.wait_for(tmp_path / "steps", lines=3)
+    job.wait_for(folder / "steps", lines=3)
     until = time.monotonic() + 30
-    while len(first := list((tmp_path / "workers").iterdir())) < 3:
+    while len(first := list((folder / "workers").iterdir())) < 3:
         assert time.monotonic() < until
         time.sleep(0.05)
-    (tmp_path / "stay").unlink()
+    (folder / "stay").unlink()
     os.kill(int(first[0].name), signal.SIGKILL)
     time.sleep(3)
     # The others connect anew, or a new worker comes.
-    os.kill(int(first[1].name), signal.SIGKILL)
-    done = job.finish(120)
-    assert done.code == 0, done.out + done.err
-    assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(first[1].name), signal.SIGKILL)
+    return job.finish(120)
 
 
 @pytest.mark.slow
