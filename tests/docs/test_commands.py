@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 
 COMMANDS = typer.main.get_command(app)
 TARGETS = re.findall(
-    r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
+    r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
 )
 _CODE = re.compile(r"`([^`\n]+)`")
 
