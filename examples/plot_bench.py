@@ -195,11 +195,16 @@ def label_rows(axes: Any, rows: list[str]) -> None:
 
 def caption(document: dict[str, Any]) -> str:
     """Where it was measured, and how often."""
-    return (
-        f"{describe_machine(document['machine'])}\nmedian of "
-        f"{document['settings']['repeats']} repeats; lines reach from the "
-        "smallest to the largest"
-    )
+    where = describe_machine(document["machine"])
+    repeats = f"median of {document['settings']['repeats']} repeats"
+    values = [
+        result[picture.value]
+        for name, picture in PICTURES.items()
+        for result in document.get(name, ())
+    ]
+    if any(value and value["low"] < value["high"] for value in values):
+        repeats += "; lines reach from the smallest to the largest"
+    return f"{where}\n{repeats}"
 
 
 def main(
