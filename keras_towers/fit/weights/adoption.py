@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -140,8 +141,12 @@ class Adoption:
 
     def remember_function(self, model: keras.Model, name: str) -> None:
         """Record that a call on the towers made it."""
-        # It holds the model.
-        made = weakref.ref(getattr(model, name))
+        function = getattr(model, name)
+        made: Callable[[], Any]
+        try:
+            made = weakref.ref(function)  # It holds the model.
+        except TypeError:  # One of the user's own may be of any type.
+            made = functools.partial(_itself, function)
         self._notes_of(model).functions[name] = made
 
     def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
@@ -250,6 +255,10 @@ class Adoption:
     def _release_variable(self, variable: keras.Variable) -> None:
         self._spread.gather(variable)
         self._update.take_back(variable)
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _held_in_common(model: keras.Model) -> list[keras.Variable]:

@@ -179,3 +179,30 @@ def test_a_function_that_a_callback_runs_on_the_towers():
             fit(model, epochs=1, callbacks=[callback])
         run(0, {})
     assert [float(value) for value in seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+
+
+class _Slotted:
+    """A callable to which there are no weak references."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, iterator):
+        return self.step(iterator)
+
+
+class SlottedLoop(OwnLoop):
+    def make_train_function(self):
+        super().make_train_function()
+        self.train_function = _Slotted(self.train_function)
+
+
+def test_a_train_function_of_any_type():
+    model = SlottedLoop([keras.Input((X.shape[1],)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with kt.TowerStrategy(2):
+        for _ in range(2):
+            history = model.fit(X, X[:, :3], batch_size=16, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
