@@ -45,3 +45,9 @@ class Scheduler(LoadFileScheduling):
             del work[scope]
         super().remove_node(node)
         return crashed if left else None
+
+    def _reschedule(self, node):
+        # Where two processes end at almost the same time, one new process is
+        # ready while the other still collects; that one will ask itself.
+        if node in self.registered_collections:
+            super()._reschedule(node)

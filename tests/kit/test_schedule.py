@@ -24,22 +24,46 @@ def test_other():
     pass
 """
 
+TOGETHER = """
+import os, pathlib, time, pytest
+
+@pytest.mark.parametrize("number", range(5))
+def test_first_ends_with_the_other(number):
+    if number:
+        return
+    pathlib.Path(__file__).with_suffix(".here").touch()
+    while len(list(pathlib.Path(__file__).parent.glob("*.here"))) < 2:
+        time.sleep(0.001)
+    os._exit(1)
+"""
+
+
+def run(folder):
+    (folder / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--rootdir", folder, folder],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_two_crashes_at_once(tmp_path):
+    for name in "ab":
+        (tmp_path / f"test_{name}.py").write_text(TOGETHER)
+    done = run(tmp_path)
+    assert "2 failed, 8 passed" in done.stdout, done.stdout + done.stderr
+
 
 def test_a_crash_costs_one_test(tmp_path):
     # The first, a middle and the last one leave different tests to run.
     for crashes in (0, 1, 3, None):
         file = tmp_path / f"test_{crashes}.py"
         file.write_text(TESTS.format(crashes=crashes))
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(tmp_path)
     assert "3 failed, 17 passed" in done.stdout, done.stdout + done.stderr
     for crashes in (0, 1, 3):
         assert f"test_{crashes}.py::test_one_of_four[{crashes}]" in done.stdout
