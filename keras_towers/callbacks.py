@@ -83,6 +83,10 @@ class EveryRank(_Marked):
     """
 
 
+# Of a callback's method: it does not set ``model.stop_training``.
+NEVER_STOPS = "_never_stops"
+
+
 class Start(NamedTuple):
     """Where a call of ``fit`` starts.
 

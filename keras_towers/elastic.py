@@ -35,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import rendezvous
-from keras_towers.callbacks import ResumesFit, Start
+from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.weights import agreement
@@ -271,6 +271,8 @@ class Commit(ResumesFit):
             self._state.batch = done
             self._state.metrics = self._global_metrics()
             self._state.commit()
+
+    setattr(on_train_batch_end, NEVER_STOPS, True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit the end of the epoch."""

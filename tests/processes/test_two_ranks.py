@@ -23,6 +23,11 @@ def test_distribution(name):
     JOB.assert_passed(name)
 
 
+@pytest.mark.parametrize("name", names("tests.processes.leaving"))
+def test_leaving(name):
+    JOB.assert_passed(name)
+
+
 @pytest.mark.parametrize("name", names("tests.processes.steps"))
 def test_steps(name):
     JOB.assert_passed(name)

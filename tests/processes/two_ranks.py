@@ -4,6 +4,7 @@ from tests.kit.ranks import main
 from tests.processes import (  # noqa: F401
     compression,
     distribution,
+    leaving,
     steps,
     training,
 )

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers.callbacks import ChiefOnly, EveryRank
 from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.together import Together
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
 # Ranks would overwrite each other's files or repeat each other's output.
@@ -52,12 +51,13 @@ def arguments(
     callbacks = given.get("callbacks")
     if config.transport.rank > 0:
         given["verbose"] = 0
-    others = True
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = _of_this_rank(config.transport, callbacks)
-        others = bool(callbacks)
-    if method.__name__ == "fit":
-        together = _Together(config.transport, adoption, others)
+    listed = callbacks_lib.listed(callbacks)
+    # The validation of fit has its callbacks.
+    if not any(isinstance(c, Together) and c.running for c in listed):
+        others = [c for c in listed if not isinstance(c, Together)]
+        together = Together(config.transport, adoption, others)
         callbacks = callbacks_lib.with_added(callbacks, together)
     given["callbacks"] = callbacks
     return (), given
@@ -74,38 +74,3 @@ def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
         if transport.rank == 0 or not chief_only:
             mine.append(callback)
     return mine
-
-
-class _Together(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks.
-
-    It runs after the user's callbacks: one on rank 0 may have restored
-    weights, and one on any rank may have stopped training.
-
-    Args:
-        transport: connects the processes.
-        adoption: the models placed on the towers.
-        others: whether this rank has other callbacks.
-    """
-
-    def __init__(self, transport: Transport, adoption: Adoption, others: bool):
-        super().__init__()
-        self._transport = transport
-        self._adoption = adoption
-        self._others = others
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        transport = self._transport
-        transport.mark("the beginning of fit")
-        places = transport.gather_objects(
-            (self.model._initial_epoch, self._others)
-        )
-        self.model._initial_epoch = places[0][0]
-        if any(others for _, others in places):
-            self._adoption.copy_from_first(self.model)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._transport.mark(f"the end of epoch {epoch + 1}")
-        stops = tf.constant(int(self.model.stop_training))
-        (stops,) = sum_over_ranks(self._transport, [stops])
-        self.model.stop_training = int(stops) > 0

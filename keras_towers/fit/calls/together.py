@@ -1,0 +1,164 @@
+"""Propagating what a callback does on one rank to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_towers.callbacks import NEVER_STOPS
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport
+
+Loop = Literal["train", "test", "predict"]
+
+_ATTRIBUTES: dict[Loop, str] = {
+    "train": "stop_training",
+    "test": "stop_evaluating",
+    "predict": "stop_predicting",
+}
+# What these do around a batch stops no loop.
+_NEVER_STOP = (
+    keras.callbacks.Callback,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+class Together(keras.callbacks.Callback):
+    """Propagates the effects of callbacks to all ranks.
+
+    It runs behind all others: one on rank 0 may have restored weights, and one
+    on any rank may have stopped the loop. A rank that left the loop by itself
+    would be waited for in the next step. The ranks agree behind every batch
+    only if one of them has a callback with a method that Keras runs there, and
+    before the first one only if one has a callback.
+
+    Args:
+        transport: connects the processes.
+        adoption: the models placed on the towers.
+        callbacks: the other callbacks of this rank.
+    """
+
+    # Keras may run callbacks beside the steps if all allow it. Then none of
+    # them is one that this one waits for.
+    async_safe: bool = True
+
+    def __init__(
+        self,
+        transport: Transport,
+        adoption: Adoption,
+        callbacks: Iterable[Any],
+    ):
+        super().__init__()
+        self._transport = transport
+        self._adoption = adoption
+        self._callbacks = list(callbacks)
+        self._asked: dict[Loop, bool] = {}
+        self._depth = 0
+        self._any = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a call that has it runs."""
+        return self._depth > 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take over where rank 0 begins, and with which weights."""
+        self._transport.mark("the beginning of fit")
+        begins = self._begin(self.model._initial_epoch)
+        self.model._initial_epoch = begins[0]
+        if self._any:
+            self._adoption.copy_from_first(self.model)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Find out which callbacks there are; in ``fit`` it is known."""
+        self._begin()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Find out which callbacks there are."""
+        self._begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Forget them."""
+        self._depth -= 1
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Forget them, unless ``fit`` goes on."""
+        self._depth -= 1
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Forget them."""
+        self._depth -= 1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Take over a stop from before the first batch."""
+        if self._any:
+            self._agree("train")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Take over a stop from the end of the epoch."""
+        self._transport.mark(f"the end of epoch {epoch + 1}")
+        self._agree("train")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take over a stop."""
+        self._after_batch("train")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take over a stop."""
+        self._after_batch("test")
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take over a stop."""
+        self._after_batch("predict")
+
+    def _begin(self, mine: Any = None) -> list[Any]:
+        self._depth += 1
+        if self._depth > 1:
+            return []
+        stop = {
+            loop: any(_may_stop(loop, c) for c in self._callbacks)
+            for loop in _ATTRIBUTES
+        }
+        ranks = self._transport.gather_objects(
+            (bool(self._callbacks), stop, mine)
+        )
+        self._any = any(rank[0] for rank in ranks)
+        self._asked = {
+            loop: any(rank[1][loop] for rank in ranks) for loop in _ATTRIBUTES
+        }
+        return [rank[2] for rank in ranks]
+
+    def _after_batch(self, loop: Loop) -> None:
+        if self._asked[loop]:
+            self._agree(loop)
+
+    def _agree(self, loop: Loop) -> None:
+        name = _ATTRIBUTES[loop]
+        mine = tf.constant(int(getattr(self.model, name)))
+        (stops,) = sum_over_ranks(self._transport, [mine])
+        setattr(self.model, name, int(stops) > 0)
+
+
+def _may_stop(loop: Loop, callback: Any) -> bool:
+    """Whether a callback does anything around a batch that may stop a loop."""
+    hooks = [f"on_{loop}_batch_begin", f"on_{loop}_batch_end"]
+    if loop == "train":
+        hooks += ["on_batch_begin", "on_batch_end"]
+    harmless = {
+        vars(cls).get(hook) for cls in _NEVER_STOP for hook in hooks
+    } - {None}
+    methods = [getattr(callback, hook) for hook in hooks]
+    functions = (getattr(method, "__func__", method) for method in methods)
+    return any(
+        function not in harmless and not hasattr(function, NEVER_STOPS)
+        for function in functions
+    )

@@ -1,0 +1,112 @@
+"""Checks of a worker: a rank that wants to leave a loop, on two ranks."""
+
+import keras
+import numpy as np
+
+import keras_towers as kt
+from tests.kit.ranks import check
+from tests.processes.small import (
+    RANK,
+    X,
+    Y,
+    assert_equal_on_ranks,
+    assert_same_history,
+    assert_same_model,
+    gather,
+    model,
+)
+
+
+class Count(keras.callbacks.Callback):
+    """Counts the batches."""
+
+    batches = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops a loop at one of its events, on one rank."""
+
+    def __init__(self, event, batch=None, rank=0):
+        super().__init__()
+        if rank == RANK:
+            setattr(
+                self,
+                event,
+                lambda at=None, logs=None: self.stop(at, batch),
+            )
+
+    def stop(self, position, batch):
+        if batch in (None, position):
+            self.model.stop_training = True
+            self.model.stop_evaluating = True
+            self.model.stop_predicting = True
+
+
+@check
+def stop_in_mid_epoch():
+    # On either rank, around a batch, in the first epoch or before its batches.
+    for event, batch, done, rank in (
+        ("on_train_batch_end", 1, 2, 1),
+        ("on_train_batch_begin", 1, 2, 0),
+        ("on_epoch_begin", None, 1, 1),
+        ("on_train_begin", None, 1, 0),
+    ):
+        count = Count()
+        mine = model()
+        with kt.HorovodStrategy():
+            history = mine.fit(
+                *(X, Y, 8, 3),
+                shuffle=False,
+                verbose=0,
+                callbacks=[Stop(event, batch, rank), count],
+            )
+        reference = model()
+        expected = reference.fit(
+            *(X[: 8 * done], Y[: 8 * done], 8), shuffle=False, verbose=0
+        )
+        assert gather(count.batches) == [done, done], event
+        assert_same_model(mine, reference)
+        assert_same_history(history, expected)
+
+
+@check
+def stop_of_one_rank_without_a_callback_on_the_other():
+    mine = model()
+    mine.compile("sgd", "mse")
+    callbacks = []
+    if RANK == 1:
+        nan = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: setattr(
+                mine, "stop_training", batch == 2
+            )
+        )
+        callbacks = [nan]
+    with kt.HorovodStrategy():
+        mine.fit(X, Y, 4, 2, verbose=0, callbacks=callbacks)
+    assert_equal_on_ranks(int(mine.optimizer.iterations))
+    assert int(mine.optimizer.iterations) == 3
+
+
+@check
+def stop_of_evaluate_and_predict():
+    mine = model()
+    with kt.HorovodStrategy():
+        for call, event in (
+            (lambda c: mine.evaluate(X, Y, 8, 0, callbacks=c), "test"),
+            (lambda c: mine.predict(X, 8, 0, callbacks=c), "predict"),
+        ):
+            count = Count()
+            result = call([Stop(f"on_{event}_batch_end", 1, 1), count])
+            assert gather(count.batches) == [2, 2], event
+            assert_equal_on_ranks(np.asarray(result).tobytes())
+        # The validation of fit, of which the next epoch has to know nothing.
+        count = Count()
+        stop = Stop("on_test_batch_end", 0, 1)
+        data = {"validation_data": (X, Y), "validation_batch_size": 8}
+        mine.fit(X, Y, 8, 2, verbose=0, callbacks=[stop, count], **data)
+    assert len(set(gather(count.batches))) == 1
