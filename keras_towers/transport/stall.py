@@ -88,9 +88,15 @@ def waited_for(
         elif past is not None and past.beat == place.beat:
             found[rank] = "has stopped giving signs of life"
         elif place.position < mine.position:
-            at = f"in {place.what}" if place.what else "outside of training"
-            found[rank] = f"is still {at}"
+            found[rank] = f"is still {_at(place)}"
+        elif place.position == mine.position and place.what != mine.what:
+            # As many steps, but others: each waits for the other one.
+            found[rank] = f"is {_at(place)}"
     return found
+
+
+def _at(place: Progress) -> str:
+    return f"in {place.what}" if place.what else "outside of training"
 
 
 class StallWatch(threading.Thread):

@@ -42,6 +42,14 @@ def test_ranks_that_are_as_far_are_not_waited_for():
     assert waited_for(Progress(7, "step 3"), {}, now) == {}
 
 
+def test_a_rank_that_waits_in_another_place_is_told_with_it():
+    now = {1: Progress(7, "the end of epoch 1", 1), 2: Progress(7, "", 1)}
+    assert waited_for(Progress(7, "step 3 of fit"), {}, now) == {
+        1: "is in the end of epoch 1",
+        2: "is outside of training",
+    }
+
+
 class Store:
     """What the ranks of one process leave, in its memory."""
 

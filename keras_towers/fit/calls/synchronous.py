@@ -56,6 +56,8 @@ class TowerCalls:
         prepared = kind.endswith("_on_batch") and self._adoption.knows(
             model, kind
         )
+        if outer is None:
+            self._config.transport.mark(f"the beginning of {kind}")
         try:
             with self._config.strategy.scope():
                 if not prepared:

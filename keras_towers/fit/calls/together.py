@@ -72,7 +72,6 @@ class Together(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over where rank 0 begins, and with which weights."""
-        self._transport.mark("the beginning of fit")
         begins = self._begin(self.model._initial_epoch)
         self.model._initial_epoch = begins[0]
         if self._any:
