@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from keras_towers.devices import virtual_towers
     from keras_towers.reduction import GradientPacker
+    from keras_towers.saving import every_rank
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
     from keras_towers.strategies.horovod import HorovodStrategy
     from keras_towers.strategies.noop import NoOpStrategy
@@ -57,6 +58,7 @@ __all__ = [
     "clip_by_global_norm",
     "current_tower",
     "elastic",
+    "every_rank",
     "gather",
     "mean",
     "reduce_gradients",
@@ -79,6 +81,7 @@ _HOMES = {
     "TowerStrategy": "keras_towers.strategies.tower",
     "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
+    "every_rank": "keras_towers.saving",
     "gather": "keras_towers.collectives",
     "mean": "keras_towers.collectives",
     "reduce_gradients": "keras_towers.collectives",

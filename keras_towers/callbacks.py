@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.saving import every_rank
+
+_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 
 
 class _Marked(keras.callbacks.Callback):
@@ -41,9 +45,8 @@ def _forwarding(name: str) -> Callable[..., None]:
 
 
 # Where there is one process, nobody unwraps it, also without a strategy.
-for _name in dir(keras.callbacks.Callback):
-    if _name.startswith("on_"):
-        setattr(_Marked, _name, _forwarding(_name))
+for _name in _EVENTS:
+    setattr(_Marked, _name, _forwarding(_name))
 
 
 class ChiefOnly(_Marked):
@@ -81,6 +84,39 @@ class EveryRank(_Marked):
         >>> log = keras.callbacks.CSVLogger(f"log-{strategy.rank}.csv")
         >>> model.fit(x, y, callbacks=[kt.EveryRank(log)])
     """
+
+
+_SAVES = "_saves_by_itself"
+
+
+def saves_by_itself(
+    callback: keras.callbacks.Callback,
+) -> keras.callbacks.Callback:
+    """Let a callback write what it saves, whatever other ranks do.
+
+    Only the methods that it has of its own are wrapped, on the instance, since
+    Keras and this package look at which ones those are.
+
+    Args:
+        callback: the callback, which is returned.
+    """
+    for name in _EVENTS:
+        method = getattr(callback, name)
+        function = getattr(method, "__func__", method)
+        inherited = function is getattr(keras.callbacks.Callback, name)
+        if not inherited and not hasattr(method, _SAVES):
+            setattr(callback, name, _by_itself(method))
+    return callback
+
+
+def _by_itself(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with every_rank():
+            method(*args, **kwargs)
+
+    setattr(run, _SAVES, True)
+    return run
 
 
 # Of a callback's method: it does not set ``model.stop_training``.

@@ -8,11 +8,13 @@ Started by ``keras-towers run --strategy NAME``. The script runs as under
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
 from keras_towers.launch.environment import SEED
 
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"keras-towers run: {error}")
     sys.argv = [options.script, *options.arguments]
     try:
-        with strategy:
+        with strategy, _saved_once(strategy):
             if options.module:
                 sys.path[0] = os.getcwd()
                 runpy.run_module(
@@ -59,6 +61,24 @@ def main(arguments: list[str]) -> None:
             type(error), error, _from_script(error.__traceback__)
         )
         sys.exit(1)
+
+
+def _saved_once(strategy: Any) -> contextlib.AbstractContextManager[None]:
+    """Let rank 0 alone write what every rank saves, if there are others."""
+    from keras_towers import rendezvous, saving
+    from keras_towers.fit.contract import KerasStrategy
+
+    server = rendezvous.from_environment()
+    rank, size = (
+        int(os.environ.get(f"HOROVOD_{n}", 1)) for n in ("RANK", "SIZE")
+    )
+    # In an elastic job the ranks change, and with them who has saved what.
+    if server is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
+        return contextlib.nullcontext()
+    if isinstance(strategy, KerasStrategy):
+        mark = strategy._components.config.transport.mark
+        return saving.once(rank, size, server, mark)
+    return saving.once(rank, size, server)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

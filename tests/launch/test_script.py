@@ -83,3 +83,50 @@ def test_traceback_is_the_scripts_own(run, monkeypatch):
     assert "runpy" not in done.err
     assert "launch/script.py" not in done.err
     assert "leave" in done.out
+
+
+SAVES = """
+import sys, tempfile
+import keras, numpy as np
+import keras_towers as kt
+from keras.models import load_model, save_model
+
+rank = kt.HorovodStrategy().rank
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(256)])
+model.compile("sgd", "mse")
+
+
+class Saver(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.save(f"{epoch}.keras")
+        load_model(f"{epoch}.keras")
+
+
+checkpoint = keras.callbacks.ModelCheckpoint("best.keras")
+model.fit(x, x @ np.ones((4, 256)), epochs=2, verbose=0,
+          callbacks=[Saver(), checkpoint])
+for _ in range(5):
+    model.save_weights("w.weights.h5")
+    model.load_weights("w.weights.h5")
+    save_model(model, "whole.keras")
+    load_model("whole.keras")
+model.export("exported", verbose=False)
+with tempfile.TemporaryDirectory() as folder:
+    model.save(folder + "/own.keras")
+    load_model(folder + "/own.keras")
+print("saved", flush=True)
+model.save("no such folder/model.keras")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_knows_of_no_ranks_saves_once(tmp_path):
+    (tmp_path / "script.py").write_text(SAVES)
+    job = Launched(tmp_path, ("-np", "2", "--strategy", "horovod", "script.py"))
+    done = job.finish(100)
+    assert done.out.count("saved") == 2, done.out + done.err
+    assert done.code == 1
+    assert "FileNotFoundError" in done.err or "could not save" in done.err
+    assert (tmp_path / "best.keras").exists()
+    assert (tmp_path / "exported" / "saved_model.pb").exists()

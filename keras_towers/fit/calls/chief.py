@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_towers.callbacks import ChiefOnly, EveryRank
+from keras_towers.callbacks import ChiefOnly, EveryRank, saves_by_itself
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.together import Together
 from keras_towers.fit.contract import TowerConfig
@@ -69,8 +69,9 @@ def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
     mine = []
     for callback in callbacks:
         chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
+        own = chief_only or isinstance(callback, EveryRank)
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
         if transport.rank == 0 or not chief_only:
-            mine.append(callback)
+            mine.append(saves_by_itself(callback) if own else callback)
     return mine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -156,6 +157,7 @@ def _may_stop(loop: Loop, callback: Any) -> bool:
         vars(cls).get(hook) for cls in _NEVER_STOP for hook in hooks
     } - {None}
     methods = [getattr(callback, hook) for hook in hooks]
+    methods = [inspect.unwrap(method) for method in methods]
     functions = (getattr(method, "__func__", method) for method in methods)
     return any(
         function not in harmless and not hasattr(function, NEVER_STOPS)
