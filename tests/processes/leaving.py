@@ -7,6 +7,7 @@ import keras_towers as kt
 from tests.kit.ranks import check
 from tests.processes.small import (
     RANK,
+    Messages,
     X,
     Y,
     assert_equal_on_ranks,
@@ -14,6 +15,7 @@ from tests.processes.small import (
     assert_same_model,
     gather,
     model,
+    refused,
 )
 
 
@@ -110,3 +112,56 @@ def stop_of_evaluate_and_predict():
         data = {"validation_data": (X, Y), "validation_batch_size": 8}
         mine.fit(X, Y, 8, 2, verbose=0, callbacks=[stop, count], **data)
     assert len(set(gather(count.batches))) == 1
+
+
+@check
+def what_differs_between_ranks_is_named():
+    for calls, words in (
+        (
+            (lambda m: m.fit(X, Y, verbose=0), lambda m: m.predict(X)),
+            ("rank 0 is at the beginning of fit", "rank 1", "of predict"),
+        ),
+        (
+            [lambda m, n=n: m.fit(X, Y, epochs=n, verbose=0) for n in (1, 2)],
+            ("another epochs", "rank 0: 1", "rank 1: 2"),
+        ),
+        (
+            [
+                lambda m, loss=loss: (
+                    m.compile("sgd", loss),
+                    m.fit(X, Y, verbose=0),
+                )
+                for loss in ("mse", "mae")
+            ],
+            ("another loss", "rank 0: 'mse'", "rank 1: 'mae'"),
+        ),
+        (
+            [
+                lambda m, o=o: (m.compile(o, "mse"), m.fit(X, Y, verbose=0))
+                for o in (
+                    keras.optimizers.SGD(momentum=0.5),
+                    keras.optimizers.SGD(momentum=0.25),
+                )
+            ],
+            ("another momentum of the optimizer", "rank 1: 0.25"),
+        ),
+        (
+            [lambda m, n=n: m.fit(X + n, Y, verbose=0) for n in range(2)],
+            ("rank 1 has other examples than rank 0",),
+        ),
+    ):
+        mine = model()
+        with refused(*words), kt.HorovodStrategy():
+            calls[RANK](mine)
+
+
+@check
+def learning_rates_of_rank_0_are_warned_of():
+    mine, reference = model(), model()
+    mine.compile(keras.optimizers.SGD(0.01 * (RANK + 1)), "mse")
+    with kt.HorovodStrategy(), Messages() as messages:
+        mine.fit(X, Y, shuffle=False, verbose=0)
+    assert messages.have("different learning rates") == (RANK == 0)
+    reference.compile(keras.optimizers.SGD(0.01), "mse")
+    reference.fit(X, Y, shuffle=False, verbose=0)
+    assert_same_model(mine, reference)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.callbacks import Start
+from keras_towers.fit.calls import alike, callbacks, chief, suitable
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks, chief, suitable
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TRAINING
@@ -59,6 +59,8 @@ class TowerCalls:
         if outer is None:
             self._config.transport.mark(f"the beginning of {kind}")
         try:
+            if outer is None and not prepared:
+                alike.check(self._config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
                 if not prepared:
                     self._adoption.claim(model)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers.callbacks import NEVER_STOPS
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport
+from keras_towers.transport import Transport, objects
 
 Loop = Literal["train", "test", "predict"]
 
@@ -128,8 +128,10 @@ class Together(keras.callbacks.Callback):
             loop: any(_may_stop(loop, c) for c in self._callbacks)
             for loop in _ATTRIBUTES
         }
-        ranks = self._transport.gather_objects(
-            (bool(self._callbacks), stop, mine)
+        ranks = objects.gather(
+            self._transport,
+            (bool(self._callbacks), stop, mine),
+            "begins to run callbacks",
         )
         self._any = any(rank[0] for rank in ranks)
         self._asked = {

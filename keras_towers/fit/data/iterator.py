@@ -100,17 +100,20 @@ class TowerEpochIterator(compat.TFEpochIterator):
         replicas: int,
     ) -> None:
         """Make all ranks run the same number of steps."""
-        numbers = ranks_lib.agree(
-            transport, kind, self.data_adapter.num_batches
+        adapter = self.data_adapter
+        numbers, digests = ranks_lib.agree(
+            transport, kind, adapter.num_batches, ranks_lib.digest(adapter)
         )
         if not self._each:
-            ranks_lib.check_alike(numbers)
+            ranks_lib.check_alike(numbers, digests)
             ranks_lib.warn_of_shuffles(dataset)
             self._warn_of_idle_ranks(dataset, replicas)
-        elif None in numbers or self.steps_per_epoch:
+            return
+        known = [n for n in numbers if n is not None]
+        if len(known) < len(numbers) or self.steps_per_epoch:
             self._agreed = _UNTIL_ALL_END
         else:
-            self._agreed = max(-(-n // self._towers) for n in numbers)
+            self._agreed = max(-(-n // self._towers) for n in known)
 
     def _warn_of_idle_ranks(
         self, dataset: tf.data.Dataset, replicas: int

@@ -18,9 +18,11 @@ from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.transport import Transport
+from keras_towers.transport import Transport, objects
 
 logger = logging.getLogger("keras_towers")
+
+_ENDS = 4
 
 
 class Order:
@@ -37,9 +39,12 @@ class Order:
 
     def __init__(self, transport: Transport, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
-        states = transport.gather_objects(
-            (compat.global_seed(), state, random.SystemRandom().getrandbits(31))
+        mine = (
+            compat.global_seed(),
+            state,
+            random.SystemRandom().getrandbits(31),
         )
+        states = objects.gather(transport, mine, "begins to shuffle")
         self._seed = states[0][2] if start is None else start.seed
         seeds = {state[0] for state in states}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
@@ -88,37 +93,60 @@ class Order:
             self._epoch.assign_add(1)
 
 
-def agree(transport: Transport, kind: str, batches: int | None) -> list[Any]:
-    """Gather the number of batches that each rank has for a Keras method.
+def agree(
+    transport: Transport, kind: str, batches: int | None, data: str
+) -> tuple[list[int | None], list[str]]:
+    """Gather what data each rank has for a Keras method.
 
     Args:
         transport: connects the processes.
         kind: the method that this rank runs.
         batches: its number of batches; None if unknown.
+        data: a digest of it.
 
     Returns:
-        The number of batches of each rank; None if unknown.
+        The number of batches of each rank, None if unknown; and the digests.
 
     Raises:
         TowerError: the ranks run different methods.
     """
-    plans = transport.gather_objects((kind, batches))
-    kinds = [plan[0] for plan in plans]
-    if len(set(kinds)) > 1:
-        raise TowerError(
-            "the ranks run different methods: "
-            + ", ".join(f"rank {r} {kind}" for r, kind in enumerate(kinds))
-            + ". Every rank has to call the same methods in the same order."
-        )
-    return [plan[1] for plan in plans]
+    where = f"begins to read the data of {kind}"
+    plans = objects.gather(transport, (batches, data), where)
+    return [plan[0] for plan in plans], [plan[1] for plan in plans]
 
 
-def check_alike(numbers: list[int | None]) -> None:
-    """Check that all ranks have the same number of batches.
+def digest(adapter: Any) -> str:
+    """A digest of the first and the last examples, where they are in memory."""
+    if not isinstance(adapter, compat.ArrayDataAdapter):
+        return ""
+    rows = []
+    for leaf in tf.nest.flatten(adapter._inputs):
+        try:
+            ends = [np.asarray(part) for part in (leaf[:_ENDS], leaf[-_ENDS:])]
+        except Exception:  # A sparse or ragged array, or a data frame.
+            return ""
+        rows += [(end.shape, end.dtype.str, end.tobytes()) for end in ends]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def check_alike(numbers: list[int | None], digests: list[str]) -> None:
+    """Check that all ranks have the same data, as far as that is cheap.
+
+    Args:
+        numbers: of batches, for each rank.
+        digests: of examples, for each rank.
 
     Raises:
         TowerError: they do not.
     """
+    for rank, other in enumerate(digests):
+        if other != digests[0] and numbers[rank] == numbers[0]:
+            raise TowerError(
+                f"the ranks were given different data: rank {rank} has other "
+                "examples than rank 0, in as many batches. Give every rank all "
+                "of the data, and it takes its part of each batch; or set "
+                'batches="each" to let every rank read its own data.'
+            )
     if len(set(numbers)) > 1:
         raise TowerError(
             "the ranks were given different data: "

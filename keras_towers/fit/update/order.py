@@ -14,7 +14,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.weights import agreement
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport, next_key, objects
 
 _UNLIKE = "the ranks have mismatched gradients"
 
@@ -187,7 +187,8 @@ class StepOrder:
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
-            if len(set(self._transport.gather_objects(digest))) > 1:
+            where = "reduces gradients"
+            if len(set(objects.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return reduction(rows)
         # TensorFlow's constant folding would run the gather of a constant.
@@ -214,7 +215,9 @@ class StepOrder:
         Collective: every rank has to call it.
         """
         self._alike.assign(True)
-        lists = self._transport.gather_objects(dict(self._traced))
+        lists = objects.gather(
+            self._transport, dict(self._traced), "compares the gradients"
+        )
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
             {e for digest in traced.keys() - known for e in traced[digest]}

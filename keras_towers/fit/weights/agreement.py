@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport, next_key, objects
 
 _SHOWN = 5
 
@@ -34,7 +34,7 @@ def check_same(
         (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
         for v in variables
     ]
-    lists = transport.gather_objects(mine)
+    lists = objects.gather(transport, mine, "compares the variables")
     for rank, other in enumerate(lists):
         missing, extra = [], []
         for first, second in itertools.zip_longest(lists[0], other):

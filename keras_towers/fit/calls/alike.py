@@ -1,0 +1,171 @@
+"""Checking that all ranks ask for the same training."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.transport import objects
+
+logger = logging.getLogger("keras_towers")
+
+# Arguments that decide on the number and the order of a rank's steps; the rest
+# may be each rank's own where each reads its own data.
+_ALWAYS = ("epochs", "validation_freq")
+_OF_SAME_DATA = (
+    *("batch_size", "shuffle", "steps_per_epoch", "steps", "class_weight"),
+    *("validation_split", "validation_steps", "validation_batch_size"),
+)
+_RATE = "learning_rate"
+_SHOWN = 80
+
+
+def check(
+    config: TowerConfig,
+    kind: str,
+    method: Callable[..., Any],
+    model: keras.Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Check that all ranks call the same method with the same settings.
+
+    Compared are the arguments of the call that decide on its steps, and, for
+    training, the loss and the optimizer that were compiled. Learning rates may
+    differ, since all ranks train with that of rank 0: a warning names them.
+
+    Args:
+        config: the towers.
+        kind: the name of the method.
+        method: the method, as Keras defines it.
+        model: the model whose method was called.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+
+    Raises:
+        TowerError: a rank differs; raised on every rank, naming the setting.
+    """
+    if config.transport.size == 1:
+        return
+    given = callbacks_lib.by_name(method, args, kwargs)
+    names: tuple[str, ...] = _ALWAYS
+    if config.batches == "split":
+        names += _OF_SAME_DATA
+    mine = {
+        name: described(given[name])
+        for name in names
+        if given.get(name) is not None
+    }
+    mine["validation_data"] = str(given.get("validation_data") is not None)
+    if kind in TRAINING:
+        mine |= _compiled(model)
+    ranks = objects.gather(
+        config.transport, mine, f"is at the beginning of {kind}"
+    )
+    for name in sorted(set().union(*ranks)):
+        values = [settings.get(name, "not given") for settings in ranks]
+        if len(set(values)) == 1:
+            continue
+        told = ", ".join(f"rank {r}: {v}" for r, v in enumerate(values))
+        if name == _RATE:
+            if config.transport.rank == 0:
+                logger.warning(
+                    "the ranks have different learning rates (%s); all train "
+                    "with that of rank 0.",
+                    told,
+                )
+            continue
+        raise TowerError(
+            f"{kind} of model {model.name!r} got another {name} on some ranks "
+            f"({told}): compile the model and call {kind} in the same way on "
+            "every rank."
+        )
+
+
+def _compiled(model: keras.Model) -> dict[str, str]:
+    """Describe what decides on gradients and updates."""
+    compiled = getattr(model, "_compile_loss", None)
+    found = {
+        "loss": described(getattr(model, "loss", None)),
+        "loss_weights": described(
+            getattr(compiled, "_user_loss_weights", None)
+        ),
+        "steps_per_execution": described(
+            getattr(model, "steps_per_execution", 1)
+        ),
+    }
+    optimizer = getattr(model, "optimizer", None)
+    found["optimizer"] = type(optimizer).__name__
+    # Of one that scales the loss only the inner one has a learning rate.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    try:
+        settings = optimizer.get_config() if optimizer else {}
+    except Exception:  # A user's own need not be serializable.
+        settings = {}
+    found[_RATE] = described(settings.pop(_RATE, None))
+    settings.pop("name", None)
+    return found | {
+        f"{name} of the optimizer": described(value)
+        for name, value in settings.items()
+    }
+
+
+def described(value: Any) -> str:
+    """Describe a setting in the same words on all ranks that have it.
+
+    Objects that cannot be looked into are described by their class alone.
+    """
+    text = _described(value)
+    if len(text) <= _SHOWN:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{text[:_SHOWN]}... ({digest})"
+
+
+def _described(value: Any) -> str:
+    if value is None or isinstance(value, str | bytes | bool | int | float):
+        return repr(value)
+    if isinstance(value, np.generic | np.ndarray):
+        if value.size == 1:
+            return repr(value.item())
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes())
+        return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
+    if isinstance(value, Mapping):
+        # Names count what a process has made.
+        items = {str(k): v for k, v in value.items() if k != "name"}
+        told = (f"{key}={_described(items[key])}" for key in sorted(items))
+        return f"{{{', '.join(told)}}}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_described, value))}]"
+    if inspect.isroutine(value):
+        return _function(value)
+    if isinstance(value, type):
+        return value.__qualname__
+    name = type(value).__qualname__
+    try:
+        settings = value.get_config()
+        # Not all of Keras's losses have these in their configuration.
+        settings = {**settings, **getattr(value, "_fn_kwargs", {})}
+        return f"{name}({_described(settings)[1:-1]})"
+    except Exception:  # It may be anything, and need not be serializable.
+        return name
+
+
+def _function(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if code is None or "<" not in name:
+        return str(name)
+    # All lambdas have one name.
+    constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
+    told = code.co_code.hex(), code.co_names, constants
+    return f"{name} {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
