@@ -16,6 +16,7 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
     from keras_towers import elastic
+    from keras_towers.backup import Backup
     from keras_towers.callbacks import ChiefOnly, EveryRank
     from keras_towers.collectives import (
         clip_by_global_norm,
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncTowerStrategy",
+    "Backup",
     "ChiefOnly",
     "CompatibilityError",
     "CurrentTower",
@@ -71,6 +73,7 @@ __all__ = [
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
+    "Backup": "keras_towers.backup",
     "ChiefOnly": "keras_towers.callbacks",
     "CurrentTower": "keras_towers.towers",
     "EveryRank": "keras_towers.callbacks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import keras
 
 from keras_towers.errors import TowerError
 from keras_towers.saving import every_rank
+from keras_towers.transport.base import Transport
 
 _EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 
@@ -139,6 +141,18 @@ class Start(NamedTuple):
 
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
+
+    def begin(self, transport: Transport) -> Start:
+        """Return where ``fit`` starts, the same on all ranks.
+
+        Args:
+            transport: connects the processes.
+        """
+        return self.start
+
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """Return the block that ``fit`` runs in."""
+        return contextlib.nullcontext()
 
     @property
     def start(self) -> Start:

@@ -35,11 +35,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import rendezvous
-from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
+from keras_towers.resuming import Resuming
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
@@ -88,6 +87,8 @@ class State(_elastic.ObjectState):
     epochs: list[int]
     history: dict[str, list[Any]]
     metrics: list[np.ndarray]
+    # Other workers have it, and only they.
+    lasts: bool = False
 
     def __init__(self, model: keras.Model, **extra: Any):
         if not model.built or getattr(model, "optimizer", None) is None:
@@ -221,7 +222,7 @@ def _connect_anew() -> None:
     horovod_lib.HorovodTransport()
 
 
-class Commit(ResumesFit):
+class Commit(Resuming):
     """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
 
     ``fit`` starts in the state's epoch, behind the batches that were done.
@@ -241,65 +242,4 @@ class Commit(ResumesFit):
     """
 
     def __init__(self, state: State, every: int = 100):
-        super().__init__()
-        if every < 1:
-            raise TowerError(f"every={every} batches: give 1 or more.")
-        self._state = state
-        self._every = every
-        self._skipped = 0
-
-    @property
-    def start(self) -> Start:
-        """Where ``fit`` begins."""
-        return Start(self._state.epoch, self._state.batch, self._state.seed)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Give the metrics what they had counted before the last loss."""
-        state = self._state
-        self._skipped = state.batch
-        if state.batch:
-            metrics = state_lib.collect(self.model).metrics
-            for variable, value in zip(metrics, state.metrics, strict=True):
-                variable.assign(value)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if enough batches were done since the last time."""
-        done = self._skipped + batch + 1
-        if done == self.params.get("steps"):
-            return  # The epoch's end is next.
-        if done - self._state.batch >= self._every:
-            self._state.batch = done
-            self._state.metrics = self._global_metrics()
-            self._state.commit()
-
-    setattr(on_train_batch_end, NEVER_STOPS, True)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit the end of the epoch."""
-        state = self._state
-        state.epoch, state.batch, state.metrics = epoch + 1, 0, []
-        state.epochs = [*state.epochs, epoch]
-        state.history = {
-            name: [*state.history.get(name, []), value]
-            for name, value in (logs or {}).items()
-        }
-        state.commit()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Give ``History`` the epochs that earlier runs of ``fit`` did."""
-        history = self.model.history or keras.callbacks.History()
-        history.epoch = list(self._state.epochs)
-        history.history = {k: list(v) for k, v in self._state.history.items()}
-        self.model.history = history
-
-    def _global_metrics(self) -> list[np.ndarray]:
-        """What metrics have counted on all ranks; statistics made equal."""
-        strategy = contract.in_force()
-        metrics = [v._value for v in state_lib.collect(self.model).metrics]
-        if strategy is None:
-            return [v.numpy() for v in metrics]
-        components = strategy._components
-        components.adoption.equalise()
-        components.adoption.mark_trained()
-        sums = agreement.total(components.config.transport, metrics)
-        return [value.numpy() for value in sums]
+        super().__init__(state, every)

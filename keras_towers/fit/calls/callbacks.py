@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import ResumesFit, Start
+from keras_towers.callbacks import ResumesFit
 from keras_towers.fit.context import patches
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
@@ -62,27 +62,23 @@ def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
     return callbacks
 
 
-def start(
+def resuming(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Start | None, tuple[Any, ...], dict[str, Any]]:
-    """Find where ``fit`` resumes, if one of its callbacks resumes it.
+) -> ResumesFit | None:
+    """Find the callback that makes ``fit`` go on in the middle, if any.
 
     Args:
         method: the method, as Keras defines it.
         args: the user's positional arguments, without the model.
         kwargs: the user's keyword arguments.
-
-    Returns:
-        The start or None, and the arguments to call the method with.
     """
     if method.__name__ != "fit":
-        return None, args, kwargs
+        return None
     given = by_name(method, args, kwargs)
     for callback in listed(given.get("callbacks")):
         if isinstance(callback, ResumesFit):
-            begin = callback.start
-            return begin, (), {**given, "initial_epoch": begin.epoch}
-    return None, args, kwargs
+            return callback
+    return None
 
 
 @contextlib.contextmanager

@@ -43,7 +43,24 @@ class TowerCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run one call, as ``keras_towers.fit.contract.Calls``."""
-        start, args, kwargs = callbacks.start(original, args, kwargs)
+        resuming = callbacks.resuming(original, args, kwargs)
+        if resuming is not None:
+            with resuming.around():
+                start = resuming.begin(self._config.transport)
+                kwargs = callbacks.by_name(original, args, kwargs)
+                kwargs["initial_epoch"] = start.epoch
+                return self._start(kind, original, model, (), kwargs, start)
+        return self._start(kind, original, model, args, kwargs, None)
+
+    def _start(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        start: Start | None,
+    ) -> Any:
         if self._config.num_replicas == 1 and start is None:
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)

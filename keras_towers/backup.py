@@ -1,0 +1,204 @@
+"""Backups of training on disk, from which an interrupted ``fit`` goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_towers import compat
+from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
+from keras_towers.fit import contract
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.resuming import Resuming
+from keras_towers.transport import Transport, objects
+
+_FILE = "backup.npz"
+_FACTS = ("epoch", "batch", "seed", "epochs", "history")
+
+
+class Backup(Resuming):
+    """Backs up training, ends it cleanly on a signal, and resumes it.
+
+    For jobs that may be ended and started again: Slurm's ``--requeue``,
+    Kubernetes, spot machines. At every epoch's end, after every ``every``
+    batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
+    optimizer's state, random states, metrics and the place in the data. After a
+    signal the process ends behind that batch, on all ranks, with exit code 75.
+    The same script, started again, goes on behind the same batch: weights and
+    ``History`` are those of an undisturbed run. When ``fit`` has ended, the
+    backup is deleted.
+
+    ``keras.callbacks.BackupAndRestore`` goes on from the beginning of an epoch,
+    and takes no notice of signals.
+
+    Args:
+        folder: where to write; all ranks that can be rank 0 have to see it.
+        every: batches between two backups; None: one at every epoch's end.
+        delete: whether to delete the backup when ``fit`` has ended.
+
+    Raises:
+        TowerError: ``every`` is not positive; ``fit`` runs outside of a
+            strategy's block; or the backup is another model's.
+
+    Example:
+        >>> with kt.TowerStrategy():
+        ...     model.fit(x, y, epochs=90, callbacks=[kt.Backup("backup")])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int | None = None,
+        delete: bool = True,
+    ):
+        self._file = _OnDisk(Path(folder))
+        super().__init__(self._file, every)
+        self._delete = delete
+
+    def begin(self, transport: Transport) -> Start:
+        """Read the backup; where there are more ranks, that of rank 0."""
+        self._file.writes = transport.rank == 0
+        self._file.read()
+        if transport.size > 1:
+            mine = self._file.facts, self._file.metrics
+            told = objects.gather(transport, mine, "reads the backup")
+            facts, self._file.metrics = told[0]
+            vars(self._file).update(facts)
+        return self.start
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take the weights of the backup."""
+        if contract.in_force() is None:
+            raise TowerError(
+                "Backup works inside a strategy's block only, because plain "
+                "Keras cannot go on in the middle of an epoch: use `with "
+                "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
+            )
+        self._file.attach(self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Complete ``History``, and delete the backup."""
+        super().on_train_end(logs)
+        if self._delete and self._file.writes:
+            self._file.path.unlink(missing_ok=True)
+
+
+class _OnDisk:
+    """What a backup keeps, as a file.
+
+    Args:
+        folder: where it is.
+    """
+
+    lasts: bool = True
+
+    def __init__(self, folder: Path):
+        self.path: Path = folder / _FILE
+        self.writes: bool = False
+        self._variables: list[keras.Variable] = []
+        self.epoch: int = 0
+        self.batch: int = 0
+        self.seed: int = 0
+        self.epochs: list[int] = []
+        self.history: dict[str, list[Any]] = {}
+        self.metrics: list[np.ndarray] = []
+        self._values: list[np.ndarray] | None = None
+        self._shapes: list[str] = []
+
+    def read(self) -> None:
+        """Read the file, or begin anew if there is none."""
+        self.epoch = self.batch = 0
+        self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
+            31
+        )
+        self.epochs, self.history, self.metrics = [], {}, []
+        self._values = None
+        if not self.path.exists():
+            return
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                facts = json.loads(str(file["facts"]))
+                self._values = _listed(file, "value")
+                self.metrics = _listed(file, "metric")
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise TowerError(
+                f"{self.path} is not a backup of keras_towers, or damaged "
+                f"({error}): delete it to train from the beginning."
+            ) from error
+        self._shapes = facts.pop("variables")
+        vars(self).update(facts)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it keeps but for the weights and the metrics."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def attach(self, model: keras.Model) -> None:
+        """Give a model what was read, and write what it has from now on.
+
+        Raises:
+            TowerError: it was another model.
+        """
+        state = state_lib.collect(model)
+        self._variables = [
+            *state.seeds,
+            *state.weights,
+            *state.optimizer_variables,
+        ]
+        if self._values is None:
+            return
+        if self._shapes != _shapes(self._variables):
+            raise TowerError(
+                f"{self.path} is the backup of another model, or of one that "
+                f"was compiled in another way than {model.name!r}: use another "
+                "folder, or delete it."
+            )
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        self._values = None
+
+    def commit(self) -> None:
+        """Write the file; what is there is replaced when that is done."""
+        if not self.writes:
+            return
+        values = [_numpy(v) for v in self._variables]
+        facts = {**self.facts, "variables": _shapes(self._variables)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                arrays = {"facts": np.array(json.dumps(facts, default=float))}
+                for kind, ones in (("value", values), ("metric", self.metrics)):
+                    arrays |= {f"{kind}-{i}": v for i, v in enumerate(ones)}
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _numpy(variable: keras.Variable) -> np.ndarray:
+    value = np.asarray(variable)
+    # NumPy's files know no bfloat16.
+    return value.astype("float32") if value.dtype.kind == "V" else value
+
+
+def _listed(file: Any, kind: str) -> list[np.ndarray]:
+    count = sum(name.startswith(f"{kind}-") for name in file.files)
+    return [file[f"{kind}-{index}"] for index in range(count)]
+
+
+def _shapes(variables: Sequence[keras.Variable]) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]

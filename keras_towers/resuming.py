@@ -1,0 +1,183 @@
+"""Callbacks that make ``fit`` go on where an earlier run of it was."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
+from keras_towers.errors import TowerError
+from keras_towers.fit import contract
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.reduction import sum_over_ranks
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+# EX_TEMPFAIL of sysexits.h: start it again.
+AGAIN = 75
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Kept(Protocol):
+    """How far ``fit`` has come, kept with the weights of that moment.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        batch: how many global batches of that epoch were done.
+        seed: determines the order of shuffled examples.
+        epochs: the epochs that were done.
+        history: their logs.
+        metrics: the state of the metrics, if ``batch`` is not 0.
+        lasts: whether it is still there when the process has ended.
+    """
+
+    epoch: int
+    batch: int
+    seed: int
+    epochs: list[int]
+    history: dict[str, list[Any]]
+    metrics: list[np.ndarray]
+    lasts: bool
+
+    def commit(self) -> None:
+        """Keep all this, and the state of the model."""
+        ...
+
+
+class Resuming(ResumesFit):
+    """Keeps how far ``fit`` has come, and makes ``fit`` go on from there.
+
+    If what is kept outlasts the process, SIGTERM and SIGUSR1 end it behind the
+    next batch, with exit code 75.
+
+    Args:
+        kept: where it is kept.
+        every: commit after so many batches, and at every epoch's end; None:
+            only there.
+
+    Raises:
+        TowerError: ``every`` is not positive.
+    """
+
+    def __init__(self, kept: Kept | None, every: int | None):
+        super().__init__()
+        if every is not None and every < 1:
+            raise TowerError(f"every={every} batches: give 1 or more.")
+        self._kept = kept
+        self._every = every
+        self._skipped = 0
+        self._signals: list[int] = []
+
+    @property
+    def kept(self) -> Kept:
+        """Where it is kept."""
+        assert self._kept is not None
+        return self._kept
+
+    @property
+    def start(self) -> Start:
+        """Where ``fit`` begins."""
+        return Start(self.kept.epoch, self.kept.batch, self.kept.seed)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Note signals for the length of ``fit``."""
+        main = threading.current_thread() is threading.main_thread()
+        self._signals.clear()
+        with contextlib.ExitStack() as undo:
+            if self.kept.lasts and main:
+                for number in _SIGNALS:
+                    before = signal.signal(number, self._note)
+                    undo.callback(signal.signal, number, before)
+            yield
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._signals.append(number)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Give the metrics what they had counted before."""
+        self._skipped = self.kept.batch
+        if self.kept.batch:
+            metrics = state_lib.collect(self.model).metrics
+            for variable, value in zip(metrics, self.kept.metrics, strict=True):
+                variable.assign(value)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if enough batches were done or the process is to end."""
+        done = self._skipped + batch + 1
+        if done == self.params.get("steps"):
+            return  # The epoch's end is next.
+        ends = self._is_to_end()
+        due = self._every and done - self.kept.batch >= self._every
+        if ends or due:
+            self.kept.batch = done
+            self.kept.metrics = self._global_metrics()
+            self.kept.commit()
+        if ends:
+            self._end(f"behind batch {done} of epoch {self.kept.epoch + 1}")
+
+    setattr(on_train_batch_end, NEVER_STOPS, True)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit the end of the epoch."""
+        kept = self.kept
+        kept.epoch, kept.batch, kept.metrics = epoch + 1, 0, []
+        kept.epochs = [*kept.epochs, epoch]
+        kept.history = {
+            name: [*kept.history.get(name, []), value]
+            for name, value in (logs or {}).items()
+        }
+        kept.commit()
+        if self._is_to_end():
+            self._end(f"behind epoch {epoch + 1}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give ``History`` the epochs that earlier runs of ``fit`` did."""
+        history = self.model.history or keras.callbacks.History()
+        history.epoch = list(self.kept.epochs)
+        history.history = {k: list(v) for k, v in self.kept.history.items()}
+        self.model.history = history
+
+    def _is_to_end(self) -> bool:
+        """Whether any rank has got a signal."""
+        if not self.kept.lasts:
+            return False
+        strategy = contract.in_force()
+        asked = len(self._signals)
+        if strategy is not None:
+            transport = strategy._components.config.transport
+            if transport.size > 1:
+                (total,) = sum_over_ranks(transport, [tf.constant(asked)])
+                asked = int(total)
+        return asked > 0
+
+    def _end(self, where: str) -> None:
+        logger.warning(
+            "fit of model %r was asked to end by a signal, and does so %s. "
+            "Start it again to go on from there; the exit code is %d.",
+            self.model.name,
+            where,
+            AGAIN,
+        )
+        raise SystemExit(AGAIN)
+
+    def _global_metrics(self) -> list[np.ndarray]:
+        """What metrics have counted on all ranks; statistics made equal."""
+        strategy = contract.in_force()
+        metrics = [v._value for v in state_lib.collect(self.model).metrics]
+        if strategy is None:
+            return [v.numpy() for v in metrics]
+        components = strategy._components
+        components.adoption.equalise()
+        components.adoption.mark_trained()
+        sums = agreement.total(components.config.transport, metrics)
+        return [value.numpy() for value in sums]
