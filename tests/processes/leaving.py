@@ -1,5 +1,10 @@
 """Checks of a worker: a rank that wants to leave a loop, on two ranks."""
 
+import os
+import pathlib
+import signal
+import sys
+
 import keras
 import numpy as np
 
@@ -17,6 +22,8 @@ from tests.processes.small import (
     model,
     refused,
 )
+
+FOLDER = pathlib.Path(sys.argv[1])
 
 
 class Count(keras.callbacks.Callback):
@@ -165,3 +172,32 @@ def learning_rates_of_rank_0_are_warned_of():
     reference.compile(keras.optimizers.SGD(0.01), "mse")
     reference.fit(X, Y, shuffle=False, verbose=0)
     assert_same_model(mine, reference)
+
+
+@check
+def a_signal_to_one_rank_ends_all_behind_the_same_batch():
+    def train(*callbacks, folder=FOLDER / "backup"):
+        mine = model()
+        callbacks = [*callbacks, kt.Backup(folder)]
+        with kt.HorovodStrategy():
+            history = mine.fit(X, Y, 8, 2, 0, callbacks=callbacks)
+        return mine, history
+
+    def send(batch, logs):
+        if batch == 3 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signals = keras.callbacks.LambdaCallback(on_train_batch_end=send)
+    try:
+        train(signals)
+    except SystemExit as ended:
+        assert_equal_on_ranks(ended.code)
+        assert ended.code == 75
+    else:
+        raise AssertionError("it trained to the end")
+    assert gather((FOLDER / "backup" / "backup.npz").exists())[0]
+    resumed = train()
+    assert not (FOLDER / "backup" / "backup.npz").exists()
+    undisturbed = train(folder=FOLDER / "another")
+    assert_same_model(resumed[0], undisturbed[0])
+    assert_same_history(resumed[1], undisturbed[1])
