@@ -217,8 +217,10 @@ def _come(
     """Introduce this rank to rank 0, and wait for a place."""
     last = "there is no such file"
     nonce = secrets.token_hex(8)
+    found = point
     for late_s in _tries(wait_s):
-        found = letter.read() if letter else point
+        # Rank 0 removes the letter when all have come.
+        found = (letter and letter.read()) or found
         if found:
             last = f"{found.address}:{found.port} waits for other ranks, too"
             try:
