@@ -96,7 +96,7 @@ class Letter:
                 "machines of the job share."
             ) from None
         name = re.sub(r"\W+", "-", member.launcher)
-        digest = hashlib.sha256(_identity(member).encode()).hexdigest()
+        digest = hashlib.sha256(identity(member).encode()).hexdigest()
         self.path: Path = folder / f"{name}-{digest[:32]}"
         self._text = ""
 
@@ -157,16 +157,21 @@ def _check_private(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _identity(member: Member) -> str:
-    if member.job:
-        return member.job
+def identity(member: Member) -> str:
+    """What all ranks of this job have in common, and no other job has.
+
+    Raises:
+        TowerError: there is nothing.
+    """
+    known = f"{member.job} {os.environ.get(POINT, '')}".strip()
+    if known:
+        return known
     if member.one_machine:
         # mpiexec says nothing of its job, but starts every rank as the leader
         # of a session.
-        leader = psutil.Process(os.getsid(0))
-        parent = leader.parent()
-        if parent is not None:
-            return f"{parent.pid} {parent.create_time()}"
+        starter = psutil.Process(os.getsid(0)).parent()
+        if starter is not None:
+            return f"{starter.pid} {starter.create_time()}"
     raise TowerError(
         f"{member.launcher} does not tell the ranks which job they belong to: "
         f"set {JOB} to the same word for all ranks of this job and no other, "
