@@ -100,6 +100,9 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, int]:
     ]
     if len(names) != len(counts):
         counts = [1] * len(names)
+    # What Slurm calls this machine, its own resolver may not know.
+    here = environment.get("SLURMD_NODENAME")
+    names = ["localhost" if name == here else name for name in names]
     return dict(zip(names, counts, strict=True))
 
 

@@ -95,17 +95,30 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         # With MPI in it, Horovod finds by itself those that mpirun started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             meeting.join()
+        # Without a place to meet, Horovod's C++ code would wait and abort.
+        nowhere = not (hvd.mpi_built() or rendezvous.from_environment())
+        if nowhere and member and not member.alone:
+            raise _not_met(member)
         hvd.init(*args, **kwargs)
     _connected = True
     # Of an elastic job one may be left, and a list of ranks may name one.
     some = args or kwargs.get("comm") or "HOROVOD_ELASTIC" in os.environ
     if member and not member.alone and hvd.size() == 1 and not some:
-        raise TowerError(
-            f"this process is {member}, but Horovod knows of no other, so that "
-            "each would train a model of its own: start the script with "
-            "`keras-towers run`, and let nothing call Horovod's own init() "
-            f"before. {clusters.HOW_TO_BE_ALONE}"
-        )
+        raise _not_met(member)
+
+
+def _not_met(member: clusters.Member) -> TowerError:
+    advice = (
+        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
+        if member.placed
+        else clusters.HOW_TO_BE_ALONE
+    )
+    return TowerError(
+        f"this process is {member}, but Horovod knows of no other, so that "
+        "each would train a model of its own: start the script with "
+        "`keras-towers run`, and let nothing call Horovod's own init() before. "
+        f"{advice}"
+    )
 
 
 class HorovodTransport:
