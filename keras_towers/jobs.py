@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.launch import clusters
 from keras_towers.transport import horovod
 
 if TYPE_CHECKING:
@@ -188,12 +188,11 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
-    if not horovod.was_launched() or _job is not None:
+    member = clusters.member()
+    if member is None or member.alone or _job is not None:
         return
-    for name in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if os.environ.get(name) == "1":
-            return
     raise TowerError(
-        "a launcher started this process as one of several, which would each "
-        "train a model of its own: call keras.distribution.initialize() first."
+        f"a launcher started this process as one of several ({member}), which "
+        "would each train a model of its own: call "
+        f"keras.distribution.initialize() first. {clusters.HOW_TO_BE_ALONE}"
     )

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from keras_towers.errors import TowerError
+from keras_towers.launch import inside
 from keras_towers.launch.elastic import elastic_options, run_elastic
 from keras_towers.launch.hosts import parse_hostfile, parse_hosts
 from keras_towers.launch.job import Job, run_job
@@ -33,7 +34,8 @@ def run(
             "-np",
             "--num-proc",
             metavar="N",
-            help="Number of processes.",
+            help="Number of processes. Default: those of the cluster's "
+            "allocation, where there is one.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +45,8 @@ def run(
             "-H",
             "--hosts",
             metavar="HOST:SLOTS,...",
-            help="Hosts to run on. Default: this machine.",
+            help="Hosts to run on. Default: those of the cluster's "
+            "allocation, or this machine.",
         ),
     ] = None,
     hostfile: Annotated[
@@ -173,10 +176,22 @@ def run(
     stopped, and its exit code is that of the command.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
+
+    Under srun, mpirun or torchrun it runs the script as one of their processes.
     """
     elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
     try:
-        if not elastic and processes is None:
+        if hosts and hostfile:
+            _refuse("give -H or --hostfile, not both")
+        named = parse_hosts(hosts) if hosts else None
+        if hostfile:
+            named = parse_hostfile(hostfile)
+        rank = None
+        if not elastic and named is None:
+            rank = inside.rank_to_be(processes)
+            if rank is None:
+                processes, named = inside.allocated(processes)
+        if not elastic and processes is None and rank is None:
             _refuse("give the number of processes: -np N")
         for name, value in (
             ("-np", processes),
@@ -186,17 +201,24 @@ def run(
             if value is not None and value < 1:
                 _refuse(f"{name} must be at least 1, not {value}")
         _check_script(command[0], module)
-        if hosts and hostfile:
-            _refuse("give -H or --hostfile, not both")
-        named = parse_hosts(hosts) if hosts else None
-        if hostfile:
-            named = parse_hostfile(hostfile)
         program = _program(command, strategy, towers, module)
         known = STRATEGIES.get(strategy or "")
-        if known and known.one_process and (elastic or processes != 1):
+        if known and known.one_process and (elastic or rank or processes != 1):
             _refuse(
                 f"the strategy {strategy} works in one process only: use "
                 "-np 1, or --strategy horovod"
+            )
+        if rank:
+            if output:
+                _refuse(f"--output is not for {rank}, which has its own")
+            inside.become(
+                rank,
+                program,
+                seed=seed,
+                seeded=strategy is not None,
+                interface=network_interface,
+                stall_warning_s=stall_warning,
+                stall_shutdown_s=stall_shutdown,
             )
         if strategy and seed is None:
             seed = secrets.randbelow(2**31)

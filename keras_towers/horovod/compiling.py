@@ -22,6 +22,7 @@ import keras
 
 from keras_towers import compat
 from keras_towers.horovod import wrapping
+from keras_towers.transport.horovod import connect
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -31,8 +32,8 @@ _undo: list[Callable[[], None]] = []
 
 @functools.wraps(hvd.init)
 def init(*args: Any, **kwargs: Any) -> None:
-    """Horovod's ``init``."""
-    hvd.init(*args, **kwargs)
+    """Horovod's ``init``; ranks that any launcher started find one another."""
+    connect(hvd, *args, **kwargs)
     replace()
 
 

@@ -64,6 +64,17 @@ class Job:
     verbose: bool = False
 
 
+@dataclass(frozen=True)
+class Connected:
+    """A rank has told the others where it is."""
+
+    rank: int
+
+
+Event = Rank | Connected | int | OSError
+"""A rank has ended or connected; or a signal, or why output is not written."""
+
+
 def run_job(job: Job) -> int:
     """Run a job until it ends and return its exit code.
 
@@ -76,8 +87,10 @@ def run_job(job: Job) -> int:
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
     secret = new_secret()
-    server = rendezvous_server(address, secret)
-    events: queue.SimpleQueue[Rank | int | OSError] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    server = rendezvous_server(
+        address, secret, lambda rank: events.put(Connected(rank))
+    )
     console = Console(job.output, events.put)
     environment = job_environment(
         rendezvous=address,
@@ -201,20 +214,34 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
 
 def _supervise(
     ranks: list[Rank],
-    events: queue.SimpleQueue[Rank | int | OSError],
+    events: queue.SimpleQueue[Event],
     console: Console,
 ) -> int:
     ended: list[Rank] = []
+    connected: set[int] = set()
     deadline = math.inf
     while len(ended) < len(ranks):
         try:
-            left = max(0, deadline - time.monotonic())
-            event = events.get(timeout=None if left == math.inf else left)
+            left_s = max(0, deadline - time.monotonic())
+            event = events.get(timeout=None if left_s == math.inf else left_s)
         except queue.Empty:
             break
         if isinstance(event, int | OSError):
             return stopped_by(event, console)
-        ended.append(event)
+        if isinstance(event, Connected):
+            connected.add(event.rank)
+        else:
+            ended.append(event)
+        left = [
+            r for r in ended if not r.code and r.place.index not in connected
+        ]
+        if left and connected:
+            # It would wait until Horovod gives up, for minutes.
+            console.say(
+                f"rank {left[0].place.name} ended with exit code 0 before it "
+                f"connected, and rank {min(connected)} waits for it"
+            )
+            return 1
         found = blame(ended)
         if found:
             patience_s = _LAST_WORDS_S if found.certain else _CULPRIT_S
@@ -223,6 +250,12 @@ def _supervise(
     code, text = verdict(ended, "rank")
     if code:
         console.say(text)
+    elif len(ranks) > 1 and not connected:
+        console.say(
+            f"the {len(ranks)} processes never connected: each ran the script "
+            "by itself. To train one model in all of them, add --strategy "
+            "horovod, or use kt.HorovodStrategy() in the script"
+        )
     return code
 
 

@@ -45,7 +45,9 @@ def horovod(module: str) -> ModuleType:
         raise TowerError(f"{reason}: {advice}.") from error
 
 
-def rendezvous_server(address: str, secret: str) -> Any:
+def rendezvous_server(
+    address: str, secret: str, on_come: Callable[[int], None] | None = None
+) -> Any:
     """Horovod's ``RendezvousServer``, reachable at ``address`` alone.
 
     Horovod's listens on all addresses of the machine and asks nobody who they
@@ -55,6 +57,7 @@ def rendezvous_server(address: str, secret: str) -> Any:
     Args:
         address: the address of this machine that ranks meet at.
         secret: the job's.
+        on_come: called from another thread with each rank that connects.
     """
     http_server = horovod("runner.http.http_server")
 
@@ -71,9 +74,11 @@ def rendezvous_server(address: str, secret: str) -> Any:
     class _Server(http_server.RendezvousServer):  # type: ignore[name-defined]
         _httpd: _HTTPServer | None
 
-        def start(self, handler_cls=http_server.RendezvousHandler):
+        def start(self, handler_cls=http_server.RendezvousHandler, port=0):
             self._httpd = _HTTPServer(
-                (address, 0), guarded(handler_cls, secret), self._verbose
+                (address, port),
+                guarded(_noting(handler_cls, on_come), secret),
+                self._verbose,
             )
             self._listen_thread = threading.Thread(
                 target=self._httpd.serve_forever, daemon=True
@@ -95,6 +100,13 @@ def rendezvous_server(address: str, secret: str) -> Any:
                 scope = self._httpd.cache.setdefault(SCOPE, {})
                 scope[key] = json.dumps(value).encode()
 
+        def get(self, key: str) -> Any:
+            """What a rank has left word of, None if nothing."""
+            assert self._httpd is not None  # It has been started.
+            with self._httpd.cache_lock:
+                said = self._httpd.cache.get(SCOPE, {}).get(key)
+            return None if said is None else json.loads(said)
+
         def stop(self):
             if self._httpd is not None:
                 super().stop()
@@ -102,6 +114,22 @@ def rendezvous_server(address: str, secret: str) -> Any:
                 self._httpd = None
 
     return _Server(False)
+
+
+def _noting(base: Any, on_come: Callable[[int], None] | None) -> Any:
+    """A handler that tells of each rank that leaves its address."""
+
+    class _Noting(base):
+        def _put_value(self, scope, key, value):
+            super()._put_value(scope, key, value)
+            if on_come and scope == _FIRST_SCOPE:
+                on_come(_rank_of(key))
+
+    return _Noting
+
+
+def _rank_of(key: str) -> int:
+    return int(key.removeprefix("rank_"))  # "rank_3", and later "3".
 
 
 def guarded(base: Any, secret: str) -> Any:
@@ -181,7 +209,7 @@ def elastic_handler(
                 )
                 return
             super()._put_value(scope, key, value)
-            if scope == _FIRST_SCOPE:  # The key is "rank_3", and later "3".
-                rounds.hold(int(key.removeprefix("rank_")), self.connection)
+            if scope == _FIRST_SCOPE:
+                rounds.hold(_rank_of(key), self.connection)
 
     return _Handler

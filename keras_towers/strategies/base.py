@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.launch import clusters
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
 
@@ -252,6 +254,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _announce(self) -> None:
         """Say in one line what trains now."""
+        if isinstance(self._config.transport, SingleProcess):
+            _warn_of_others(type(self).__name__)
         alone = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         if alone and isinstance(self._config.transport, SingleProcess):
             logger.warning(
@@ -298,6 +302,21 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             self._adoption.claim(model)
             with self.scope():
                 self._adoption.bind(model)
+
+
+@functools.cache
+def _warn_of_others(name: str) -> None:
+    """Say that each process trains for itself, if there are several."""
+    member = clusters.member()
+    if member is None or member.alone:
+        return
+    logger.warning(
+        "%s trains within one process, and this is %s: each of them trains a "
+        "model of its own. HorovodStrategy trains one in all of them. %s",
+        name,
+        member,
+        clusters.HOW_TO_BE_ALONE,
+    )
 
 
 def _extent(name: str, given: Extent | None, exact: bool) -> Extent:

@@ -32,7 +32,7 @@ class HorovodStrategy(ProcessStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
     All processes run the same script, started by ``keras-towers run -np 4
-    script.py`` or any Horovod launcher. Each takes its share of every global
+    script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of every global
     batch. The weights are those that one process would have trained, up to
     float rounding, and bit-identical on every rank. Metrics and ``History`` are
     those of the global batch, on every rank.

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import rendezvous
 from keras_towers.errors import TowerError
+from keras_towers.launch import clusters, meeting
 from keras_towers.transport import stall
 
 # Horovod's operations support few dtypes.
@@ -68,15 +69,55 @@ def load() -> ModuleType:
 
 
 def was_launched() -> bool:
-    """Whether a Horovod launcher started this process."""
-    return any(
-        name in os.environ
-        for name in (
-            "HOROVOD_RANK",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-            "OMPI_COMM_WORLD_RANK",
-            "PMI_RANK",
-        )
+    """Whether a launcher started this process, maybe as the only one."""
+    return clusters.member() is not None
+
+
+_connected = False
+
+
+def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
+    """Call Horovod's ``init``, however this process was started.
+
+    Args:
+        hvd: Horovod.
+        *args: for ``init``.
+        **kwargs: for ``init``.
+
+    Raises:
+        TowerError: the others cannot be found, or Horovod has not found them.
+    """
+    global _connected
+    member = clusters.member()
+    if not hvd.is_initialized():
+        if not _connected:
+            rendezvous.take_place()
+        # With MPI in it, Horovod finds by itself those that mpirun started.
+        if member and not (member.speaks_mpi and hvd.mpi_built()):
+            meeting.join()
+        # Without a place to meet, Horovod's C++ code would wait and abort.
+        nowhere = not (hvd.mpi_built() or rendezvous.from_environment())
+        if nowhere and member and not member.alone:
+            raise _not_met(member)
+        hvd.init(*args, **kwargs)
+    _connected = True
+    # Of an elastic job one may be left, and a list of ranks may name one.
+    some = args or kwargs.get("comm") or "HOROVOD_ELASTIC" in os.environ
+    if member and not member.alone and hvd.size() == 1 and not some:
+        raise _not_met(member)
+
+
+def _not_met(member: clusters.Member) -> TowerError:
+    advice = (
+        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
+        if member.placed
+        else clusters.HOW_TO_BE_ALONE
+    )
+    return TowerError(
+        f"this process is {member}, but Horovod knows of no other, so that "
+        "each would train a model of its own: start the script with "
+        "`keras-towers run`, and let nothing call Horovod's own init() before. "
+        f"{advice}"
     )
 
 
@@ -91,18 +132,13 @@ class HorovodTransport:
 
     # One per process, however many strategies there are.
     _watch: stall.StallWatch | None = None
-    _connected = False
     _tries = 0
 
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
         cls = HorovodTransport
-        if not self._hvd.is_initialized():
-            if not cls._connected:
-                rendezvous.take_place()
-            self._hvd.init()
-        cls._connected = True
+        connect(self._hvd)
         place = self.rank, self.size
         if cls._watch is None or cls._watch.place != place:
             if cls._watch is not None:

@@ -64,6 +64,18 @@ def launch(tmp_path):
             job.finish(0)
 
 
+def test_a_rank_that_ends_before_it_connects_is_named(launch):
+    script = "import os\nif os.environ['HOROVOD_RANK'] == '0':" + "".join(
+        f"\n    {line}" for line in JOB.strip().splitlines()
+    )
+    done = launch(script, "-np", "2", "script.py").finish(60)
+    assert done.code == 1
+    assert done.last == (
+        "keras-towers run: rank 1 ended with exit code 0 before it connected, "
+        "and rank 0 waits for it"
+    )
+
+
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
     job = launch(JOB, "-np", "2", "script.py")
     ready = job.wait_for(tmp_path / "ready", lines=2)

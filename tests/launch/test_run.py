@@ -80,9 +80,11 @@ def test_lines_are_tagged_and_arguments_are_the_scripts(run, write):
     assert sorted(done.out.splitlines()) == [
         f"[{rank}] rank {rank} of 3 {words} Größe ✓" for rank in range(3)
     ]
-    assert sorted(done.err.splitlines()) == [
-        f"[{rank}] to stderr" for rank in range(3)
-    ]
+    *errors, last = done.err.splitlines()
+    assert sorted(errors) == [f"[{rank}] to stderr" for rank in range(3)]
+    assert last.startswith(
+        "keras-towers run: the 3 processes never connected: each ran the script"
+    )
 
 
 def test_one_rank_is_not_tagged(run, write):
@@ -262,6 +264,45 @@ def test_standard_output_on_a_full_disk(write, tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "cannot be written to <stdout>: No space left" in done.stderr
+
+
+UNDER_SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+}
+
+
+def test_under_another_launcher_it_becomes_its_rank(run, write):
+    script = write(
+        "import os, sys\n"
+        "kept = 'KERAS_TOWERS_SEED', 'HOROVOD_RANK', 'SLURM_PROCID'\n"
+        "print(os.getppid(), sys.argv[1:], *map(os.environ.get, kept))\n"
+    )
+    done = run(script, "x", **UNDER_SRUN)
+    assert done.code == 0, done.err
+    # It is a child of the tests: no launcher is in between.
+    assert done.out == f"{os.getpid()} ['x'] None None 1\n"
+    done = run("-np", "1", script, **UNDER_SRUN)
+    assert done.out.endswith("[] None 0 1\n")
+    refused = run("--output", "logs", script, **UNDER_SRUN)
+    assert "--output is not for rank 1 of 2 that srun started" in refused.last
+
+
+def test_an_allocation_says_how_many_run_where(run, write):
+    script = write("import os; print(os.environ['HOROVOD_SIZE'])")
+    allocated = {
+        "SLURM_JOB_NODELIST": "n7",
+        "SLURM_TASKS_PER_NODE": "2",
+        "SLURMD_NODENAME": "n7",
+    }
+    done = run(script, **allocated)
+    assert sorted(done.out.splitlines()) == ["[0] 2", "[1] 2"], done.err
+    assert "2 processes on localhost, as Slurm says" in done.err
+    # More than tasks were asked for.
+    assert len(run("-np", "3", script, **allocated).out.splitlines()) == 3
 
 
 def test_another_host(run, write, tmp_path):
