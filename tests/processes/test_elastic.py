@@ -85,7 +85,8 @@ def _two_killed(folder, travels):
     job = Launched(
         folder,
         ("--min-np", "1", "-np", "3", "--blacklist-cooldown-range", "1", "5")
-        + ("-m", "tests.processes.enduring", str(folder), travels, "6"),
+        + ("-m", "tests.processes.enduring", str(folder), travels)
+        + ("6", "1400"),
     )
     job.wait_for(folder / "steps", lines=3)
     until = time.monotonic() + 30
