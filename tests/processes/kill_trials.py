@@ -8,8 +8,8 @@ To be run by hand, since it takes hours on few cores:
 Each job has three workers and goes on with one. It has stood a trial if it ends
 with exit code 0 and whoever got to the end has the weights of one process that
 nobody disturbed. A second kill comes within ten seconds of the first. Results
-are added to ``results.jsonl`` in the folder, where jobs that failed leave their
-output too; without ``--trials`` the table of what is there is printed. Trials
+are added to ``results.jsonl`` in the folder, and next to it is what each job
+has printed; without ``--trials`` the table of what is there is printed. Trials
 are numbered from ``--seed``; the number decides who is killed when, as far as
 processes can repeat that.
 """
@@ -88,11 +88,8 @@ def trial(
     done = job.finish(LIMIT_S)
     survivors = done.out.count(f"as undisturbed after {epochs} epochs")
     passed = done.code == 0 and survivors > 0 and all(killed)
-    if passed:
-        shutil.rmtree(folder)
-    else:
-        (folder / "out").write_text(done.out)
-        (folder / "err").write_text(done.err)
+    shutil.rmtree(folder)
+    folder.with_name(f"{folder.name}.txt").write_text(f"{done.out}\n{done.err}")
     return {
         "model": model,
         "travels": travels,
@@ -101,6 +98,8 @@ def trial(
         "step": step,
         "second_after_s": round(wait_s, 2) if kills > 1 else None,
         "killed": sum(killed),
+        # By an exception in Horovod's C++ code, when they connected.
+        "aborted": done.err.count("was killed by SIGABRT"),
         "survivors": survivors,
         "code": done.code,
         "seconds": round(done.seconds, 1),
