@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from keras_towers.errors import TowerError
+from keras_towers.folders import writable
 from keras_towers.launch import agent
 from keras_towers.launch.environment import exported
 from keras_towers.launch.hosts import ssh_command
@@ -48,6 +50,9 @@ class Console:
     Args:
         folder: where each rank's output is also written; None: nowhere.
         on_failed: called with the error when output cannot be written.
+
+    Raises:
+        UnusableFolder: the folder cannot be written to.
     """
 
     def __init__(
@@ -61,16 +66,25 @@ class Console:
             for stream in (sys.stdout, sys.stderr)
         }
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            writable(folder, "give another one to --output")
 
     def file(self, name: str) -> Sink | None:
-        """The file that also gets a rank's output, if any."""
+        """The file that also gets a rank's output, if any.
+
+        Raises:
+            TowerError: it cannot be written to.
+        """
         if self.folder is None:
             return None
         # In an elastic job several ranks may use one name, one after another.
         if name not in self._files:
             path = self.folder / f"rank.{name.replace(':', '.')}.txt"
-            stream = path.open("wb", buffering=0)
+            try:
+                stream = path.open("wb", buffering=0)
+            except OSError as error:
+                raise TowerError(
+                    f"cannot write to {path}: {error.strerror}"
+                ) from error
             self._files[name] = Sink(stream, self._on_failed)
         return self._files[name]
 
