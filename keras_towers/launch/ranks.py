@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -130,16 +131,21 @@ class Rank:
         if place.host:
             environment = {**exported(outer), **environment}
             launch = ssh_command(place.host, ssh_port, _AGENT)
-        direct = place.name is None and console.folder is None
-        self._process = subprocess.Popen(
-            launch,
-            stdin=subprocess.PIPE,
-            stdout=None if direct else subprocess.PIPE,
-            stderr=None if direct else subprocess.PIPE,
-            # Shield it from the terminal's Ctrl-C: the launcher handles that.
-            start_new_session=True,
-        )
+        alone = place.name is None
+        direct = alone and console.folder is None
+        with _own_stdin(alone and not place.host) as read_from:
+            self._process = subprocess.Popen(
+                launch,
+                stdin=subprocess.PIPE,
+                stdout=None if direct else subprocess.PIPE,
+                stderr=None if direct else subprocess.PIPE,
+                # Shield it from the terminal's Ctrl-C: the launcher handles
+                # that.
+                start_new_session=True,
+                pass_fds=read_from,
+            )
         order = {
+            "read_from": read_from,
             "command": command,
             "folder": os.getcwd(),
             "environment": environment,
@@ -200,6 +206,22 @@ class Rank:
             reader.join(GRACE_S)
         self.code = code if code >= 0 else 128 - code
         on_end(self)
+
+
+@contextlib.contextmanager
+def _own_stdin(wanted: bool) -> Iterator[list[int]]:
+    """A copy of the launcher's stdin: the agent's own is a pipe of ours.
+
+    Several ranks cannot share it.
+    """
+    if not wanted or sys.__stdin__ is None:  # It is closed.
+        yield []
+        return
+    copy = os.dup(sys.__stdin__.fileno())
+    try:
+        yield [copy]
+    finally:
+        os.close(copy)
 
 
 def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:

@@ -50,7 +50,7 @@ def files(tmp_path, monkeypatch):
             "babbles.sh has to print lines like 'host:2' or 'host', not",
         ),
         ("-np 1 --output s.py s.py", "cannot write to the folder s.py (File"),
-        ("-np 1 --output s.py/a s.py", "s.py/a (Not a directory): give another"),
+        ("-np 1 --output s.py/a s.py", "s.py/a (Not a directory): give"),
         ("--min-np 1 --output /proc/a s.py", "/proc/a (No such file"),
     ],
 )
