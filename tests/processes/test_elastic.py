@@ -77,6 +77,8 @@ def test_two_are_killed_in_a_row(tmp_path, travels):
         done = _two_killed(tmp_path / "second", travels)
     assert done.code == 0, done.out + done.err
     assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
+    assert "Traceback" not in done.err
+    assert "retracing" not in done.err
 
 
 def _two_killed(folder, travels):
