@@ -38,7 +38,7 @@ from keras_towers.launch.rendezvous import (
     horovod,
     rendezvous_server,
 )
-from keras_towers.launch.rounds import Rounds
+from keras_towers.launch.rounds import Rounds, slot_name
 from keras_towers.launch.workers import Workers
 from keras_towers.rendezvous import NEWS, new_secret
 
@@ -195,7 +195,12 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
                 return stopped_by(event, console)
         if isinstance(event, TowerError):
             raise event
-        return workers.verdict(event)
+        chief = driver.get_coordinator_info()
+        return workers.verdict(
+            event,
+            slot_name(chief.hostname, chief.local_rank) if chief else "",
+            elastic.least,
+        )
     finally:
         workers.stop()
         driver.stop()

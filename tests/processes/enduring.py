@@ -2,10 +2,10 @@
 
 argv: a folder, how gradients travel, the number of epochs, and the units of a
 hidden layer. A worker leaves a file with its process's number in the folder
-``workers`` when it trains, and rank 0 a line in ``steps`` for every batch. An
-epoch does not end as long as the folder has a file ``stay``, and takes longer
-with a file ``slow``. Who gets to the end compares with one process, whose
-weights are kept next to the folder for other jobs.
+``workers`` when it trains, and rank 0 a line in ``steps`` for every batch. The
+last epoch does not end as long as the folder has a file ``stay``, and batches
+take longer with a file ``slow``. Who gets to the end compares with one process,
+whose weights are kept next to the folder for other jobs.
 """
 
 import os
@@ -65,7 +65,7 @@ class Log(keras.callbacks.Callback):
             time.sleep(SLOW_S)
 
     def on_epoch_end(self, epoch, logs=None):
-        while (FOLDER / "stay").exists():
+        while epoch == EPOCHS - 1 and (FOLDER / "stay").exists():
             time.sleep(0.05)
 
 

@@ -66,8 +66,9 @@ def trial(
     chance = random.Random(folder.name)
     units, epochs = MODELS[model]
     folder.mkdir(parents=True)
-    if kills > 1:
-        (folder / "slow").touch()
+    holds = [folder / "stay", *([folder / "slow"] if kills > 1 else [])]
+    for hold in holds:
+        hold.touch()
     job = Launched(
         folder,
         ("--min-np", "1", "-np", "3", "-m", "tests.processes.enduring")
@@ -84,7 +85,8 @@ def trial(
         if kills > 1:
             time.sleep(wait_s)
             killed.append(kill_one(folder, chance))
-    (folder / "slow").unlink(missing_ok=True)
+    for hold in holds:
+        hold.unlink()
     done = job.finish(LIMIT_S)
     survivors = done.out.count(f"as undisturbed after {epochs} epochs")
     passed = done.code == 0 and survivors > 0 and all(killed)
