@@ -50,6 +50,7 @@ def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
 
     Raises:
         InstallError: a tool is missing, or compilation fails.
+        UnusableFolder: the cache cannot be written to.
     """
     start = time.monotonic()
     shelf = wheel_cache.Shelf(recipe)
@@ -205,8 +206,7 @@ def _pip(
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run pip with its output in a log, which is kept if it fails."""
-    logs = wheel_cache.folder() / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    logs = wheel_cache.made(wheel_cache.folder() / "logs")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = logs / f"{recipe.name}-{what}-{stamp}-{os.getpid()}.log"
     command = [sys.executable, "-m", "pip", *arguments]

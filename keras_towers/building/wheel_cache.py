@@ -16,6 +16,7 @@ import platformdirs
 
 from keras_towers.building import target
 from keras_towers.building.recipe import Recipe
+from keras_towers.folders import writable
 
 
 def folder() -> Path:
@@ -24,6 +25,15 @@ def folder() -> Path:
     if chosen:
         return Path(chosen).expanduser().absolute()
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
+
+
+def made(folder: Path) -> Path:
+    """Make a folder of the cache.
+
+    Raises:
+        UnusableFolder: it cannot be made, or not be written to.
+    """
+    return writable(folder, "name another one in KERAS_TOWERS_CACHE")
 
 
 class Shelf:
@@ -48,7 +58,7 @@ class Shelf:
 
     def store(self, wheel: Path) -> Path:
         """Store a wheel atomically."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        made(self.path)
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
             copy = Path(new) / wheel.name
             shutil.copyfile(wheel, copy)
@@ -68,8 +78,11 @@ class Shelf:
 
         Args:
             on_wait: called once before waiting for another process.
+
+        Raises:
+            UnusableFolder: the cache cannot be written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        made(self.path)
         lock = filelock.FileLock(self.path / ".lock")
         # Releasing a lock that is not held does nothing.
         with contextlib.ExitStack() as stack:

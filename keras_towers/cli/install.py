@@ -77,20 +77,24 @@ def horovod(
     from keras_towers.building import build
     from keras_towers.building.horovod import Horovod
     from keras_towers.building.recipe import InstallError
+    from keras_towers.folders import UnusableFolder, writable
 
     console = Console(highlight=False)
     recipe = Horovod(with_mpi, with_nccl)
     found = None
     try:
         with _ended_cleanly(), _progress(console) as tell:
+            if wheel_only:
+                writable(wheel_only, "give another one to --wheel-only")
             built = build.build(recipe, tell, rebuild)
             if wheel_only:
-                wheel_only.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(built.wheel, wheel_only)
             else:
                 built, found = build.install(recipe, built, tell)
     except InstallError as error:
         _refuse(str(error), 1, "install horovod")
+    except UnusableFolder as error:
+        _refuse(str(error), 2, "install horovod")
     except KeyboardInterrupt:
         _refuse("interrupted; nothing was installed", 130, "install horovod")
     how = (

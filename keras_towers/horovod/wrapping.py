@@ -52,7 +52,14 @@ def distribution_of(optimizer: Any) -> Distribution | None:
 
 
 def wrap(optimizer: Any, state: Distribution) -> None:
-    """Make the optimizer reduce from now on."""
+    """Make the optimizer reduce from now on.
+
+    Raises:
+        TowerError: it is made in the scope of a strategy that reduces.
+    """
+    # A model that is made there would be the strategy's.
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        _refuse_strategies(optimizer)
     vars(optimizer)[_STATE] = state
     if issubclass(type(optimizer), _Distributed):
         return

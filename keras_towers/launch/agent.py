@@ -46,7 +46,7 @@ def main() -> int:
             order["command"],
             cwd=order["folder"],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=next(iter(order["read_from"]), subprocess.DEVNULL),
             start_new_session=True,
             # If the agent is killed, the kernel kills the child.
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keras_towers.errors import TowerError
-from keras_towers.launch.hosts import parse_hosts
+from keras_towers.launch.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
 _SCRIPT_S = 20
@@ -42,7 +42,8 @@ def from_script(script: Path, slots: int) -> Discover:
                 [program],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=_SCRIPT_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -54,10 +55,39 @@ def from_script(script: Path, slots: int) -> Discover:
                 f"{done.returncode}{': ' + said[-1] if said else ''}"
             )
         lines = [line.strip() for line in done.stdout.splitlines()]
-        entries = [
-            line if ":" in line else f"{line}:{slots}" for line in lines if line
-        ]
+        entries = [line for line in lines if line]
+        form = (
+            f"the host discovery script {script} has to print lines like "
+            "'host:2' or 'host'"
+        )
         # An empty list is no error: hosts may appear later.
-        return parse_hosts(",".join(entries)) if entries else {}
+        return read_entries(entries, form, slots=slots) if entries else {}
 
     return discover
+
+
+def patient(
+    discover: Discover, known: dict[str, int], say: Callable[[str], None]
+) -> Discover:
+    """Go on with the hosts of before where they cannot be found.
+
+    Horovod's driver keeps such an error to itself.
+
+    Args:
+        discover: finds the hosts.
+        known: those that it has found first.
+        say: tells the user, once as long as the error is the same.
+    """
+    before, wrong = known, ""
+
+    def find() -> dict[str, int]:
+        nonlocal before, wrong
+        try:
+            before, wrong = discover(), ""
+        except TowerError as error:
+            if str(error) != wrong:
+                wrong = str(error)
+                say(f"{error}; going on with the hosts of before")
+        return before
+
+    return find

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.launch.discovery import Discover, from_script
+from keras_towers.launch.discovery import Discover, from_script, patient
 from keras_towers.launch.environment import job_environment
 from keras_towers.launch.hosts import check_reachable, is_local
 from keras_towers.launch.job import (
@@ -38,7 +38,7 @@ from keras_towers.launch.rendezvous import (
     horovod,
     rendezvous_server,
 )
-from keras_towers.launch.rounds import Rounds
+from keras_towers.launch.rounds import Rounds, slot_name
 from keras_towers.launch.workers import Workers
 from keras_towers.rendezvous import NEWS, new_secret
 
@@ -147,7 +147,8 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     server = rendezvous_server(address, secret)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, events.put)
-    driver = _driver(server, elastic, console.say)
+    discover = patient(elastic.discover, first, console.say)
+    driver = _driver(server, elastic, discover, console.say)
     workers = Workers(
         job,
         console,
@@ -194,19 +195,30 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
                 return stopped_by(event, console)
         if isinstance(event, TowerError):
             raise event
-        return workers.verdict(event)
+        chief = driver.get_coordinator_info()
+        return workers.verdict(
+            event,
+            slot_name(chief.hostname, chief.local_rank) if chief else "",
+            elastic.least,
+        )
     finally:
         workers.stop()
         driver.stop()
         console.close()
 
 
-def _driver(server: Any, elastic: Elastic, say: Callable[[str], None]) -> Any:
+def _driver(
+    server: Any,
+    elastic: Elastic,
+    discover: Discover,
+    say: Callable[[str], None],
+) -> Any:
     """Horovod's ``ElasticDriver``; says what it waits for and why it ends.
 
     Args:
         server: where workers find its news.
         elastic: how far the job may shrink and grow.
+        discover: finds the hosts.
         say: tells the user.
     """
     module = horovod("runner.elastic.driver")
@@ -244,7 +256,7 @@ def _driver(server: Any, elastic: Elastic, say: Callable[[str], None]) -> Any:
 
     return _Driver(
         server,
-        _discovery(elastic.discover),
+        _discovery(discover),
         elastic.least,
         elastic.most,
         timeout=elastic.timeout_s,

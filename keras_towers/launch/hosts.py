@@ -26,7 +26,7 @@ def parse_hosts(text: str) -> dict[str, int]:
         TowerError: the syntax is wrong.
     """
     entries = [entry.strip() for entry in text.split(",")]
-    return _read(entries, _HOST, "-H takes host:slots,host:slots,...")
+    return read_entries(entries, "-H takes host:slots,host:slots,...")
 
 
 def parse_hostfile(path: Path) -> dict[str, int]:
@@ -40,27 +40,41 @@ def parse_hostfile(path: Path) -> dict[str, int]:
     except (OSError, UnicodeDecodeError) as error:
         raise TowerError(f"cannot read the hostfile {path}: {error}") from None
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    return _read(
+    return read_entries(
         [line for line in lines if line],
-        _HOSTFILE_LINE,
         f"the hostfile {path} takes lines like 'host slots=2'",
+        _HOSTFILE_LINE,
     )
 
 
-def _read(
-    entries: list[str], pattern: re.Pattern[str], form: str
+def read_entries(
+    entries: list[str],
+    form: str,
+    pattern: re.Pattern[str] = _HOST,
+    slots: int = 1,
 ) -> dict[str, int]:
+    """Read hosts and their slots, one from each entry.
+
+    Args:
+        entries: the texts.
+        form: says who gave them, and what they have to look like.
+        pattern: what they have to look like.
+        slots: of an entry without a number.
+
+    Raises:
+        TowerError: one of them looks otherwise.
+    """
     hosts: dict[str, int] = {}
     for entry in entries:
         match = pattern.fullmatch(entry)
         if not match:
             raise TowerError(f"{form}, not '{entry}'")
-        name, slots = match[1], int(match[2] or 1)
+        name, count = match[1], int(match[2] or slots)
         if name in hosts:
             raise TowerError(f"the host {name} is given twice")
-        if slots < 1:
+        if count < 1:
             raise TowerError(f"the host {name} needs at least one slot")
-        hosts[name] = slots
+        hosts[name] = count
     if not hosts:
         raise TowerError(f"{form}; no host was given")
     return hosts

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from keras_towers.errors import TowerError
+from keras_towers.folders import writable
 from keras_towers.launch import agent
 from keras_towers.launch.environment import exported
 from keras_towers.launch.hosts import ssh_command
@@ -48,6 +51,9 @@ class Console:
     Args:
         folder: where each rank's output is also written; None: nowhere.
         on_failed: called with the error when output cannot be written.
+
+    Raises:
+        UnusableFolder: the folder cannot be written to.
     """
 
     def __init__(
@@ -61,16 +67,25 @@ class Console:
             for stream in (sys.stdout, sys.stderr)
         }
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            writable(folder, "give another one to --output")
 
     def file(self, name: str) -> Sink | None:
-        """The file that also gets a rank's output, if any."""
+        """The file that also gets a rank's output, if any.
+
+        Raises:
+            TowerError: it cannot be written to.
+        """
         if self.folder is None:
             return None
         # In an elastic job several ranks may use one name, one after another.
         if name not in self._files:
             path = self.folder / f"rank.{name.replace(':', '.')}.txt"
-            stream = path.open("wb", buffering=0)
+            try:
+                stream = path.open("wb", buffering=0)
+            except OSError as error:
+                raise TowerError(
+                    f"cannot write to {path}: {error.strerror}"
+                ) from error
             self._files[name] = Sink(stream, self._on_failed)
         return self._files[name]
 
@@ -116,16 +131,21 @@ class Rank:
         if place.host:
             environment = {**exported(outer), **environment}
             launch = ssh_command(place.host, ssh_port, _AGENT)
-        direct = place.name is None and console.folder is None
-        self._process = subprocess.Popen(
-            launch,
-            stdin=subprocess.PIPE,
-            stdout=None if direct else subprocess.PIPE,
-            stderr=None if direct else subprocess.PIPE,
-            # Shield it from the terminal's Ctrl-C: the launcher handles that.
-            start_new_session=True,
-        )
+        alone = place.name is None
+        direct = alone and console.folder is None
+        with _own_stdin(alone and not place.host) as read_from:
+            self._process = subprocess.Popen(
+                launch,
+                stdin=subprocess.PIPE,
+                stdout=None if direct else subprocess.PIPE,
+                stderr=None if direct else subprocess.PIPE,
+                # Shield it from the terminal's Ctrl-C: the launcher handles
+                # that.
+                start_new_session=True,
+                pass_fds=read_from,
+            )
         order = {
+            "read_from": read_from,
             "command": command,
             "folder": os.getcwd(),
             "environment": environment,
@@ -186,6 +206,22 @@ class Rank:
             reader.join(GRACE_S)
         self.code = code if code >= 0 else 128 - code
         on_end(self)
+
+
+@contextlib.contextmanager
+def _own_stdin(wanted: bool) -> Iterator[list[int]]:
+    """A copy of the launcher's stdin: the agent's own is a pipe of ours.
+
+    Several ranks cannot share it.
+    """
+    if not wanted or sys.__stdin__ is None:  # It is closed.
+        yield []
+        return
+    copy = os.dup(sys.__stdin__.fileno())
+    try:
+        yield [copy]
+    finally:
+        os.close(copy)
 
 
 def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:

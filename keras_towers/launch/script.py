@@ -57,6 +57,13 @@ def main(arguments: list[str]) -> None:
                 sys.path[0] = folder
                 runpy.run_path(options.script, run_name="__main__")
     except Exception as error:
+        entered = type(strategy).__name__
+        if entered in str(error):
+            error.add_note(
+                f"The script runs inside {entered}, by `keras-towers run "
+                f"--strategy {options.strategy}`. If it has a strategy of its "
+                "own, drop one of them."
+            )
         traceback.print_exception(
             type(error), error, _from_script(error.__traceback__)
         )

@@ -13,7 +13,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launch.environment import slot_environment
 from keras_towers.launch.hosts import LOOPBACK, is_local
 from keras_towers.launch.job import Job, end_all, verdict
-from keras_towers.launch.ranks import Console, Place, Rank
+from keras_towers.launch.ranks import Console, Place, Rank, signal_name
 from keras_towers.launch.rounds import slot_name
 
 _POLL_S = 0.1
@@ -141,8 +141,14 @@ class Workers:
             self._stopping = True
         end_all(self._ranks)
 
-    def verdict(self, results: Any) -> int:
-        """The exit code of the job, given Horovod's ``Results``."""
+    def verdict(self, results: Any, chief: str, least: int) -> int:
+        """The exit code of the job, given Horovod's ``Results``.
+
+        Args:
+            results: how workers of the last round ended.
+            chief: the slot of its rank 0, which writes what is to last.
+            least: how many workers the job needs.
+        """
         if results.error_message:
             self._console.say(results.error_message.splitlines()[0])
             return 1
@@ -156,6 +162,11 @@ class Workers:
             self._by_slot[name] for name, _ in by_time if name in self._by_slot
         ]
         code, text = verdict(ended, "worker")
+        well = [name for name, (end, _) in by_time if end == 0]
+        killed = all(signal_name(rank.code) for rank in ended if rank.code)
+        if killed and chief in well and len(well) >= least:
+            # Lost after the training, as others may be in it.
+            return 0
         if code:
             self._console.say(text)
         return code

@@ -228,10 +228,17 @@ class HorovodTransport:
         if not tf.executing_eagerly() or len(tensors) < 2:
             return all_of(tensors)
         # Eager operations run one by one, each taking a cycle of Horovod.
-        form = (key, *((tensor.dtype, *tensor.shape) for tensor in tensors))
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        specs = [
+            tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors
+        ]
+        form = key, *specs
         if form not in self._functions:
-            self._functions[form] = tf.function(all_of, autograph=False)
-        return self._functions[form](list(tensors))
+            # TensorFlow takes these for one tf.function that is traced again
+            # and again, and warns of it, where they are not concrete.
+            function = tf.function(all_of, autograph=False)
+            self._functions[form] = function.get_concrete_function(specs)
+        return self._functions[form](tensors)
 
     def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         summed = _SUMMED_AS.get(tensor.dtype, tensor.dtype)

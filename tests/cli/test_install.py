@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers.building import build
+from keras_towers import subprocesses
+from keras_towers.building import build, toolchain
 from keras_towers.building.recipe import Found, InstallError
 from keras_towers.cli.main import app
 
@@ -85,6 +86,24 @@ def test_what_goes_wrong(monkeypatch):
     result = invoke("horovod")
     assert result.exit_code == 1
     assert "keras-towers install horovod: no compiler\nget one" in result.output
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path, option):
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "a")
+    monkeypatch.setattr(toolchain, "problems", lambda tools: [])
+    monkeypatch.setattr(subprocesses, "run", lambda *a, **b: 1 / 0)
+    monkeypatch.setenv("KERAS_TOWERS_CACHE", folder)
+    chosen = ["--wheel-only", folder] if option else []
+    result = invoke("horovod", *chosen)
+    assert result.exit_code == 2
+    line = result.output.splitlines()[-1]
+    assert f"cannot write to the folder {folder}" in line
+    assert "(Not a directory): " in line
+    named = "--wheel-only" if option else "KERAS_TOWERS_CACHE"
+    assert line.endswith(named)
+    assert "Traceback" not in result.output
 
 
 def test_an_interrupt(monkeypatch):

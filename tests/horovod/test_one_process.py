@@ -207,6 +207,14 @@ def test_a_strategy_in_force_is_refused(data):
         trained(optimizer, data)
 
 
+def test_a_strategy_that_it_is_made_in_is_refused():
+    with (
+        kt.TowerStrategy(2),
+        pytest.raises(TowerError, match=r"TowerStrategy\. Use only one"),
+    ):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+
 def test_local_layers_are_layers():
     with pytest.raises(TowerError, match="local_layers"):
         hvd.PartialDistributedOptimizer(

@@ -28,7 +28,13 @@ class Done:
 class Launched:
     """A launcher that runs."""
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...], **variables):
+    def __init__(
+        self,
+        folder: Path,
+        arguments: tuple[str, ...],
+        stdin: int | None = None,
+        **variables,
+    ):
         self._begun = time.monotonic()
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         outer = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -42,6 +48,7 @@ class Launched:
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
             cwd=folder,
             env={**inherited, **outer, **variables},
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

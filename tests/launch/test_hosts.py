@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.launch import hosts
-from keras_towers.launch.discovery import from_script
+from keras_towers.launch.discovery import from_script, patient
 
 pytestmark = pytest.mark.core
 
@@ -105,6 +105,39 @@ def test_failing_discovery(script):
     discover = from_script(script("echo no cluster >&2; exit 3"), 1)
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         discover()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("echo a:2; echo Loading modules", "'Loading modules'"),
+        ("printf '\\377'", "'\ufffd'"),
+    ],
+)
+def test_discovery_that_prints_something_else(script, text, named):
+    with pytest.raises(TowerError) as caught:
+        from_script(script(text), 1)()
+    assert "discover.sh has to print lines like 'host:2'" in str(caught.value)
+    assert named in str(caught.value)
+    assert "-H" not in str(caught.value)
+
+
+def test_discovery_that_fails_for_a_while():
+    answers = iter(
+        [{"b": 1}, *3 * [TowerError("x")], {}, TowerError("x"), TowerError("y")]
+    )
+
+    def discover():
+        answer = next(answers)
+        if isinstance(answer, TowerError):
+            raise answer
+        return answer
+
+    said = []
+    find = patient(discover, {"a": 1}, said.append)
+    found = [find() for _ in range(7)]
+    assert found == [*4 * [{"b": 1}], *3 * [{}]]
+    assert [line[0] for line in said] == ["x", "x", "y"]
 
 
 def test_discovery_script_that_cannot_run(script, tmp_path):

@@ -13,6 +13,9 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("")
     (tmp_path / "hosts.sh").write_text("#!/bin/sh\n")
+    babbles = tmp_path / "babbles.sh"
+    babbles.write_text("#!/bin/sh\necho Loading modules\n")
+    babbles.chmod(0o755)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,13 @@ def files(tmp_path, monkeypatch):
             "--min-np 1 --host-discovery-script hosts.sh s.py",
             "hosts.sh is not executable: chmod +x hosts.sh",
         ),
+        (
+            "--min-np 1 --host-discovery-script babbles.sh s.py",
+            "babbles.sh has to print lines like 'host:2' or 'host', not",
+        ),
+        ("-np 1 --output s.py s.py", "cannot write to the folder s.py (File"),
+        ("-np 1 --output s.py/a s.py", "s.py/a (Not a directory): give"),
+        ("--min-np 1 --output /proc/a s.py", "/proc/a (No such file"),
     ],
 )
 def test_one_line_says_why(arguments, said):

@@ -92,6 +92,22 @@ def test_one_rank_is_not_tagged(run, write):
     assert done.out == "rank 0 of 1 [] Größe ✓\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "read"), [(("-np", "1"), "words\n"), (("-np", "2"), "")]
+)
+def test_one_rank_reads_what_the_launcher_is_given(
+    launch, write, options, read
+):
+    script = write("import sys; print(repr(sys.stdin.read()))")
+    job = launch(*options, script, stdin=subprocess.PIPE)
+    job.process.stdin.write(b"words\n")
+    job.process.stdin.close()
+    job.process.stdin = None
+    done = job.finish(LIMIT_S)
+    assert done.code == 0, done.err
+    assert repr(read) in done.out
+
+
 def test_module(run, write):
     write(HELLO, "hello.py")
     done = run("-np", "1", "-m", "hello", "--epochs", "1")

@@ -1,9 +1,11 @@
 """An unmodified script under a strategy by name."""
 
 import re
+import sys
 
 import pytest
 
+from keras_towers.launch import script as launch_script
 from tests.launch.jobs import Launched
 
 STRATEGY = """
@@ -130,3 +132,27 @@ def test_a_script_that_knows_of_no_ranks_saves_once(tmp_path):
     assert "FileNotFoundError" in done.err or "could not save" in done.err
     assert (tmp_path / "best.keras").exists()
     assert (tmp_path / "exported" / "saved_model.pb").exists()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "keras_towers.NoOpStrategy()",
+        "keras_towers.TowerStrategy(2)",
+        "keras_towers.TowerStrategy(2).scope()",
+        "tensorflow.distribute.OneDeviceStrategy('/cpu:0').scope()",
+    ],
+)
+def test_a_second_strategy_is_refused(own, tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import keras_towers, tensorflow\nwith {own}: print('inside')\n"
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit, match="1"):
+        launch_script.main(["--strategy", "noop", str(script)])
+    said = capsys.readouterr()
+    assert "inside" not in said.out
+    assert "by `keras-towers run --strategy noop`" in said.err
+    assert said.err.endswith("a strategy of its own, drop one of them.\n")

@@ -77,6 +77,8 @@ def test_two_are_killed_in_a_row(tmp_path, travels):
         done = _two_killed(tmp_path / "second", travels)
     assert done.code == 0, done.out + done.err
     assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
+    assert "Traceback" not in done.err
+    assert "retracing" not in done.err
 
 
 def _two_killed(folder, travels):
@@ -85,7 +87,8 @@ def _two_killed(folder, travels):
     job = Launched(
         folder,
         ("--min-np", "1", "-np", "3", "--blacklist-cooldown-range", "1", "5")
-        + ("-m", "tests.processes.enduring", str(folder), travels, "6"),
+        + ("-m", "tests.processes.enduring", str(folder), travels)
+        + ("6", "1400"),
     )
     job.wait_for(folder / "steps", lines=3)
     until = time.monotonic() + 30
