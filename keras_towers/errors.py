@@ -14,3 +14,7 @@ class TowerError(ValueError):
 
 class CompatibilityError(ImportError):
     """The installed TensorFlow or Keras is missing or incompatible."""
+
+
+# EX_TEMPFAIL of sysexits.h: what ended may go on when it is started again.
+EXIT_AGAIN = 75

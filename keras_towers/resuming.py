@@ -14,16 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
-from keras_towers.errors import TowerError
+from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport, objects
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# EX_TEMPFAIL of sysexits.h: start it again.
-AGAIN = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -151,24 +150,26 @@ class Resuming(ResumesFit):
         """Whether any rank has got a signal."""
         if not self.kept.lasts:
             return False
-        strategy = contract.in_force()
         asked = len(self._signals)
-        if strategy is not None:
-            transport = strategy._components.config.transport
-            if transport.size > 1:
-                (total,) = sum_over_ranks(transport, [tf.constant(asked)])
-                asked = int(total)
+        transport = _transport()
+        if transport is not None:
+            (total,) = sum_over_ranks(transport, [tf.constant(asked)])
+            asked = int(total)
         return asked > 0
 
     def _end(self, where: str) -> None:
+        transport = _transport()
+        if transport is not None:
+            # When one has ended, its launcher ends the others.
+            objects.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r was asked to end by a signal, and does so %s. "
             "Start it again to go on from there; the exit code is %d.",
             self.model.name,
             where,
-            AGAIN,
+            EXIT_AGAIN,
         )
-        raise SystemExit(AGAIN)
+        raise SystemExit(EXIT_AGAIN)
 
     def _global_metrics(self) -> list[np.ndarray]:
         """What metrics have counted on all ranks; statistics made equal."""
@@ -181,3 +182,12 @@ class Resuming(ResumesFit):
         components.adoption.mark_trained()
         sums = agreement.total(components.config.transport, metrics)
         return [value.numpy() for value in sums]
+
+
+def _transport() -> Transport | None:
+    """What connects this rank to others, None where there are none."""
+    strategy = contract.in_force()
+    if strategy is None:
+        return None
+    transport = strategy._components.config.transport
+    return transport if transport.size > 1 else None

@@ -102,6 +102,14 @@ def run(
             help="Seconds until a stalled job is ended; 0: never.",
         ),
     ] = 600,
+    grace: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Seconds that a script may take to end after SIGTERM, for a "
+            "backup (kt.Backup), before it is killed.",
+        ),
+    ] = 30,
     network_interface: Annotated[
         str | None,
         typer.Option(
@@ -234,6 +242,7 @@ def run(
             stall_shutdown_s=stall_shutdown,
             seed=seed if strategy else None,
             output=output,
+            grace_s=grace,
             verbose=verbose,
         )
         if not elastic:

@@ -2,7 +2,8 @@
 
 This file runs standalone, as ``python -I -S agent.py``, locally or over ssh.
 It reads one line of JSON, its order, from stdin, starts the command, and exits
-with the command's exit code, 128 + N for signal N. When stdin closes, because
+with the command's exit code, 128 + N for signal N. Lines that follow are
+numbers of signals, which it passes on to the command. When stdin closes, because
 the launcher stops the job, has died, or the connection is lost, it terminates
 and then kills the command and all processes that the command started. It
 imports only a little of the standard library: one agent runs per rank, and
@@ -55,9 +56,10 @@ def main() -> int:
         print(f"cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_START
     grace_s = order["grace_s"]
-    threading.Thread(
-        target=_end_when_told, args=(grace_s,), daemon=True
-    ).start()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        # Managers of jobs send these to all processes of a job.
+        signal.signal(number, lambda n, _: child.send_signal(n))
+    threading.Thread(target=_obey, args=(grace_s, child), daemon=True).start()
     code = child.wait()
     _end_all(grace_s)
     _reap()
@@ -108,9 +110,11 @@ def _share_cores(environment: dict[str, str], local_size: int) -> None:
     environment.setdefault("OMP_NUM_THREADS", mine)
 
 
-def _end_when_told(grace_s: float) -> None:
-    while os.read(0, 65536):
-        pass
+def _obey(grace_s: float, child: subprocess.Popen) -> None:
+    """Pass on the signals that stdin names; end everything when it closes."""
+    while told := os.read(0, 65536):
+        for number in told.split():
+            child.send_signal(int(number))
     _end_all(grace_s)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers.errors import TowerError
+from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launch.environment import (
     job_environment,
     slot_environment,
@@ -49,6 +49,7 @@ class Job:
         stall_shutdown_s: seconds until a stalled job is ended; 0: never.
         seed: the random seed of all ranks; None: not seeded.
         output: a folder for one output file per rank; None: no files.
+        grace_s: how long a script may take to end after SIGTERM.
         verbose: print which rank is started on which host.
     """
 
@@ -61,6 +62,7 @@ class Job:
     stall_shutdown_s: int = 600
     seed: int | None = None
     output: Path | None = None
+    grace_s: int = 30
     verbose: bool = False
 
 
@@ -127,7 +129,7 @@ def run_job(job: Job) -> int:
                         events.put,
                     )
                 )
-            return _supervise(ranks, events, console)
+            return _supervise(ranks, events, console, job.grace_s)
     finally:
         end_all(ranks)
         server.stop()
@@ -181,7 +183,9 @@ def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
     """Put termination signals into a queue."""
     before = {
         number: signal.signal(number, lambda n, _: events.put(n))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (
+            *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
+        )
         # A job started with nohup keeps ignoring SIGHUP.
         if signal.getsignal(number) != signal.SIG_IGN
     }
@@ -216,9 +220,11 @@ def _supervise(
     ranks: list[Rank],
     events: queue.SimpleQueue[Event],
     console: Console,
+    grace_s: float,
 ) -> int:
     ended: list[Rank] = []
     connected: set[int] = set()
+    passed_on = 0
     deadline = math.inf
     while len(ended) < len(ranks):
         try:
@@ -226,6 +232,13 @@ def _supervise(
             event = events.get(timeout=None if left_s == math.inf else left_s)
         except queue.Empty:
             break
+        if event in (signal.SIGTERM, signal.SIGUSR1) and not passed_on:
+            passed_on = event
+            for rank in ranks:
+                rank.send(event)
+            if event == signal.SIGTERM:
+                deadline = min(deadline, time.monotonic() + grace_s)
+            continue
         if isinstance(event, int | OSError):
             return stopped_by(event, console)
         if isinstance(event, Connected):
@@ -248,6 +261,14 @@ def _supervise(
             deadline = min(deadline, time.monotonic() + patience_s)
     end_all(ranks)
     code, text = verdict(ended, "rank")
+    if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
+        console.say(
+            f"ended by {signal.Signals(passed_on).name}; started again, the "
+            f"script goes on (exit code {EXIT_AGAIN})"
+        )
+        return EXIT_AGAIN
+    if passed_on == signal.SIGTERM:
+        return stopped_by(passed_on, console)
     if code:
         console.say(text)
     elif len(ranks) > 1 and not connected:

@@ -162,6 +162,10 @@ class Rank:
         tagger = self._taggers.get(sys.stderr)
         return tagger.tail.decode(errors="replace") if tagger else ""
 
+    def send(self, number: int) -> None:
+        """Send its process a signal."""
+        self._tell(f"{number}\n".encode())
+
     def stop(self) -> None:
         """Ask the agent to end it and its children; do not wait."""
         self.stopped = True
@@ -181,8 +185,8 @@ class Rank:
             assert self._process.stdin
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        except BrokenPipeError:  # Its output says why it ended.
-            return
+        except (BrokenPipeError, ValueError):
+            return  # It has ended, and its output says why.
 
     def _read(self, console: Console) -> list[threading.Thread]:
         name, index = self.place.name, self.place.index

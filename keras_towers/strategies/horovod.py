@@ -32,9 +32,9 @@ class HorovodStrategy(ProcessStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
     All processes run the same script, started by ``keras-towers run -np 4
-    script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of every global
-    batch. The weights are those that one process would have trained, up to
-    float rounding, and bit-identical on every rank. Metrics and ``History`` are
+    script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
+    every global batch. The weights are those that one process would have
+    trained, up to float rounding, and bit-identical on every rank. Metrics and ``History`` are
     those of the global batch, on every rank.
 
     Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev

@@ -19,6 +19,7 @@ import threading
 import time
 
 from keras_towers import rendezvous
+from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import Rendezvous
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -26,7 +27,6 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _WARNING_S = 30.0
 _BEATS_A_WARNING = 6
 _LONGEST_BEAT_S = 5.0
-_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again.
 
 
 @dataclasses.dataclass
@@ -176,7 +176,7 @@ class StallWatch(threading.Thread):
         # The main thread waits in a collective, where no exception reaches it.
         print(f"keras_towers: {text} Ending the job.", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(_EXIT_CODE)
+        os._exit(EXIT_AGAIN)
 
 
 def from_environment(rank: int, size: int) -> StallWatch | None:

@@ -1,6 +1,7 @@
 """A rank that dies, raises or stands still, in the middle of ``fit``."""
 
 import contextlib
+import signal
 import threading
 
 import psutil
@@ -64,3 +65,23 @@ def test_a_rank_that_stands_still_is_named(tmp_path, fault, reason):
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err
     assert all_gone(family)
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_backs_up_and_the_next_job_goes_on(tmp_path):
+    arguments = "-np", "2", "-m", "tests.processes.backed_up", str(tmp_path)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        job = Launched(tmp_path, arguments)
+        job.wait_for(tmp_path / "steps", lines=5)
+        family = job.family()
+        job.send(number)
+        done = job.finish(60)
+        assert done.code == 75, done.err
+        assert f"ended by {number.name}" in done.last
+        assert all_gone(family)
+        (tmp_path / "steps").unlink()
+    done = Launched(tmp_path, arguments).finish(60)
+    assert done.code == 0, done.err
+    assert "as undisturbed" in done.out
+    # Each did only what was left.
+    assert len((tmp_path / "steps").read_text().split()) < 30
