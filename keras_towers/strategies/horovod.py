@@ -34,8 +34,8 @@ class HorovodStrategy(ProcessStrategy):
     All processes run the same script, started by ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
     every global batch. The weights are those that one process would have
-    trained, up to float rounding, and bit-identical on every rank. Metrics and ``History`` are
-    those of the global batch, on every rank.
+    trained, up to float rounding, and bit-identical on every rank. Metrics and
+    ``History`` are those of the global batch, on every rank.
 
     Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
     and Del Balso, "Horovod: fast and easy distributed deep learning in
