@@ -246,7 +246,7 @@ def run(
             verbose=verbose,
         )
         if not elastic:
-            code = run_job(job)
+            code = run_job(job).code
         else:
             code = run_elastic(
                 job,

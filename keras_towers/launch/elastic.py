@@ -26,12 +26,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launch.discovery import Discover, from_script, patient
 from keras_towers.launch.environment import job_environment
 from keras_towers.launch.hosts import check_reachable, is_local
-from keras_towers.launch.job import (
-    Job,
-    meeting_point,
-    signals_to,
-    stopped_by,
-)
+from keras_towers.launch.job import Job, meeting_point, signals_to
 from keras_towers.launch.ranks import Console
 from keras_towers.launch.rendezvous import (
     elastic_handler,
@@ -39,6 +34,7 @@ from keras_towers.launch.rendezvous import (
     rendezvous_server,
 )
 from keras_towers.launch.rounds import Rounds, slot_name
+from keras_towers.launch.supervision import stopped_by
 from keras_towers.launch.workers import Workers
 from keras_towers.rendezvous import NEWS, new_secret
 

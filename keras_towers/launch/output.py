@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -36,6 +37,30 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
         colour = _COLOURS[index % len(_COLOURS)]
         console.print(Text(f"[{name}] ", style=colour), end="")
     return capture.get().encode()
+
+
+def binary(stream: TextIO) -> BinaryIO:
+    """What takes the bytes of a stream, also where it takes only text.
+
+    Those of notebooks do.
+    """
+    taker: Any = getattr(stream, "buffer", None) or _Decoding(stream)
+    return taker
+
+
+class _Decoding(io.RawIOBase):
+    """Writes bytes to a stream of text."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.name = getattr(stream, "name", None)
+
+    def write(self, data: Any) -> int:
+        self._stream.write(bytes(data).decode(errors="replace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class Sink:

@@ -19,7 +19,7 @@ from keras_towers.folders import writable
 from keras_towers.launch import agent
 from keras_towers.launch.environment import exported
 from keras_towers.launch.hosts import ssh_command
-from keras_towers.launch.output import Sink, Tagger, tag
+from keras_towers.launch.output import Sink, Tagger, binary, tag
 
 GRACE_S = 3.0
 _READ_BYTES = 1 << 16
@@ -51,21 +51,36 @@ class Console:
     Args:
         folder: where each rank's output is also written; None: nowhere.
         on_failed: called with the error when output cannot be written.
+        launcher: what messages of the launcher begin with.
+
+    Attributes:
+        inherited: whether a rank that writes to what this process was started
+            with writes to these streams. In a notebook it does not.
 
     Raises:
         UnusableFolder: the folder cannot be written to.
     """
 
     def __init__(
-        self, folder: Path | None, on_failed: Callable[[OSError], None]
+        self,
+        folder: Path | None,
+        on_failed: Callable[[OSError], None],
+        launcher: str = "keras-towers run",
     ):
         self.folder = folder
+        self.inherited: bool = (
+            sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+        )
+        self._launcher = launcher
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
         self.sinks: dict[Any, Sink] = {
-            stream: Sink(stream.buffer, on_failed)
+            stream: Sink(binary(stream), on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
+        # What was printed before comes before what ranks print.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         if folder:
             writable(folder, "give another one to --output")
 
@@ -96,7 +111,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Write a message of the launcher itself."""
-        line = f"keras-towers run: {text}\n"
+        line = f"{self._launcher}: {text}\n"
         self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
@@ -132,7 +147,7 @@ class Rank:
             environment = {**exported(outer), **environment}
             launch = ssh_command(place.host, ssh_port, _AGENT)
         alone = place.name is None
-        direct = alone and console.folder is None
+        direct = alone and console.folder is None and console.inherited
         with _own_stdin(alone and not place.host) as read_from:
             self._process = subprocess.Popen(
                 launch,

@@ -12,9 +12,10 @@ from typing import Any
 from keras_towers.errors import TowerError
 from keras_towers.launch.environment import slot_environment
 from keras_towers.launch.hosts import LOOPBACK, is_local
-from keras_towers.launch.job import Job, end_all, verdict
+from keras_towers.launch.job import Job
 from keras_towers.launch.ranks import Console, Place, Rank, signal_name
 from keras_towers.launch.rounds import slot_name
+from keras_towers.launch.supervision import end_all, verdict
 
 _POLL_S = 0.1
 

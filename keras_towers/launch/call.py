@@ -1,0 +1,59 @@
+"""Calls a function that another process has sent, as one rank of a job.
+
+Started by ``kt.launch``, as ``python -P call.py FOLDER``. Function and result
+travel through files in a folder that only this user can open: what is unpickled
+can run any code. Modules are found where the sender finds them, so that this
+file imports none but Python's before it knows where.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+CALL = "call"
+RESULT = "result"
+ERROR = "error.{}"
+
+
+def main(folder: Path) -> None:
+    """Make the call in a folder, and leave the result or the error there."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    try:
+        with (folder / CALL).open("rb") as file:
+            sys.path[:] = pickle.load(file)
+            function, args, kwargs = pickle.load(file)
+        result = function(*args, **kwargs)
+        if rank == 0:
+            _leave(result, folder / RESULT)
+    except BaseException as error:
+        trace = error.__traceback__
+        # Without the frame of this function, if there are others.
+        error.__traceback__ = (trace and trace.tb_next) or trace
+        text = "".join(traceback.format_exception(error))
+        (folder / ERROR.format(rank)).write_text(text, encoding="utf-8")
+        sys.stderr.write(text)
+        sys.exit(1)
+
+
+def _leave(result: object, path: Path) -> None:
+    import cloudpickle
+
+    from keras_towers.errors import TowerError
+
+    try:
+        data = cloudpickle.dumps(result)
+    except Exception as error:
+        raise TowerError(
+            "the function returned what cannot be pickled, "
+            f"{type(result).__name__}: return numbers, arrays, weights or a "
+            "Keras model."
+        ) from error
+    path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
