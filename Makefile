@@ -10,8 +10,9 @@ STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
 DOCS := .venv/docs
 ECOSYSTEM := .venv/ecosystem-$(TENSORFLOW)
+RAY := .venv/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-ecosystem test-matrix check lint types bench docs clean
+.PHONY: demo test test-ecosystem test-ray test-matrix check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -23,6 +24,10 @@ test: $(HOROVOD) lint types
 # these too.
 test-ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/ecosystem
+
+# Ray Train with two workers of its own, likewise.
+test-ray: $(RAY)
+	$(BIN)/python -m pytest tests/ray
 
 # The tests of `make check` on the lowest and the highest versions that
 # pyproject.toml allows, on each Python that is there.
@@ -63,6 +68,10 @@ $(HOROVOD): $(STAMP)
 
 $(ECOSYSTEM): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),ecosystem]'
+	touch $@
+
+$(RAY): $(HOROVOD)
+	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),ray]'
 	touch $@
 
 # The site is made from the source alone, without TensorFlow.

@@ -23,6 +23,9 @@ import urllib.request
 from keras_towers.errors import TowerError
 
 SECRET = "KERAS_TOWERS_SECRET"
+# Set by a launcher that shows each rank GPUs of its own, instead of all of the
+# machine for ranks to take theirs by local rank.
+OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 SIGNATURE = "X-Keras-Towers-Signature"
 # What this package keeps on the server.
 SCOPE = "keras_towers"

@@ -39,7 +39,7 @@ def main() -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         environment = {**os.environ, **order["environment"]}
-        _share_cores(environment, order["local_size"])
+        share_cores(environment, order["local_size"])
         if "HOROVOD_GLOO_IFACE" not in environment:
             name = interface_towards(order["rendezvous"])
             environment["HOROVOD_GLOO_IFACE"] = name
@@ -98,7 +98,7 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _share_cores(environment: dict[str, str], local_size: int) -> None:
+def share_cores(environment: dict[str, str], local_size: int) -> None:
     """Give each rank of a host its share of the cores.
 
     By default TensorFlow uses all cores in every process, which oversubscribes

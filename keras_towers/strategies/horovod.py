@@ -9,6 +9,7 @@ import os
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers import rendezvous
 from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, Updates
@@ -58,7 +59,8 @@ class HorovodStrategy(ProcessStrategy):
             and the ranks' batches together are the global batch; the number of
             batches may differ between ranks.
         towers: devices of this process: a number, GPU ids or device names. On
-            a machine with GPUs, they are assigned to ranks by local rank.
+            a machine with GPUs, they are assigned to ranks by local rank, if
+            the launcher (Ray does) has not done it.
         exact: as for ``TowerStrategy``.
         batch_norm: as for ``TowerStrategy``.
         random: as for ``TowerStrategy``.
@@ -134,8 +136,9 @@ def devices_of_rank(
 
     Args:
         transport: connects the processes.
-        towers: how many devices, which are assigned by local rank, or names or
-            GPU ids, which are returned as they are.
+        towers: how many devices, which are assigned by local rank unless the
+            launcher shows each rank its own, or names or GPU ids, which are
+            returned as they are.
 
     Returns:
         a number of devices where there are no GPUs, else GPU ids.
@@ -148,7 +151,8 @@ def devices_of_rank(
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return towers
-    first = transport.local_rank * towers
+    own = os.environ.get(rendezvous.OWN_GPUS)
+    first = 0 if own else transport.local_rank * towers
     if first + towers > len(gpus):
         raise TowerError(
             f"rank {transport.rank} has local rank {transport.local_rank} and "

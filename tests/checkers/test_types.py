@@ -25,7 +25,7 @@ PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 # What is only for this package itself; not looked into by completeness.
 INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launch")
 
-# They derive from classes of Keras, Horovod and TensorFlow without types.
+# They derive from classes of Keras, Horovod, Ray and TensorFlow without types.
 OF_UNKNOWN_BASES = {
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
@@ -37,9 +37,11 @@ OF_UNKNOWN_BASES = {
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "ReductionCrossDeviceOps",
+    "Report",
     "ResumesFit",
     "State",
     "TowerExtended",
+    "TowerTrainer",
     "_Marked",
 }
 

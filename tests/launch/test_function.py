@@ -64,7 +64,9 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys):
 def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):
     """Also in a thread, where no signal can be awaited."""
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(launch, called.fail, 2, args=(tmp_path,), output=tmp_path)
+        job = pool.submit(
+            launch, called.fail, 2, args=(tmp_path,), output=tmp_path
+        )
         with pytest.raises(kt.TowerError, match="an error on rank 1:") as found:
             job.result()
     assert "ValueError: bad data" in str(found.value)

@@ -1,0 +1,109 @@
+"""Ray Train with two real workers, of which one is lost on the way."""
+
+import os
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+import keras_towers as kt
+from tests.kit.training import X, Y, classifier
+from tests.launch.jobs import ROOT, all_gone
+
+pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
+
+import ray.train
+
+import keras_towers.ray as kt_ray
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Ray on this machine, of which nothing is left."""
+    before = set(psutil.Process().children(recursive=True))
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert all_gone(list(left), 10)
+
+
+def fit(model, *callbacks):
+    return model.fit(
+        X, Y, epochs=4, batch_size=8, verbose=0, callbacks=list(callbacks)
+    )
+
+
+def built():
+    keras.utils.set_random_seed(3)
+    return classifier(keras.layers.Dropout(0.2))
+
+
+def train(folder):
+    worker = ray.train.get_context().get_world_rank()
+
+    class Log(keras.callbacks.Callback):
+        """Notes each epoch; worker 1 dies in the last one, once."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            with (folder / f"epochs-{worker}").open("a") as file:
+                file.write(f"{epoch}\n")
+            if (worker, epoch) == (1, 3) and not (folder / "died").exists():
+                (folder / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model = built()
+    with kt.HorovodStrategy(exact=True) as strategy:
+        history = fit(model, kt_ray.Report(every=2), Log()).history
+    with pytest.raises(kt.TowerError, match="inside a strategy's block"):
+        fit(model, kt_ray.Report())
+    return {
+        "place": strategy.rank - worker,
+        "size": strategy.size,
+        "address": os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].split(":")[0],
+        "losses": history["loss"],
+    }
+
+
+def test_a_lost_worker_does_not_change_the_weights(cluster, tmp_path):
+    result = kt_ray.TowerTrainer(
+        train,
+        train_loop_config=tmp_path,
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(
+            name="run",
+            storage_path=str(tmp_path / "storage"),
+            failure_config=ray.train.FailureConfig(max_failures=1),
+        ),
+    ).fit()
+    # Back to the last checkpoint.
+    assert (tmp_path / "died").exists()
+    epochs = (tmp_path / "epochs-1").read_text().split()
+    assert epochs == ["0", "1", "2", "3", "2", "3"]
+
+    wanted = built()
+    expected = fit(wanted).history
+    found = built()
+    with result.checkpoint.as_directory() as folder:
+        found.load_weights(Path(folder, kt_ray.WEIGHTS))
+    for one, other in zip(
+        found.get_weights(), wanted.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    assert result.metrics["epoch"] == 3
+    np.testing.assert_allclose(
+        result.metrics["loss"], expected["loss"][3], rtol=1e-5
+    )
+    said = result.return_value
+    assert (said["place"], said["size"]) == (0, 2)
+    assert said["address"] == "127.0.0.1"
+    np.testing.assert_allclose(said["losses"], expected["loss"], rtol=1e-5)
