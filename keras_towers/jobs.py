@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.launch import clusters
+from keras_towers.launching import clusters
 from keras_towers.transport import horovod
 
 if TYPE_CHECKING:

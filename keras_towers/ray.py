@@ -31,7 +31,7 @@ try:
     import ray.train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from keras_towers.launch.on_ray import RanksConfig
+    from keras_towers.launching.on_ray import RanksConfig
 except ImportError as _error:
     raise TowerError(
         f"keras_towers.ray needs Ray 2.60 with Ray Train ({_error}). It comes "

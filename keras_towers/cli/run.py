@@ -10,10 +10,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from keras_towers.errors import TowerError
-from keras_towers.launch import inside
-from keras_towers.launch.elastic import elastic_options, run_elastic
-from keras_towers.launch.hosts import parse_hostfile, parse_hosts
-from keras_towers.launch.job import Job, run_job
+from keras_towers.launching import inside
+from keras_towers.launching.elastic import elastic_options, run_elastic
+from keras_towers.launching.hosts import parse_hostfile, parse_hosts
+from keras_towers.launching.job import Job, run_job
 from keras_towers.strategies.registry import STRATEGIES, find
 
 _ELASTIC = "Elastic jobs, in which ranks may join and leave"
@@ -277,7 +277,7 @@ def _program(
         return [sys.executable, *(["-m"] if module else []), *command]
     find(strategy)
     return [
-        *(sys.executable, "-m", "keras_towers.launch.script"),
+        *(sys.executable, "-m", "keras_towers.launching.script"),
         *("--strategy", strategy),
         *(["--towers", str(towers)] if towers else []),
         *(["--module"] if module else []),

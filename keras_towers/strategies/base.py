@@ -37,7 +37,7 @@ from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.spread import SpreadVariables
-from keras_towers.launch import clusters
+from keras_towers.launching import clusters
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from keras_towers import rendezvous
 from keras_towers.errors import TowerError
-from keras_towers.launch import clusters, meeting
+from keras_towers.launching import clusters, meeting
 from keras_towers.transport import stall
 
 # Horovod's operations support few dtypes.

@@ -26,7 +26,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from tests.launch.jobs import Done, Launched
+from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.launch.jobs import ROOT
+from tests.launching.jobs import ROOT
 
 CONFTEST = """
 from tests.kit.schedule import Scheduler

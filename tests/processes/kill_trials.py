@@ -26,7 +26,7 @@ import shutil
 import signal
 import time
 
-from tests.launch.jobs import Launched
+from tests.launching.jobs import Launched
 
 # By millions of weights: units of the hidden layers, and epochs.
 MODELS = {"0.1": (310, 10), "2": (1400, 6), "20": (4470, 1)}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.launch.jobs import Launched
+from tests.launching.jobs import Launched
 
 # An error of the script's own that sounds like a lost connection.
 OWN_ERROR = """

@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from tests.launch.jobs import Launched, all_gone
+from tests.launching.jobs import Launched, all_gone
 
 STALL = ("--stall-warning", "3", "--stall-shutdown", "6")
 

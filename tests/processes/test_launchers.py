@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from keras_towers.launch import clusters
-from tests.launch.jobs import ROOT
+from keras_towers.launching import clusters
+from tests.launching.jobs import ROOT
 
 LIMIT_S = 100
 RANKS = 2

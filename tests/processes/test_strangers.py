@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from keras_towers import rendezvous
-from tests.launch.jobs import Launched
+from tests.launching.jobs import Launched
 
 
 class Payload:

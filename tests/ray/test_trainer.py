@@ -11,7 +11,7 @@ import pytest
 
 import keras_towers as kt
 from tests.kit.training import X, Y, classifier
-from tests.launch.jobs import ROOT, all_gone
+from tests.launching.jobs import ROOT, all_gone
 
 pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
 

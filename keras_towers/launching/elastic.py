@@ -1,0 +1,298 @@
+"""A job whose ranks may come and go, on Horovod's elastic driver.
+
+The driver decides who runs where. It asks once a second which hosts there are,
+and gives up on a host where a worker failed, for a while that doubles each
+time; the first host of the last round, which has the training's state, has rank
+0 in the next. What a worker does about it is up to the script
+(``horovod.common.elastic``).
+
+On one machine alone a worker's failure would thus be the end of the job. There
+every slot stands for a host of its own, 127.0.0.1, 127.0.0.2 and so on: only
+the slot that failed is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_towers.errors import TowerError
+from keras_towers.launching.discovery import Discover, from_script, patient
+from keras_towers.launching.environment import job_environment
+from keras_towers.launching.hosts import check_reachable, is_local
+from keras_towers.launching.job import Job, meeting_point, signals_to
+from keras_towers.launching.ranks import Console
+from keras_towers.launching.rendezvous import (
+    elastic_handler,
+    horovod,
+    rendezvous_server,
+)
+from keras_towers.launching.rounds import Rounds, slot_name
+from keras_towers.launching.supervision import stopped_by
+from keras_towers.launching.workers import Workers
+from keras_towers.rendezvous import NEWS, new_secret
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How far a job may shrink and grow.
+
+    Attributes:
+        ranks: how many to start with.
+        least: how many it needs to go on.
+        most: how many it takes; None: all that there are slots for.
+        discover: says which hosts there are, and their slots.
+        divided: the hosts are slots of this machine.
+        timeout_s: how long to wait for ``least`` slots.
+        reset_limit: how often ranks may come and go; None: always.
+        cooldown_s: shortest and longest time to keep off a host that failed.
+    """
+
+    ranks: int
+    least: int
+    most: int | None
+    discover: Discover
+    divided: bool = False
+    timeout_s: int = 600
+    reset_limit: int | None = None
+    cooldown_s: tuple[int, int] = (5, 600)
+
+
+def elastic_options(
+    *,
+    ranks: int | None,
+    least: int | None,
+    most: int | None,
+    hosts: dict[str, int] | None,
+    script: Path | None,
+    slots: int,
+    timeout_s: int,
+    reset_limit: int | None,
+    cooldown_s: tuple[int, int],
+) -> Elastic:
+    """Put the options of an elastic job together.
+
+    Raises:
+        TowerError: they do not fit together.
+    """
+    least = least or ranks
+    ranks = ranks or least
+    if ranks is None or least is None:
+        raise TowerError("an elastic job needs --min-np or -np")
+    if not least <= ranks <= (most or ranks):
+        raise TowerError(
+            f"--min-np {least}, -np {ranks} and --max-np {most or ranks} "
+            "have to be in this order, smallest first"
+        )
+    if not 1 <= cooldown_s[0] <= cooldown_s[1] <= 3600:
+        raise TowerError(
+            "--blacklist-cooldown-range takes two numbers of seconds from 1 to "
+            f"3600, smaller one first, not {cooldown_s[0]} {cooldown_s[1]}"
+        )
+    if script and hosts:
+        raise TowerError("give --host-discovery-script or hosts, not both")
+    common: dict[str, Any] = {
+        "ranks": ranks,
+        "least": least,
+        "most": most,
+        "timeout_s": timeout_s,
+        "reset_limit": reset_limit,
+        "cooldown_s": cooldown_s,
+    }
+    if script:
+        return Elastic(discover=from_script(script, slots), **common)
+    hosts = hosts or {"localhost": most or ranks}
+    if ranks > sum(hosts.values()):
+        raise TowerError(
+            f"{ranks} processes are more than the {sum(hosts.values())} slots "
+            "of the hosts"
+        )
+    divided = len(hosts) == 1 and is_local(next(iter(hosts)))
+    if len(hosts) == 1 and not divided:
+        raise TowerError(
+            "an elastic job on other machines needs two of them at least: "
+            "Horovod gives a host up when a worker on it fails"
+        )
+    if divided:
+        count = sum(hosts.values())
+        hosts = {f"127.0.0.{number}": 1 for number in range(1, count + 1)}
+    fixed = dict(hosts)
+    return Elastic(discover=lambda: dict(fixed), divided=divided, **common)
+
+
+def run_elastic(job: Job, elastic: Elastic) -> int:
+    """Run an elastic job to its end and return the exit code.
+
+    Raises:
+        TowerError: it cannot be started.
+    """
+    if not job.verbose:
+        # Horovod's driver reports by the root logger, with tracebacks.
+        logging.getLogger().addHandler(logging.NullHandler())
+    first = elastic.discover()
+    remote = [host for host in first if not is_local(host)]
+    check_reachable(remote, job.ssh_port)
+    address, interface = meeting_point(job.interface, remote)
+    secret = new_secret()
+    server = rendezvous_server(address, secret)
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    console = Console(job.output, events.put)
+    discover = patient(elastic.discover, first, console.say)
+    driver = _driver(server, elastic, discover, console.say)
+    workers = Workers(
+        job,
+        console,
+        address,
+        divided=elastic.most or elastic.ranks if elastic.divided else None,
+    )
+    rounds = Rounds(driver, workers)
+    server.begin_round = rounds.begin
+    module = horovod("runner.elastic.rendezvous")
+    handler = elastic_handler(
+        module.create_rendezvous_handler(driver), rounds, console.say
+    )
+    workers.environment = job_environment(
+        rendezvous=address,
+        port=server.start(handler),
+        secret=secret,
+        interface=interface,
+        stall_warning_s=job.stall_warning_s,
+        stall_shutdown_s=job.stall_shutdown_s,
+        seed=job.seed,
+        elastic=True,
+    )
+
+    def drive() -> None:
+        try:
+            driver.wait_for_available_slots(elastic.ranks)
+            driver.start(elastic.ranks, workers.run)
+            events.put(driver.get_results())
+        except Exception as error:
+            failure = TowerError(str(error).splitlines()[0])
+            failure.__cause__ = error
+            events.put(failure)
+
+    try:
+        with signals_to(events):
+            slots = sum(first.values())
+            if slots < elastic.ranks:
+                option = "-np" if elastic.ranks > elastic.least else "--min-np"
+                wait = (option, elastic.ranks, elastic.timeout_s)
+                console.say(_waits(slots, *wait))
+            threading.Thread(target=drive, daemon=True).start()
+            event = events.get()
+            if isinstance(event, int | OSError):
+                return stopped_by(event, console)
+        if isinstance(event, TowerError):
+            raise event
+        chief = driver.get_coordinator_info()
+        return workers.verdict(
+            event,
+            slot_name(chief.hostname, chief.local_rank) if chief else "",
+            elastic.least,
+        )
+    finally:
+        workers.stop()
+        driver.stop()
+        console.close()
+
+
+def _driver(
+    server: Any,
+    elastic: Elastic,
+    discover: Discover,
+    say: Callable[[str], None],
+) -> Any:
+    """Horovod's ``ElasticDriver``; says what it waits for and why it ends.
+
+    Args:
+        server: where workers find its news.
+        elastic: how far the job may shrink and grow.
+        discover: finds the hosts.
+        say: tells the user.
+    """
+    module = horovod("runner.elastic.driver")
+    late = horovod("runner.common.util.timeout").TimeoutException
+
+    class _Driver(module.ElasticDriver):  # type: ignore[name-defined]
+        _reason: str | None = None
+
+        def get_worker_client(self, slot_info: Any) -> Any:
+            return _News(server, super().get_worker_client(slot_info))
+
+        def resume(self) -> None:
+            left = self._host_manager.current_hosts.count_available_slots()
+            if left < elastic.least:
+                say(_waits(left, "--min-np", elastic.least, elastic.timeout_s))
+            try:
+                super().resume()
+            except Exception as error:
+                # Horovod only logs it, and stops.
+                self._reason = str(error)
+                raise
+
+        def wait_for_available_slots(self, least: int, *args: Any) -> Any:
+            try:
+                return super().wait_for_available_slots(least, *args)
+            except late:
+                raise TowerError(
+                    f"there were not {least} slots within {elastic.timeout_s} "
+                    "s: add hosts, or give a smaller --min-np or a longer "
+                    "--elastic-timeout"
+                ) from None
+
+        def stop(self, error_message: str | None = None) -> None:
+            super().stop(error_message or self._reason)
+
+    return _Driver(
+        server,
+        _discovery(discover),
+        elastic.least,
+        elastic.most,
+        timeout=elastic.timeout_s,
+        reset_limit=elastic.reset_limit,
+        cooldown_range=elastic.cooldown_s,
+    )
+
+
+def _waits(slots: int, option: str, wanted: int, timeout_s: int) -> str:
+    return (
+        f"slots for workers: {slots}, {option} asks for {wanted}; waiting for "
+        f"more, for {timeout_s} s at most (--elastic-timeout)"
+    )
+
+
+class _News:
+    """Tells the workers that hosts have come or gone.
+
+    Args:
+        server: where those look that use ``keras_towers.elastic``.
+        client: of a worker that uses Horovod's own elastic state, or None.
+    """
+
+    def __init__(self, server: Any, client: Any):
+        self._server = server
+        self._client = client
+
+    def notify_hosts_updated(self, timestamp: int, update: Any) -> None:
+        """Take word of it from the driver."""
+        # Horovod's seconds cannot tell two changes within one second apart.
+        self._server.put(NEWS, [time.time(), int(update)])
+        if self._client:
+            self._client.notify_hosts_updated(timestamp, update)
+
+
+def _discovery(discover: Callable[[], dict[str, int]]) -> Any:
+    module = horovod("runner.elastic.discovery")
+
+    class _Discovery(module.HostDiscovery):  # type: ignore[name-defined]
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            return discover()
+
+    return _Discovery()

@@ -1,0 +1,102 @@
+"""``keras-towers run`` where a cluster has already decided what runs where."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import NoReturn
+
+from keras_towers.launching import clusters
+from keras_towers.launching.allocation import allocation
+from keras_towers.launching.clusters import Member
+from keras_towers.launching.environment import SEED
+from keras_towers.launching.invitation import identity
+
+
+def rank_to_be(processes: int | None) -> Member | None:
+    """The rank that this process is to be itself, None if it starts ranks.
+
+    Args:
+        processes: how many the user asks for; None: as many as there are. With
+            another number each process of a launcher starts a job of its own.
+    """
+    member = clusters.member()
+    if member is None or member.placed or member.alone:
+        return None
+    return member if processes in (None, member.size) else None
+
+
+def become(
+    member: Member,
+    command: list[str],
+    *,
+    seed: int | None,
+    seeded: bool,
+    interface: str | None,
+    stall_warning_s: int,
+    stall_shutdown_s: int,
+) -> NoReturn:
+    """Run a command instead of this program, as a rank.
+
+    Args:
+        member: which.
+        command: the program and its arguments.
+        seed: the random seed of all ranks; None: one that is the job's.
+        seeded: whether they are seeded at all.
+        interface: the network interface of the rendezvous; None: detected.
+        stall_warning_s: as for ``keras_towers.launching.job.Job``.
+        stall_shutdown_s: likewise.
+
+    Raises:
+        TowerError: the job has nothing from which all ranks get one seed.
+    """
+    environment = {
+        **os.environ,
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    if interface:
+        environment["HOROVOD_GLOO_IFACE"] = interface
+    if seeded:
+        if seed is None:
+            # The ranks have not met yet, but all know the job's name.
+            digest = hashlib.sha256(identity(member).encode()).digest()
+            seed = int.from_bytes(digest[:4]) >> 1
+        environment[SEED] = str(seed)
+        environment.setdefault("PYTHONHASHSEED", str(seed))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environment)
+
+
+def allocated(
+    processes: int | None,
+) -> tuple[int | None, dict[str, int] | None]:
+    """How many ranks to start on which hosts, as far as a cluster says it.
+
+    A number of processes in an allocation of one host is for that host, however
+    few tasks the manager was asked for.
+
+    Args:
+        processes: how many the user asks for; None: as many as fit.
+
+    Returns:
+        The number and the hosts, None where nothing names any.
+
+    Raises:
+        TowerError: a list of hosts cannot be read.
+    """
+    found = allocation()
+    if found is None or (processes and len(found.hosts) == 1):
+        return processes, None
+    if processes is None:
+        processes = sum(found.hosts.values())
+        print(
+            f"keras-towers run: {processes} processes on "
+            f"{', '.join(found.hosts)}, as {found.manager} says",
+            file=sys.stderr,
+        )
+    return processes, found.hosts

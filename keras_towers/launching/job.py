@@ -1,0 +1,191 @@
+"""A job with a fixed number of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_towers.errors import TowerError
+from keras_towers.launching.environment import (
+    job_environment,
+    slot_environment,
+)
+from keras_towers.launching.hosts import (
+    LOOPBACK,
+    check_reachable,
+    is_local,
+    meeting_address,
+)
+from keras_towers.launching.ranks import Console, Place, Rank
+from keras_towers.launching.rendezvous import horovod, rendezvous_server
+from keras_towers.launching.supervision import (
+    Connected,
+    Event,
+    Outcome,
+    end_all,
+    supervise,
+)
+from keras_towers.rendezvous import new_secret
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and how.
+
+    Attributes:
+        command: the program and its arguments.
+        ranks: number of processes.
+        hosts: slots by host.
+        interface: the network interface of the rendezvous; None: detected.
+        ssh_port: None: as ssh is configured.
+        stall_warning_s: seconds until a waiting rank reports which ranks it
+            waits for; 0: never.
+        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+        seed: the random seed of all ranks; None: not seeded.
+        output: a folder for one output file per rank; None: no files.
+        grace_s: how long a script may take to end after SIGTERM.
+        verbose: print which rank is started on which host.
+        launcher: what messages of the launcher begin with.
+    """
+
+    command: list[str]
+    ranks: int
+    hosts: dict[str, int]
+    interface: str | None = None
+    ssh_port: int | None = None
+    stall_warning_s: int = 30
+    stall_shutdown_s: int = 600
+    seed: int | None = None
+    output: Path | None = None
+    grace_s: int = 30
+    verbose: bool = False
+    launcher: str = "keras-towers run"
+
+
+def run_job(job: Job) -> Outcome:
+    """Run a job until it ends.
+
+    Raises:
+        TowerError: it cannot be started.
+    """
+    plan = assign(job.hosts, job.ranks)
+    used = dict.fromkeys(slot.hostname for slot in plan)
+    remote = [host for host in used if not is_local(host)]
+    check_reachable(remote, job.ssh_port)
+    address, interface = meeting_point(job.interface, remote)
+    secret = new_secret()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    server = rendezvous_server(
+        address, secret, lambda rank: events.put(Connected(rank))
+    )
+    console = Console(job.output, events.put, job.launcher)
+    environment = job_environment(
+        rendezvous=address,
+        port=server.start(),
+        secret=secret,
+        interface=interface,
+        stall_warning_s=job.stall_warning_s,
+        stall_shutdown_s=job.stall_shutdown_s,
+        seed=job.seed,
+        elastic=False,
+    )
+    server.init(plan)
+    ranks: list[Rank] = []
+    try:
+        with signals_to(events):
+            for slot in plan:
+                place = Place(
+                    name=str(slot.rank) if job.ranks > 1 else None,
+                    index=slot.rank,
+                    host=slot.hostname if slot.hostname in remote else None,
+                    local_size=slot.local_size,
+                    rendezvous=address,
+                )
+                if job.verbose:
+                    console.say(f"rank {slot.rank} on {slot.hostname}")
+                own = {**environment, **slot_environment(slot)}
+                ranks.append(
+                    Rank(
+                        place,
+                        job.command,
+                        own,
+                        console,
+                        job.ssh_port,
+                        events.put,
+                    )
+                )
+            return supervise(ranks, events, console, job.grace_s)
+    finally:
+        end_all(ranks)
+        server.stop()
+        console.close()
+
+
+def assign(hosts: dict[str, int], ranks: int) -> list[Any]:
+    """Assign ranks to hosts as Horovod does: fill one host after another.
+
+    Raises:
+        TowerError: there are more ranks than slots.
+    """
+    slots = sum(hosts.values())
+    if ranks > slots:
+        raise TowerError(
+            f"{ranks} processes do not fit into the hosts' {slots} slots: "
+            "give -H host:slots,... with more slots, or a smaller -np"
+        )
+    module = horovod("runner.common.util.hosts")
+    infos = [module.HostInfo(host, count) for host, count in hosts.items()]
+    return module.get_host_assignments(infos, ranks, ranks)
+
+
+def meeting_point(
+    interface: str | None, remote: list[str]
+) -> tuple[str, str | None]:
+    """The rendezvous address, and the interface of each rank if known.
+
+    Raises:
+        TowerError: the interface does not exist, or a host has no route.
+    """
+    network = horovod("runner.util.network")
+    if interface:
+        try:
+            return network.get_driver_ip([interface]), interface
+        except (KeyError, RuntimeError):
+            names = ", ".join(sorted(network.net_if_addrs()))
+            raise TowerError(
+                f"there is no network interface {interface} with an IPv4 "
+                f"address here; choose from {names}"
+            ) from None
+    if remote:
+        # Interface names differ between hosts: each rank's agent looks up the
+        # one with a route to this machine.
+        return meeting_address(remote), None
+    return LOOPBACK, next(iter(network.get_local_intfs()), None)
+
+
+@contextlib.contextmanager
+def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
+    """Put termination signals into a queue.
+
+    Only the main thread can; it is the one that signals interrupt.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {
+        number: signal.signal(number, lambda n, _: events.put(n))
+        for number in (
+            *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
+        )
+        # A job started with nohup keeps ignoring SIGHUP.
+        if in_main and signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,266 @@
+"""One process of a job, as the launcher sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from keras_towers.errors import TowerError
+from keras_towers.folders import writable
+from keras_towers.launching import agent
+from keras_towers.launching.environment import exported
+from keras_towers.launching.hosts import ssh_command
+from keras_towers.launching.output import Sink, Tagger, binary, tag
+
+GRACE_S = 3.0
+_READ_BYTES = 1 << 16
+_AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, and under which name.
+
+    Attributes:
+        name: the tag of its output lines; None: untagged output.
+        index: selects its colour.
+        host: the remote machine; None: this one.
+        local_size: number of ranks on that host.
+        rendezvous: the address where the ranks meet.
+    """
+
+    name: str | None
+    index: int
+    host: str | None
+    local_size: int
+    rendezvous: str
+
+
+class Console:
+    """The launcher's own streams, shared by all ranks.
+
+    Args:
+        folder: where each rank's output is also written; None: nowhere.
+        on_failed: called with the error when output cannot be written.
+        launcher: what messages of the launcher begin with.
+
+    Attributes:
+        inherited: whether a rank that writes to what this process was started
+            with writes to these streams. In a notebook it does not.
+
+    Raises:
+        UnusableFolder: the folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        on_failed: Callable[[OSError], None],
+        launcher: str = "keras-towers run",
+    ):
+        self.folder = folder
+        self.inherited: bool = (
+            sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+        )
+        self._launcher = launcher
+        self._files: dict[str, Sink] = {}
+        self._on_failed = on_failed
+        self.sinks: dict[Any, Sink] = {
+            stream: Sink(binary(stream), on_failed)
+            for stream in (sys.stdout, sys.stderr)
+        }
+        # What was printed before comes before what ranks print.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        if folder:
+            writable(folder, "give another one to --output")
+
+    def file(self, name: str) -> Sink | None:
+        """The file that also gets a rank's output, if any.
+
+        Raises:
+            TowerError: it cannot be written to.
+        """
+        if self.folder is None:
+            return None
+        # In an elastic job several ranks may use one name, one after another.
+        if name not in self._files:
+            path = self.folder / f"rank.{name.replace(':', '.')}.txt"
+            try:
+                stream = path.open("wb", buffering=0)
+            except OSError as error:
+                raise TowerError(
+                    f"cannot write to {path}: {error.strerror}"
+                ) from error
+            self._files[name] = Sink(stream, self._on_failed)
+        return self._files[name]
+
+    def close(self) -> None:
+        """Close the files; the launcher's streams stay open."""
+        for file in self._files.values():
+            file.close()
+
+    def say(self, text: str) -> None:
+        """Write a message of the launcher itself."""
+        line = f"{self._launcher}: {text}\n"
+        self.sinks[sys.stderr].write(line.encode(errors="replace"))
+
+
+class Rank:
+    """A started process; its agent ends it with all of its children.
+
+    Args:
+        place: where it runs.
+        command: what runs there.
+        environment: variables for this rank only.
+        console: where its output goes.
+        ssh_port: the port of ssh on other machines.
+        on_end: called from another thread with this rank, once it has ended
+            and all of its output has been written.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        command: list[str],
+        environment: dict[str, str],
+        console: Console,
+        ssh_port: int | None,
+        on_end: Callable[[Rank], None],
+    ):
+        self.place = place
+        self.code: int | None = None
+        self.stopped: bool = False
+        self._taggers: dict[Any, Tagger] = {}
+        outer = dict(os.environ)
+        launch = _AGENT
+        if place.host:
+            environment = {**exported(outer), **environment}
+            launch = ssh_command(place.host, ssh_port, _AGENT)
+        alone = place.name is None
+        direct = alone and console.folder is None and console.inherited
+        with _own_stdin(alone and not place.host) as read_from:
+            self._process = subprocess.Popen(
+                launch,
+                stdin=subprocess.PIPE,
+                stdout=None if direct else subprocess.PIPE,
+                stderr=None if direct else subprocess.PIPE,
+                # Shield it from the terminal's Ctrl-C: the launcher handles
+                # that.
+                start_new_session=True,
+                pass_fds=read_from,
+            )
+        order = {
+            "read_from": read_from,
+            "command": command,
+            "folder": os.getcwd(),
+            "environment": environment,
+            "local_size": place.local_size,
+            "rendezvous": place.rendezvous,
+            "grace_s": GRACE_S,
+        }
+        self._tell(json.dumps(order).encode() + b"\n")
+        self._readers = [] if direct else self._read(console)
+        threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
+
+    def tail(self) -> str:
+        """The end of its stderr."""
+        tagger = self._taggers.get(sys.stderr)
+        return tagger.tail.decode(errors="replace") if tagger else ""
+
+    def send(self, number: int) -> None:
+        """Send its process a signal."""
+        self._tell(f"{number}\n".encode())
+
+    def stop(self) -> None:
+        """Ask the agent to end it and its children; do not wait."""
+        self.stopped = True
+        try:
+            assert self._process.stdin
+            self._process.stdin.close()
+        except OSError:  # It has already ended.
+            return
+
+    def kill(self) -> None:
+        """Kill the agent or the ssh connection if it does not respond."""
+        if self.code is None:
+            self._process.kill()
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            assert self._process.stdin
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return  # It has ended, and its output says why.
+
+    def _read(self, console: Console) -> list[threading.Thread]:
+        name, index = self.place.name, self.place.index
+        copy = console.file(name or "0")
+        pipes = (self._process.stdout, self._process.stderr)
+        threads = []
+        for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
+            label = tag(name, index, stream) if name else b""
+            tagger = Tagger(console.sinks[stream], label)
+            self._taggers[stream] = tagger
+            thread = threading.Thread(
+                target=_pump, args=(pipe, tagger, copy), daemon=True
+            )
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _wait(self, on_end: Callable[[Rank], None]) -> None:
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join(GRACE_S)
+        self.code = code if code >= 0 else 128 - code
+        on_end(self)
+
+
+@contextlib.contextmanager
+def _own_stdin(wanted: bool) -> Iterator[list[int]]:
+    """A copy of the launcher's stdin: the agent's own is a pipe of ours.
+
+    Several ranks cannot share it.
+    """
+    if not wanted or sys.__stdin__ is None:  # It is closed.
+        yield []
+        return
+    copy = os.dup(sys.__stdin__.fileno())
+    try:
+        yield [copy]
+    finally:
+        os.close(copy)
+
+
+def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:
+    # A rank's two streams share a file, so write whole lines to it.
+    line = b""
+    while data := os.read(pipe.fileno(), _READ_BYTES):
+        *lines, line = (line + data).splitlines(keepends=True)
+        if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
+            lines, line = [*lines, line], b""
+        if copy:
+            copy.write(b"".join(lines))
+        tagger.feed(data)
+    if copy:
+        copy.write(line)
+    tagger.close()
+
+
+def signal_name(code: int) -> str | None:
+    """The name of the signal that an exit code stands for, if any."""
+    try:
+        return signal.Signals(code - 128).name if code > 128 else None
+    except ValueError:
+        return None

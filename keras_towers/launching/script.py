@@ -1,0 +1,107 @@
+"""Runs an unmodified script under a strategy, as one rank of a job.
+
+Started by ``keras-towers run --strategy NAME``. The script runs as under
+``python script.py``: with its arguments, its folder on the path, and itself as
+``__main__``; tracebacks of its errors start in the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from keras_towers.launching.environment import SEED
+
+
+def main(arguments: list[str]) -> None:
+    """Enter the strategy and run the script in it."""
+    parser = argparse.ArgumentParser(prog="keras_towers.launching.script")
+    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--towers", type=int)
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+
+    import keras
+
+    import keras_towers as kt
+
+    seed = os.environ.get(SEED)
+    if seed is not None:
+        # The same on all ranks, so that initial weights, shuffles and tf.data
+        # agree in a script written for one process.
+        keras.utils.set_random_seed(int(seed))
+    chosen = {} if options.towers is None else {"towers": options.towers}
+    try:
+        strategy = kt.strategy(options.strategy, **chosen)
+    except kt.TowerError as error:
+        sys.exit(f"keras-towers run: {error}")
+    sys.argv = [options.script, *options.arguments]
+    try:
+        with strategy, _saved_once(strategy):
+            if options.module:
+                sys.path[0] = os.getcwd()
+                runpy.run_module(
+                    options.script, run_name="__main__", alter_sys=True
+                )
+            else:
+                # As Python does, with symbolic links resolved.
+                folder = os.path.dirname(os.path.realpath(options.script))
+                sys.path[0] = folder
+                runpy.run_path(options.script, run_name="__main__")
+    except Exception as error:
+        entered = type(strategy).__name__
+        if entered in str(error):
+            error.add_note(
+                f"The script runs inside {entered}, by `keras-towers run "
+                f"--strategy {options.strategy}`. If it has a strategy of its "
+                "own, drop one of them."
+            )
+        traceback.print_exception(
+            type(error), error, _from_script(error.__traceback__)
+        )
+        sys.exit(1)
+
+
+def _saved_once(strategy: Any) -> contextlib.AbstractContextManager[None]:
+    """Let rank 0 alone write what every rank saves, if there are others."""
+    from keras_towers import rendezvous, saving
+    from keras_towers.fit.contract import KerasStrategy
+
+    server = rendezvous.from_environment()
+    rank, size = (
+        int(os.environ.get(f"HOROVOD_{n}", 1)) for n in ("RANK", "SIZE")
+    )
+    # In an elastic job the ranks change, and with them who has saved what.
+    if server is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
+        return contextlib.nullcontext()
+    if isinstance(strategy, KerasStrategy):
+        mark = strategy._components.config.transport.mark
+        return saving.once(rank, size, server, mark)
+    return saving.once(rank, size, server)
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames that led to the script."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename in ours:
+        first = first.tb_next
+    # If the error is not in the script, show all frames.
+    return first or (None if _is_syntax() else trace)
+
+
+def _is_syntax() -> bool:
+    # A syntax error has no frame in the script; its message has the line.
+    return isinstance(sys.exc_info()[1], SyntaxError)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

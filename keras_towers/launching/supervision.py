@@ -1,0 +1,180 @@
+"""Watching the ranks of a job until it ends, and saying why it did."""
+
+from __future__ import annotations
+
+import math
+import queue
+import signal
+import time
+from dataclasses import dataclass
+
+from keras_towers.errors import EXIT_AGAIN
+from keras_towers.launching.outcome import blame, describe
+from keras_towers.launching.ranks import GRACE_S, Console, Rank
+
+# Time for the output of other ranks after the first failure.
+_LAST_WORDS_S = 1.0
+# Time for the culprit to end while all failures are only consequences.
+_CULPRIT_S = 10.0
+
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A rank has told the others where it is."""
+
+    rank: int
+
+
+Event = Rank | Connected | int | OSError
+"""A rank has ended or connected; or a signal, or why output is not written."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        code: its exit code.
+        cause: the rank that failed, the signal that stopped the launcher, or
+            why the ranks' output cannot be written; None: it succeeded.
+        text: what was said of a rank that failed.
+    """
+
+    code: int = 0
+    cause: Rank | int | OSError | None = None
+    text: str = ""
+
+
+def supervise(
+    ranks: list[Rank],
+    events: queue.SimpleQueue[Event],
+    console: Console,
+    grace_s: float,
+) -> Outcome:
+    """Wait for the end of a job.
+
+    SIGTERM and SIGUSR1 are passed on to the ranks, which may make a backup.
+
+    Args:
+        ranks: all of them.
+        events: what happens.
+        console: where it is said.
+        grace_s: how long ranks may take to end after SIGTERM.
+    """
+    ended: list[Rank] = []
+    connected: set[int] = set()
+    passed_on = 0
+    deadline = math.inf
+    while len(ended) < len(ranks):
+        try:
+            left_s = max(0, deadline - time.monotonic())
+            event = events.get(timeout=None if left_s == math.inf else left_s)
+        except queue.Empty:
+            break
+        if isinstance(event, int) and event in _PASSED_ON and not passed_on:
+            passed_on = event
+            for rank in ranks:
+                rank.send(event)
+            if event == signal.SIGTERM:
+                deadline = min(deadline, time.monotonic() + grace_s)
+            continue
+        if isinstance(event, int | OSError):
+            return Outcome(stopped_by(event, console), event)
+        if isinstance(event, Connected):
+            connected.add(event.rank)
+        else:
+            ended.append(event)
+        early = [
+            r for r in ended if not r.code and r.place.index not in connected
+        ]
+        if early and connected:
+            # It would wait until Horovod gives up, for minutes.
+            text = (
+                f"rank {early[0].place.name} ended with exit code 0 before it "
+                f"connected, and rank {min(connected)} waits for it"
+            )
+            console.say(text)
+            return Outcome(1, early[0], text)
+        found = blame(ended)
+        if found:
+            patience_s = _LAST_WORDS_S if found.certain else _CULPRIT_S
+            deadline = min(deadline, time.monotonic() + patience_s)
+    end_all(ranks)
+    if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
+        console.say(
+            f"ended by {signal.Signals(passed_on).name}; started again, the "
+            f"script goes on (exit code {EXIT_AGAIN})"
+        )
+        return Outcome(EXIT_AGAIN, passed_on)
+    if passed_on == signal.SIGTERM:
+        return Outcome(stopped_by(passed_on, console), passed_on)
+    found = blame(ended)
+    if found is not None:
+        code, text = verdict(ended, "rank")
+        console.say(text)
+        return Outcome(code, ended[found.rank], text)
+    if len(ranks) > 1 and not connected:
+        console.say(
+            f"the {len(ranks)} processes never connected: each ran the script "
+            "by itself. To train one model in all of them, add --strategy "
+            "horovod, or use kt.HorovodStrategy() in the script"
+        )
+    return Outcome()
+
+
+def stopped_by(reason: int | OSError, console: Console) -> int:
+    """The exit code of a job that the launcher had to end.
+
+    Args:
+        reason: a signal, or why the ranks' output cannot be written.
+        console: where it is said.
+    """
+    if isinstance(reason, BrokenPipeError):
+        # As programs in a pipeline end when the next one has.
+        return 128 + signal.SIGPIPE
+    if isinstance(reason, OSError):
+        console.say(
+            f"ended, because the output of the job cannot be written to "
+            f"{reason.filename}: {reason.strerror}"
+        )
+        return 1
+    console.say(f"stopped by {signal.Signals(reason).name}")
+    return 128 + reason
+
+
+def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
+    """The exit code of a job, and which rank failed and why.
+
+    Args:
+        ended: the ranks in the order in which they ended.
+        what: the word for a rank in the message.
+    """
+    found = blame(ended)
+    if found is None:
+        return 0, ""
+    rank = ended[found.rank]
+    assert rank.code
+    name = f"{what} {rank.place.name}" if rank.place.name else "the script"
+    text = describe(name, rank.code, rank.place.host, bool(rank.tail()))
+    left = [other.place.name for other in ended if other.code == 0]
+    if not found.certain and left:
+        # No rank failed by itself, but one ended early.
+        text += f"; {what} {left[0]} had already ended with exit code 0"
+    return rank.code, text
+
+
+def end_all(ranks: list[Rank]) -> None:
+    """End all running ranks and wait for them."""
+    running = [rank for rank in ranks if rank.code is None]
+    for rank in running:
+        rank.stop()
+    until = time.monotonic() + 2 * GRACE_S + 2
+    while any(rank.code is None for rank in running):
+        if time.monotonic() > until:
+            for rank in running:
+                rank.kill()
+            return
+        time.sleep(0.02)

@@ -1,0 +1,35 @@
+"""What ``kt.launch`` calls in its tests, without TensorFlow."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+from keras_towers.errors import TowerError
+from keras_towers.launching.function import launch
+
+
+def fail(started):
+    with contextlib.suppress(TowerError):
+        launch(print)
+        raise AssertionError("a rank started ranks")
+    if os.environ["HOROVOD_RANK"] == "1":
+        raise ValueError("bad data")
+    time.sleep(600)
+
+
+def wait(folder):
+    (folder / os.environ["HOROVOD_RANK"]).touch()
+    time.sleep(600)
+
+
+def ends(how):
+    if how == "unpicklable":
+        return threading.Lock()
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "early":
+        os._exit(0)
+    return sys.exit("enough")

@@ -1,0 +1,165 @@
+"""Ranks find one another, and nobody else; without Horovod's engine."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from keras_towers import TowerError
+from keras_towers.launching import clusters, invitation
+from keras_towers.launching.invitation import Invitation, Letter
+from keras_towers.launching.seats import Guest, places
+from tests.launching.jobs import ROOT
+
+LIMIT_S = 40
+MEMBER = clusters.Member("srun", 1, 2, "7 0", False, "", False, False)
+INVITATION = Invitation("127.0.0.1", 9, "secret")
+
+JOIN = """
+import json, os, sys
+from keras_towers.launching import meeting
+meeting.join()
+kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
+print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in clusters.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(invitation.FOLDER, str(tmp_path))
+    return tmp_path / f"keras_towers-{os.getuid()}"
+
+
+@pytest.fixture
+def start(folder):
+    """Start a process that Slurm would have made a rank."""
+    running = []
+
+    def start(rank, size=2, **variables):
+        slurm = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_STEP_NUM_TASKS": str(size),
+            "SLURM_PROCID": str(rank),
+        }
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", JOIN],
+                env={**os.environ, **slurm, **variables},
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_the_letter_is_private(folder):
+    letter = Letter(MEMBER)
+    assert letter.read() is None
+    letter.write(INVITATION)
+    assert Letter(MEMBER).read() == INVITATION
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(letter.path.stat().st_mode) == 0o600
+    letter.path.chmod(0o644)
+    with pytest.raises(TowerError, match="chmod go="):
+        letter.read()
+    letter.path.chmod(0o600)
+    another = Letter(MEMBER)
+    another.write(Invitation("127.0.0.1", 10, "another"))
+    letter.remove()
+    assert another.path.exists()
+    another.remove()
+    assert list(folder.iterdir()) == []
+    letter.path.symlink_to("elsewhere")
+    with pytest.raises(TowerError, match="cannot read"):
+        letter.read()
+    folder.chmod(0o755)
+    with pytest.raises(TowerError, match="chmod go="):
+        Letter(MEMBER)
+
+
+def test_a_folder_that_cannot_be_made(monkeypatch):
+    monkeypatch.setenv(invitation.FOLDER, "/proc/none")
+    with pytest.raises(TowerError, match="MEETING_FOLDER to a folder that all"):
+        Letter(MEMBER)
+
+
+@pytest.mark.parametrize(
+    ("point", "secret", "said"),
+    [
+        ("host", "0123456789abcdef", "give host:port"),
+        ("host:0", "0123456789abcdef", "give host:port"),
+        ("host:9", "short", "KERAS_TOWERS_SECRET"),
+    ],
+)
+def test_an_invitation_of_the_user(monkeypatch, point, secret, said):
+    monkeypatch.setenv("KERAS_TOWERS_RENDEZVOUS", point)
+    monkeypatch.setenv("KERAS_TOWERS_SECRET", secret)
+    with pytest.raises(TowerError, match=said):
+        invitation.given()
+
+
+def test_places_of_ranks_that_go_round_the_machines():
+    guests = [Guest(host, "", [], "") for host in ("a", "b", "a", "b", "a")]
+    found = [
+        (slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
+        for slot in places(guests)
+    ]
+    assert found == [
+        *((0, 3, 0, 2), (0, 2, 1, 2), (1, 3, 0, 2)),
+        *((1, 2, 1, 2), (2, 3, 0, 1)),
+    ]
+
+
+def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
+    """It was killed, so that its letter is still there."""
+    killed = start(0)
+    until = time.monotonic() + LIMIT_S
+    while not (folder.is_dir() and list(folder.glob("srun*"))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    early = start(1)
+    time.sleep(1)
+    both = [early, start(0)]  # The other one needs rank 0 until it has met.
+    said = [process.communicate(timeout=LIMIT_S) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    (second, first) = (json.loads(out) for out, _ in said)
+    assert first[:4] == ["0", "2", "0", "2"]
+    assert second[:4] == ["1", "2", "1", "2"]
+    assert first[4] == second[4]
+    assert first[4].startswith("127.0.0.1:")
+    assert list(folder.iterdir()) == []
+
+
+def test_who_has_not_come_is_named(start):
+    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "3"}
+    three = [start(0, 3, **limit), start(1, 3, **limit)]
+    for process in three:
+        _, error = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+        assert "rank 2 has not come" in error
+    lost = start(1, **limit)
+    _, error = lost.communicate(timeout=LIMIT_S)
+    assert "rank 1 of 2 that srun started has waited 3 s for rank 0" in error
