@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         reduce_gradients,
     )
     from keras_towers.devices import virtual_towers
+    from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.saving import every_rank
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
@@ -62,6 +63,7 @@ __all__ = [
     "elastic",
     "every_rank",
     "gather",
+    "launch",
     "mean",
     "reduce_gradients",
     "run_on_each_tower",
@@ -86,6 +88,7 @@ _HOMES = {
     "current_tower": "keras_towers.towers",
     "every_rank": "keras_towers.saving",
     "gather": "keras_towers.collectives",
+    "launch": "keras_towers.launching.function",
     "mean": "keras_towers.collectives",
     "reduce_gradients": "keras_towers.collectives",
     "run_on_each_tower": "keras_towers.towers",

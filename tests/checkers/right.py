@@ -1,5 +1,6 @@
 """A user's script, in which type checkers find nothing."""
 
+from collections.abc import Callable
 from typing import Any, assert_type
 
 import keras
@@ -62,6 +63,10 @@ def prepare(model: keras.Model, x: Any) -> list[keras.callbacks.Callback]:
     assert_type(kt.virtual_towers(4), list[str])
     print(kt.verify(model, x, batch_norm="global"))
     return [kt.ChiefOnly(keras.callbacks.CSVLogger("log.csv"))]
+
+
+def start(train: Callable[[int], list[float]]) -> None:
+    assert_type(kt.launch(train, np=2, args=(5,)), list[float])
 
 
 def survive(model: keras.Model, x: Any) -> None:

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 import keras_towers as kt
-from keras_towers.launching.function import launch
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
 from tests.launching.jobs import all_gone
@@ -42,7 +41,7 @@ def train(scale, built):
 
 
 def test_what_rank_0_returns_is_that_of_one_process(capsys):
-    found, history, number = launch(
+    found, history, number = kt.launch(
         train, np=2, args=(3,), kwargs={"built": classifier}
     )
     wanted = classifier()
@@ -64,9 +63,7 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys):
 def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):
     """Also in a thread, where no signal can be awaited."""
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(
-            launch, called.fail, 2, args=(tmp_path,), output=tmp_path
-        )
+        job = pool.submit(kt.launch, called.fail, output=tmp_path)
         with pytest.raises(kt.TowerError, match="an error on rank 1:") as found:
             job.result()
     assert "ValueError: bad data" in str(found.value)
@@ -88,7 +85,7 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        launch(called.wait, args=(tmp_path,))
+        kt.launch(called.wait, args=(tmp_path,))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +99,16 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
 )
 def test_other_ends(how, said):
     with pytest.raises(kt.TowerError, match=said):
-        launch(called.ends, np=1, args=(how,))
+        kt.launch(called.ends, np=1, args=(how,))
 
 
 def test_what_cannot_start(monkeypatch):
     with pytest.raises(kt.TowerError, match="np=0: give 1 or more"):
-        launch(print, np=0)
+        kt.launch(print, np=0)
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
-        launch(lambda: lock)
+        kt.launch(lambda: lock)
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
     with pytest.raises(kt.TowerError, match="is itself a rank of a job"):
-        launch(print)
+        kt.launch(print)

@@ -9,7 +9,7 @@ from tests.launching.jobs import ROOT
 
 RESULT = """
 import os, signal, threading, time
-from keras_towers.launching.function import launch
+import keras_towers as kt
 
 class Answer:
     pass
@@ -22,22 +22,22 @@ def ask(number):
     answer.value = offset + number
     return answer
 
-answer = launch(ask, np=2, args=(2,))
+answer = kt.launch(ask, np=2, args=(2,))
 print(type(answer) is Answer, answer.value)
 """
 ONE = """
 print("first")
-launch(ask, np=1, args=(0,)).value
+kt.launch(ask, np=1, args=(0,)).value
 """
 ERROR = """
 def fail():
     raise ValueError("bad data")
 
-launch(fail)
+kt.launch(fail)
 """
 INTERRUPTED = """
 threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
-launch(lambda: time.sleep(600))
+kt.launch(lambda: time.sleep(600))
 """
 
 
