@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+import keras  # noqa: F401  What happens on its import needs all of transport.
+
 from keras_towers.transport import horovod as _transport
 
 # If Horovod is missing, says what to do before the imports below fail.

@@ -15,7 +15,6 @@ INSTEAD: dict[str, str] = {
     "check_extension": _IMPORT,
     "check_num_rank_power_of_2": _IMPORT,
     "compression": "use hvd.Compression",
-    "functions": "all functions are in this module",
     "gpu_available": "use tf.config.list_physical_devices('GPU')",
     "gradient_aggregation": "it is internal to Horovod",
     "gradient_aggregation_eager": "it is internal to Horovod",
