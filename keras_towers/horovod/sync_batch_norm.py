@@ -46,7 +46,7 @@ class SyncBatchNormalization(PooledBatchNormalization):
         transport = HorovodTransport()
 
         @tf.custom_gradient
-        def gather(mine: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gather(mine: tf.Tensor) -> Any:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 # Each rank's loss depends on what this one has given.
                 key = next_key("batch_norm_gradient")

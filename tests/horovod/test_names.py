@@ -27,8 +27,10 @@ PAIRS = [
 
 
 def public(module):
-    """Names of a module of Horovod, without modules of other packages."""
+    """Names of a module of Horovod, without what it imports for itself."""
     for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == "horovod.common.util":
+            continue
         is_module = isinstance(value, types.ModuleType)
         if not name.startswith("_") and (
             not is_module or value.__name__.startswith("horovod")
@@ -51,7 +53,7 @@ def test_every_name_works_or_says_what_to_use(theirs, ours):
 
 
 def test_other_names_are_missing_as_everywhere():
-    with pytest.raises(AttributeError, match=r"has no attribute 'bogus'\.$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'bogus'$"):
         _ = hvd.bogus
 
 
