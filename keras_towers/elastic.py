@@ -35,7 +35,6 @@ import tensorflow as tf
 
 from keras_towers._elastic_states import ObjectState, VariablesState
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.resuming import Resuming
 from keras_towers.transport import horovod as horovod_lib

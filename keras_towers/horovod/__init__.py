@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-import keras  # noqa: F401  What happens on its import needs all of transport.
+# What is done on the import of Keras needs the whole of transport.
+import keras as _keras  # noqa: F401
 
 from keras_towers.transport import horovod as _transport
 

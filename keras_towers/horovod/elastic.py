@@ -17,7 +17,7 @@ those of an undisturbed run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -35,7 +35,7 @@ from keras_towers.horovod.functions import (
 )
 from keras_towers.transport.horovod import load
 
-rank = load().rank
+rank: Callable[[], int] = load().rank
 
 __all__ = [
     "CommitStateCallback",
@@ -172,7 +172,7 @@ class TensorFlowState(VariablesState):
                 "of all. Give variables=model.variables + optimizer.variables, "
                 "or use hvd.elastic.KerasState(model)."
             )
-        self.variables = list(variables)
+        self.variables: list[Any] = list(variables)
         super().__init__(**kwargs)
         self.save()
 

@@ -24,7 +24,6 @@ INSTEAD: dict[str, str] = {
     "mpi_ops": "all operations are in this module",
     "refs_to_vars": _IMPORT,
     "split_list": _IMPORT,
-    "sync_batch_norm": "use hvd.SyncBatchNormalization",
     "util": _IMPORT,
     "vars_to_refs": _IMPORT,
     # Of the elastic module.

@@ -27,19 +27,29 @@ INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launch")
 
 # They derive from classes of Keras, Horovod and TensorFlow without types.
 OF_UNKNOWN_BASES = {
+    "Backup",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "ChiefOnly",
     "Commit",
     "Commit.__init__",  # It takes a State.
+    "CommitStateCallback",
     "EveryRank",
+    "KerasState",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "ObjectState",
     "ReductionCrossDeviceOps",
     "ResumesFit",
+    "Resuming",
     "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
     "TowerExtended",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "VariablesState",
     "_Marked",
 }
 
