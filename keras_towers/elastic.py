@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -34,14 +33,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import rendezvous
+from keras_towers._elastic_states import ObjectState, VariablesState
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.resuming import Resuming
 from keras_towers.transport import horovod as horovod_lib
 
-_hvd = horovod_lib.load()
+horovod_lib.load()
 
 from horovod.common import elastic as _elastic  # noqa: E402
 from horovod.common.exceptions import (  # noqa: E402
@@ -49,8 +47,12 @@ from horovod.common.exceptions import (  # noqa: E402
     HostsUpdatedInterrupt,
 )
 
+__all__ = ["Commit", "ObjectState", "State", "run"]
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_S = TypeVar("_S", bound=_elastic.State)
 
 # What a collective whose peer has gone ends with, and much else does.
 _IN_DOUBT = (
@@ -61,7 +63,7 @@ _IN_DOUBT = (
 )
 
 
-class State(_elastic.ObjectState):
+class State(VariablesState):
     """What survives the loss of workers: a model, its optimizer, a place.
 
     Args:
@@ -99,15 +101,8 @@ class State(_elastic.ObjectState):
             )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._transport = horovod_lib.HorovodTransport()
         self._model = model
-        self._saved: list[tuple[keras.Variable, np.ndarray]] = []
-        server = rendezvous.from_environment()
-        # None under Horovod's own launcher, which has no news for us.
-        self._launcher = server if server and server.signed else None
         super().__init__(
-            bcast_object=_hvd.broadcast_object,
-            get_rank=_hvd.rank,
             epoch=0,
             batch=0,
             seed=random.SystemRandom().getrandbits(31),
@@ -122,42 +117,14 @@ class State(_elastic.ObjectState):
         state = state_lib.collect(self._model)
         return [*state.seeds, *state.weights, *state.optimizer_variables]
 
-    def save(self) -> None:
-        """Keep the values of now in this worker's memory."""
-        self._saved = [(v, v.numpy()) for v in self._variables()]
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to the last commit."""
-        for variable, value in self._saved:
-            variable.assign(value)
-        super().restore()
-
-    def sync(self) -> None:
-        """Give every worker the commit of rank 0."""
-        variables = self._variables()
-        agreement.check_same(self._transport, variables)
-        agreement.broadcast(self._transport, [v._value for v in variables])
-        super().sync()
-        self.save()
-
-    def check_host_updates(self) -> None:
-        """Interrupt training on all ranks if hosts have come or gone."""
-        if self._launcher and self._transport.rank == 0:
-            with contextlib.suppress(OSError):
-                news = self._launcher.get(rendezvous.NEWS)
-                if news:
-                    self.on_hosts_updated(*json.loads(news))
-        super().check_host_updates()
-
 
 def run(
-    function: Callable[Concatenate[State, _P], _R],
-) -> Callable[Concatenate[State, _P], _R]:
+    function: Callable[Concatenate[_S, _P], _R],
+) -> Callable[Concatenate[_S, _P], _R]:
     """Run a function again, from the last commit, when workers die or join.
 
     Args:
-        function: takes a ``State`` first. It makes its strategy itself, since
+        function: takes a state first. It makes its strategy itself, since
             the number of ranks may differ each time.
 
     Returns:
@@ -165,12 +132,14 @@ def run(
     """
 
     @functools.wraps(function)
-    def survive(state: State, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        synced = False
+    def survive(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        synced = anew = False
         with _told_of_hosts(state):
             while True:
                 try:
-                    with _losses(state._transport):
+                    with _losses():
+                        if anew:
+                            state.on_reset()
                         if not synced:
                             state.sync()
                         return function(state, *args, **kwargs)
@@ -180,14 +149,15 @@ def run(
                 except HostsUpdatedInterrupt as update:
                     synced = update.skip_sync
                 _connect_anew()
-                state.on_reset()
+                anew = True
 
     return survive
 
 
 @contextlib.contextmanager
-def _losses(transport: horovod_lib.HorovodTransport) -> Iterator[None]:
+def _losses() -> Iterator[None]:
     """Raise ``HorovodInternalError`` where a peer has gone."""
+    transport = horovod_lib.HorovodTransport()
     try:
         yield
     except _IN_DOUBT as error:
@@ -199,13 +169,13 @@ def _losses(transport: horovod_lib.HorovodTransport) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_of_hosts(state: State) -> Iterator[None]:
+def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
     """Have a state told of hosts that come or go.
 
     Under our launcher it asks. Horovod's driver tells it, through a service of
     each worker that listens on all addresses.
     """
-    if state._launcher:
+    if getattr(state, "_launcher", None):
         yield
         return
     manager = _elastic.notification_manager

@@ -22,7 +22,7 @@ import keras
 
 from keras_towers import compat
 from keras_towers.horovod import wrapping
-from keras_towers.transport.horovod import connect
+from keras_towers.transport.horovod import HorovodTransport, connect
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -34,6 +34,7 @@ _undo: list[Callable[[], None]] = []
 def init(*args: Any, **kwargs: Any) -> None:
     """Horovod's ``init``; ranks that any launcher started find one another."""
     connect(hvd, *args, **kwargs)
+    HorovodTransport()  # Starts the stall watch.
     replace()
 
 
@@ -41,7 +42,14 @@ def init(*args: Any, **kwargs: Any) -> None:
 def shutdown() -> None:
     """Horovod's ``shutdown``; also restores Keras to before ``init``."""
     restore()
-    hvd.shutdown()
+    if hvd.is_initialized():
+        HorovodTransport().disconnect()
+
+
+def prepare_process() -> None:
+    """Do what ``init`` does besides: maybe Horovod's own was called."""
+    HorovodTransport()
+    replace()
 
 
 def replace() -> None:

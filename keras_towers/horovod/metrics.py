@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.horovod.functions import allgather_object
+from keras_towers.horovod.matching import waiting
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -39,7 +41,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         names = sorted(logs)
         self._check(names)
         values = [np.asarray(logs[name], "float64") for name in names]
-        with tf.device(self.device):
+        with waiting("the mean of an epoch's logs"), tf.device(self.device):
             sums = hvd.allreduce(
                 tf.concat([value.reshape(-1) for value in values], 0),
                 op=hvd.Average,
@@ -52,7 +54,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             )
 
     def _check(self, names: list[str]) -> None:
-        everyone = hvd.allgather_object(names)
+        everyone = allgather_object(names)
         for rank, others in enumerate(everyone):
             if others != everyone[0]:
                 odd = ", ".join(sorted({*others} ^ {*everyone[0]}))

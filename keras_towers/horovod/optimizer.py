@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,8 +10,9 @@ import keras
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.horovod import compiling, wrapping
+from keras_towers.horovod.options import checked, layers_in
 from keras_towers.horovod.passes import Passes
-from keras_towers.horovod.reducer import GradientReducer, Options
+from keras_towers.horovod.reducer import GradientReducer
 
 
 def DistributedOptimizer(
@@ -72,46 +71,34 @@ def DistributedOptimizer(
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
     _check_optimizer(optimizer)
-    if not hvd.is_initialized():
-        raise TowerError(
-            "Horovod is not initialized: call hvd.init() before "
-            "hvd.DistributedOptimizer(...)."
-        )
-    if num_groups:
-        warnings.warn(
-            "num_groups is now called groups", DeprecationWarning, stacklevel=2
-        )
-        groups = num_groups if groups is None else groups
-    _check_options(
-        op, gradient_predivide_factor, backward_passes_per_step, groups
+    options = checked(
+        "DistributedOptimizer",
+        name=name or f"Distributed{type(optimizer).__name__}",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        num_groups=num_groups,
+        process_set=process_set,
+        scale_local=scale_local_gradients,
     )
-    if not all(
-        callable(getattr(compression, method, None))
-        for method in ("compress", "decompress")
+    if (
+        not isinstance(backward_passes_per_step, int)
+        or backward_passes_per_step < 1
     ):
         raise TowerError(
-            f"compression is {compression!r}, which cannot compress and "
-            "decompress. Give hvd.Compression.none or hvd.Compression.fp16."
+            f"backward_passes_per_step is {backward_passes_per_step!r}: give "
+            "1 or more."
         )
-    reducer = GradientReducer(
-        Options(
-            name=name or f"Distributed{type(optimizer).__name__}",
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            predivide=gradient_predivide_factor,
-            op=op,
-            groups=groups,
-            process_set=process_set,
-            scale_local=scale_local_gradients,
-        )
-    )
     passes = None
     if backward_passes_per_step > 1:
         passes = Passes(backward_passes_per_step, average_aggregated_gradients)
     # Horovod's own init may have been called instead of this package's.
-    compiling.replace()
+    compiling.prepare_process()
+    reducer = GradientReducer(options)
     wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
     return optimizer
 
@@ -137,19 +124,11 @@ def PartialDistributedOptimizer(
     Raises:
         TowerError: ``local_layers`` are not layers.
     """
-    if local_layers is None:
-        local_layers = []
-    elif isinstance(local_layers, keras.Layer):
-        local_layers = [local_layers]
-    local_layers = (
-        list(local_layers) if isinstance(local_layers, Iterable) else [None]
-    )
-    if not all(isinstance(layer, keras.Layer) for layer in local_layers):
-        raise TowerError("local_layers takes a Keras layer or a list of them.")
+    layers = layers_in(local_layers)
     optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
     state = wrapping.distribution_of(optimizer)
     assert state is not None
-    state.reducer.local_layers += local_layers
+    state.reducer.local_layers += layers
     return optimizer
 
 
@@ -167,48 +146,3 @@ def _check_optimizer(optimizer: Any) -> None:
                 "hvd.DistributedOptimizer only once per optimizer."
             )
         inner = getattr(inner, "inner_optimizer", None)
-
-
-def _check_options(
-    op: Any, predivide: float, backward_passes: int, groups: Any
-) -> None:
-    if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
-        raise TowerError(
-            f"op is {op!r}: give hvd.Average, hvd.Sum or hvd.Adasum."
-        )
-    if op == hvd.Adasum and hvd.size() > 1:
-        if not hvd.mpi_enabled():
-            raise TowerError(
-                "hvd.Adasum needs a Horovod that was built with MPI and runs "
-                "over MPI (horovodrun --mpi); this one runs over Gloo. Use "
-                "hvd.Average."
-            )
-        if hvd.size() & (hvd.size() - 1):
-            raise TowerError(
-                "hvd.Adasum needs a power of 2 as the number of ranks, not "
-                f"{hvd.size()}. Use hvd.Average or another number of ranks."
-            )
-    if predivide != 1.0:
-        if op != hvd.Average:
-            raise TowerError(
-                "gradient_predivide_factor applies only to averages: leave it "
-                "out, or use op=hvd.Average."
-            )
-        if predivide <= 0 or hvd.rocm_built():
-            raise TowerError(
-                f"gradient_predivide_factor is {predivide!r}: it must be "
-                "greater than 0, and 1 with ROCm."
-            )
-    if not isinstance(backward_passes, int) or backward_passes < 1:
-        raise TowerError(
-            f"backward_passes_per_step is {backward_passes!r}: give 1 or more."
-        )
-    if not (
-        groups is None
-        or isinstance(groups, list)
-        or (isinstance(groups, int) and groups >= 0)
-    ):
-        raise TowerError(
-            f"groups is {groups!r}: give a number of groups, or a list of "
-            "lists of variables."
-        )

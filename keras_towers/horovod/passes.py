@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.horovod.reducer import variable_key
+from keras_towers.horovod.options import variable_key
 
 
 class Passes:
@@ -67,6 +67,12 @@ class Passes:
             return tf.constant(True)
 
         tf.cond(count >= self._number, step, lambda: tf.constant(False))
+
+    def restart(self) -> None:
+        """Forget the sums that were begun."""
+        for variable in (self._count, *self._sums.values()):
+            if variable is not None:
+                variable.assign(tf.zeros_like(variable))
 
     def _sum(self, grad: Any, variable: Any) -> tf.Variable:
         key = variable_key(variable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import re
@@ -14,23 +13,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights import agreement
+from keras_towers.horovod.matching import Matching
+from keras_towers.horovod.options import Options, variable_key
 from keras_towers.reduction import divided
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Options:
-    """How gradients are reduced; see ``DistributedOptimizer``."""
-
-    name: str
-    device_dense: str = ""
-    device_sparse: str = ""
-    compression: Any = hvd.Compression.none
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    op: Any = hvd.Average
-    groups: Any = None
-    process_set: Any = hvd.global_process_set
-    scale_local: bool = True
 
 
 class GradientReducer:
@@ -40,15 +26,21 @@ class GradientReducer:
     Names of layers and optimizers are not if one rank has created more models
     than the others. The names used here therefore count only what all ranks do
     in the same order: the first steps of optimizers, and gradients.
+
+    Args:
+        options: how to reduce.
+        key: the same on all ranks, and of no other reducer whose reductions
+            may run at the same time; None: a number.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, key: str | None = None):
         self.options = options
         self.local_keys: set[Any] = set()
         self.local_layers: list[Any] = []
-        self._number: int | None = None
+        self._key = key
+        self._matching: Matching | None = None
         self._eager: dict[Any, Any] = {}
 
     def communicates(self) -> bool:
@@ -84,7 +76,7 @@ class GradientReducer:
         reduced = self._reduce_chosen(
             [grads[index] for index in chosen],
             [variables[index] for index in chosen],
-            tuple(chosen),
+            chosen,
         )
         for index, grad in zip(chosen, reduced, strict=True):
             grads[index] = grad
@@ -103,33 +95,58 @@ class GradientReducer:
         self,
         grads: list[Any],
         variables: list[Any],
-        indices: tuple[int, ...],
+        indices: list[int],
     ) -> list[Any]:
-        if not grads:
-            return []
-        if self._number is None:
-            self._number = next(self._numbers)
+        if self._key is None:
+            self._key = str(next(self._numbers))
         names = [
             re.sub(
                 "[^a-zA-Z0-9_]",
                 "_",
-                f"{self.options.name}_{self._number}_grad_{index}_"
-                f"{variable.name.split(':')[0]}",
+                f"{self.options.name}_{self._key}_grad_{index}_"
+                f"{_name(variable).split(':')[0]}",
             )
             for index, variable in zip(indices, variables, strict=True)
         ]
         groups = self._groups(grads, variables)
+        # Not the variables themselves: this outlives them.
+        paths = [_path(variable) for variable in variables]
+
+        def reduce(grads: list[Any]) -> list[Any]:
+            return self._reduce_alike(grads, names, groups, paths)
+
         if not tf.executing_eagerly():
             self._refuse_xla()
-            return self._reduce_groups(grads, names, groups)
+            return reduce(grads)
         # Eager operations run one by one; in a function they overlap.
-        if indices not in self._eager:
-            self._eager[indices] = tf.function(
-                lambda grads: self._reduce_groups(grads, names, groups),
-                reduce_retracing=True,
-                autograph=False,
+        form = (*names, *map(tuple, groups))
+        if form not in self._eager:
+            self._eager[form] = tf.function(
+                reduce, reduce_retracing=True, autograph=False
             )
-        return self._eager[indices](grads)
+        return self._eager[form](grads)
+
+    def _reduce_alike(
+        self,
+        grads: list[Any],
+        names: list[str],
+        groups: list[list[int]],
+        paths: list[tuple[str, str]],
+    ) -> list[Any]:
+        def reduction() -> list[Any]:
+            return self._reduce_groups(grads, names, groups)
+
+        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+            return reduction()
+        if self._matching is None:
+            assert self._key is not None
+            self._matching = Matching(self._key, self.options.process_set)
+        described = []
+        for grad, name, path in zip(grads, names, paths, strict=True):
+            sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
+            kind = f"{sparse}{grad.dtype.name} as {name}"
+            described.append((f"{path[1]} {kind}", f"{' '.join(path)} {kind}"))
+        return self._matching.reduce(described, grads, reduction)
 
     def _reduce_groups(
         self, grads: list[Any], names: list[str], groups: list[list[int]]
@@ -249,16 +266,16 @@ class GradientReducer:
         sparse = isinstance(grad, tf.IndexedSlices)
         if sparse and self.options.op == hvd.Adasum:
             raise TowerError(
-                f"Adasum cannot reduce the sparse gradient of {variable.name}. "
-                "Give DistributedOptimizer sparse_as_dense=True."
+                "Adasum cannot reduce the sparse gradient of "
+                f"{_name(variable)}. Give sparse_as_dense=True."
             )
         if (
             self.options.compression is not hvd.Compression.none
             and not grad.dtype.is_floating
         ):
             raise TowerError(
-                f"the gradient of {variable.name} is {grad.dtype.name}, which "
-                "cannot be compressed. Give DistributedOptimizer "
+                f"the gradient of {_name(variable)} is {grad.dtype.name}, "
+                "which cannot be compressed. Give "
                 "compression=hvd.Compression.none."
             )
 
@@ -273,11 +290,15 @@ class GradientReducer:
             )
 
 
-def variable_key(variable: Any) -> Any:
-    """A key that identifies a Keras or TensorFlow variable."""
-    if isinstance(variable, compat.KerasVariable):
-        variable = variable.value
-    return id(variable)
+def _name(variable: Any) -> str:
+    """The name of a variable or tensor; eager tensors have none."""
+    return getattr(variable, "name", None) or "tensor"
+
+
+def _path(variable: Any) -> tuple[str, str]:
+    """Where a variable is, without the numbers that differ, and its shape."""
+    path = getattr(variable, "path", None) or _name(variable)
+    return agreement.unnumbered(path), str(list(variable.shape))
 
 
 def _is_elastic() -> bool:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.horovod.functions import broadcast_variables
-from keras_towers.horovod.reducer import variable_key
+from keras_towers.horovod.options import variable_key
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

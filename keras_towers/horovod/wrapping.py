@@ -19,8 +19,9 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers
+from keras_towers.horovod.options import variable_key
 from keras_towers.horovod.passes import Passes
-from keras_towers.horovod.reducer import GradientReducer, variable_key
+from keras_towers.horovod.reducer import GradientReducer
 
 # Bypasses Keras's attribute tracking, which searches for variables.
 _STATE = "_keras_towers_horovod"
@@ -79,6 +80,13 @@ def move_outward(
     state = vars(inner).pop(_STATE)
     state.scaled_outside = False
     wrap(outer, state)
+
+
+def restart_passes(optimizer: Any) -> None:
+    """Let a distributed optimizer begin to sum backward passes anew."""
+    state = distribution_of(optimizer)
+    if state is not None and state.passes is not None:
+        state.passes.restart()
 
 
 @functools.cache

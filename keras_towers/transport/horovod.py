@@ -137,8 +137,8 @@ class HorovodTransport:
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
-        cls = HorovodTransport
         connect(self._hvd)
+        cls = HorovodTransport
         place = self.rank, self.size
         if cls._watch is None or cls._watch.place != place:
             if cls._watch is not None:
@@ -148,6 +148,11 @@ class HorovodTransport:
     def mark(self, what: str) -> None:
         if HorovodTransport._watch is not None:
             HorovodTransport._watch.mark(what)
+
+    def passed(self) -> None:
+        """Record that this rank waits no longer for what it marked last."""
+        if HorovodTransport._watch is not None:
+            HorovodTransport._watch.passed()
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from keras_towers import rendezvous
 from keras_towers.errors import EXIT_AGAIN
@@ -27,6 +28,11 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _WARNING_S = 30.0
 _BEATS_A_WARNING = 6
 _LONGEST_BEAT_S = 5.0
+
+# What counts where Python does not see it, in the steps of a compiled loop:
+# returns how many updates of the weights were begun, and how many ended. They
+# stay: a number that sinks would make a rank look as if it were behind.
+counters: list[Callable[[], tuple[int, int]]] = []
 
 
 @dataclasses.dataclass
@@ -126,14 +132,35 @@ class StallWatch(threading.Thread):
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._come = Progress()
+        # The thread writes what it counts, others what they mark.
+        self._marks = 0
+        self._waits = self._updates_wait = False
+        self._updates = self._first = _counted()
         self._since = time.monotonic()
         self._ended = threading.Event()
 
     def mark(self, what: str) -> None:
         """Note what this rank is about to do, or to wait in."""
-        self._come.position += 1
+        self._marks += 1
         self._come.what = what
+        self._waits = bool(what)
         self._since = time.monotonic()
+
+    def passed(self) -> None:
+        """Note that it has been done."""
+        self._waits = False
+
+    def _count(self) -> None:
+        """Find out how far this rank has come."""
+        updates = begun, ended = _counted()
+        done = begun - self._first[0]
+        self._come.position = self._marks + done
+        self._updates_wait = ended < begun
+        if updates != self._updates:
+            self._updates = updates
+            if not self._waits:
+                self._come.what = f"update {done}"
+            self._since = time.monotonic()
 
     def stop(self) -> None:
         """End the thread."""
@@ -146,10 +173,12 @@ class StallWatch(threading.Thread):
         before: dict[int, Progress | None] = {}
         self._store.put(self._rank, self._come)
         while not self._ended.wait(beat_s):
+            self._count()
             self._come.beat += 1
             self._store.put(self._rank, self._come)
             still_s = time.monotonic() - self._since
-            if not self._come.what or still_s < self._warning_s - 2 * beat_s:
+            waits = self._waits or self._updates_wait
+            if not waits or still_s < self._warning_s - 2 * beat_s:
                 before, warned = {}, 0.0
                 continue
             if self._store.get(self._rank) is None:
@@ -177,6 +206,11 @@ class StallWatch(threading.Thread):
         print(f"keras_towers: {text} Ending the job.", file=sys.stderr)
         sys.stderr.flush()
         os._exit(EXIT_AGAIN)
+
+
+def _counted() -> tuple[int, int]:
+    counts = [count() for count in counters]
+    return sum(n for n, _ in counts), sum(n for _, n in counts)
 
 
 def from_environment(rank: int, size: int) -> StallWatch | None:

@@ -23,25 +23,35 @@ needs_pyright = pytest.mark.skipif(
 PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 
 # What is only for this package itself; not looked into by completeness.
-INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launch")
+INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launching")
 
 # They derive from classes of Keras, Horovod, Ray and TensorFlow without types.
 OF_UNKNOWN_BASES = {
+    "Backup",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "ChiefOnly",
     "Commit",
     "Commit.__init__",  # It takes a State.
+    "CommitStateCallback",
     "EveryRank",
+    "KerasState",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "ObjectState",
     "ReductionCrossDeviceOps",
     "Report",
     "ResumesFit",
+    "Resuming",
     "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
     "TowerExtended",
     "TowerTrainer",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "VariablesState",
     "_Marked",
 }
 

@@ -2,6 +2,6 @@
 
 import importlib.util
 
-collect_ignore = ["test_one_process.py"]
+collect_ignore = ["test_names.py", "test_one_process.py"]
 if importlib.util.find_spec("horovod") is not None:
     collect_ignore.clear()

@@ -23,5 +23,10 @@ def test_other(name):
     JOB.assert_passed(name)
 
 
+@pytest.mark.parametrize("name", names("tests.horovod.tensorflow_names"))
+def test_tensorflow_names(name):
+    JOB.assert_passed(name)
+
+
 def test_the_job_ends_well():
     JOB.assert_ended_well()

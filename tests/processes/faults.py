@@ -1,5 +1,9 @@
-"""A worker whose rank 1 fails in its third step, in the way argv names."""
+"""A worker whose rank 1 fails in its third step, in the way argv names.
 
+argv: the fault, and ``strategy`` or ``dropin``: how ranks train together.
+"""
+
+import contextlib
 import os
 import signal
 import sys
@@ -11,8 +15,9 @@ import keras
 import numpy as np
 
 import keras_towers as kt
+import keras_towers.horovod as hvd
 
-FAULT, AT = sys.argv[1:3]
+FAULT, HOW = sys.argv[1:3]
 RANK = int(os.environ["HOROVOD_RANK"])
 
 
@@ -28,8 +33,15 @@ class Fault(keras.callbacks.Callback):
 
 
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-model.compile("sgd", "mse")
+together = contextlib.nullcontext
+optimizer = keras.optimizers.SGD(0.01)
+if HOW == "strategy":
+    together = kt.HorovodStrategy
+else:
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer)
+model.compile(optimizer, "mse")
 x = np.ones((4000, 4), "float32")
-with kt.HorovodStrategy():
+with together():
     model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[Fault()])
 print("trained to the end", flush=True)

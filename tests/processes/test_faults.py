@@ -12,10 +12,10 @@ from tests.launching.jobs import Launched, all_gone
 STALL = ("--stall-warning", "3", "--stall-shutdown", "6")
 
 
-def run(folder, fault, *options):
+def run(folder, fault, *options, how="strategy"):
     launched = Launched(
         folder,
-        ("-np", "2", *options, "-m", "tests.processes.faults", fault, "-"),
+        ("-np", "2", *options, "-m", "tests.processes.faults", fault, how),
     )
     family, ended = [], threading.Event()
 
@@ -53,14 +53,15 @@ def test_a_killed_rank_ends_the_job(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault,reason",
+    "how,fault,reason",
     [
-        ("SIGSTOP", "rank 1 has "),
-        ("sleep", "rank 1 is still in step 2 of fit"),
+        ("strategy", "SIGSTOP", "rank 1 has "),
+        ("strategy", "sleep", "rank 1 is still in step 2 of fit"),
+        ("dropin", "sleep", "in update 4: rank 1 is still in update 3"),
     ],
 )
-def test_a_rank_that_stands_still_is_named(tmp_path, fault, reason):
-    done, family = run(tmp_path, fault, *STALL)
+def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
+    done, family = run(tmp_path, fault, *STALL, how=how)
     assert done.code == 75, done.err
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err

@@ -224,15 +224,8 @@ class StepOrder:
             for traced in lists
         ]
         common = set.intersection(*odd)
-        told = (
-            f"rank {rank}: {', '.join(sorted(own - common)) or 'no others'}"
-            for rank, own in enumerate(odd)
-        )
         return TowerError(
-            "the ranks do not have the same gradients. Only on "
-            + "; only on ".join(told)
-            + ". Every rank has to run the same model, and to compute the same "
-            "loss for the same variables."
+            agreement.unlike_gradients([own - common for own in odd])
         )
 
 

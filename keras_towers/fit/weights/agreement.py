@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -76,6 +76,24 @@ def _listed(entries: Sequence[tuple]) -> str:
     if len(entries) > _SHOWN:
         shown.append(f"{len(entries) - _SHOWN} more")
     return ", ".join(shown) or "none"
+
+
+def unlike_gradients(odd: Sequence[Iterable[str]]) -> str:
+    """Say that the ranks have different gradients.
+
+    Args:
+        odd: for each rank, the gradients that not all ranks have.
+    """
+    told = (
+        f"rank {rank}: {', '.join(sorted(own)) or 'no others'}"
+        for rank, own in enumerate(odd)
+    )
+    return (
+        "the ranks do not have the same gradients. Only on "
+        + "; only on ".join(told)
+        + ". Every rank has to run the same model, and to compute the same "
+        "loss for the same variables."
+    )
 
 
 def broadcast(transport: Transport, variables: Sequence[Any]) -> None:

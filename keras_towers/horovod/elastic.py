@@ -1,0 +1,295 @@
+"""``hvd.elastic``: training that goes on when workers die or join.
+
+In a script written for ``horovod.keras.elastic``, only the import changes:
+
+>>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     model.fit(data, epochs=10 - state.epoch, callbacks=[
+...         hvd.elastic.CommitStateCallback(state, batches_per_commit=50),
+...         hvd.elastic.UpdateBatchStateCallback(state),
+...         hvd.elastic.UpdateEpochStateCallback(state)])
+
+As in Horovod, every rank reads its own data, so that the weights depend on how
+many ranks there were; ``keras_towers.elastic`` with a ``HorovodStrategy`` gives
+those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+from horovod.common.exceptions import HorovodInternalError
+
+from keras_towers._elastic_states import ObjectState, VariablesState
+from keras_towers.elastic import run
+from keras_towers.errors import TowerError
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.horovod import other_names, wrapping
+from keras_towers.horovod.compiling import init, shutdown
+from keras_towers.horovod.functions import (
+    broadcast_object,
+    broadcast_variables,
+)
+from keras_towers.transport.horovod import load
+
+rank: Callable[[], int] = load().rank
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "KerasState",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "broadcast_object",
+    "broadcast_variables",
+    "init",
+    "rank",
+    "run",
+    "shutdown",
+]
+
+# Stops an epoch, not training: no other callback can have set just this.
+_CUT = object()
+
+
+class TensorFlowKerasState(VariablesState):
+    """What survives the loss of workers: a model, its optimizer, and more.
+
+    States of random layers are kept, but each rank has its own. Where an
+    optimizer sums several backward passes, a sum that was begun is lost.
+
+    Args:
+        model: a built Keras model.
+        optimizer: its optimizer; None: the one it was compiled with.
+        backend: ignored; it has no meaning in Keras 3.
+        **kwargs: anything else that can be pickled; each becomes an attribute,
+            which is committed, restored and sent to new workers.
+
+    Raises:
+        TowerError: the model is not built, or has no optimizer.
+    """
+
+    # The callbacks set these, if the script gives them.
+    batch: int
+    epoch: int
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        backend: Any = None,
+        **kwargs: Any,
+    ):
+        del backend
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise TowerError(
+                f"model {model.name!r} has to be built and have an optimizer "
+                "before its state can be kept: give it an Input or call "
+                "build(), then compile() it or give optimizer=."
+            )
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self.model = model
+        self.optimizer = optimizer
+        super().__init__(**kwargs)
+        self.save()
+
+    def _optimizers(self) -> list[Any]:
+        found = state_lib.collect(self.model).optimizers
+        own = state_lib.optimizers_in(self.optimizer)
+        return list({id(each): each for each in (*found, *own)}.values())
+
+    def _variables(self) -> list[Any]:
+        return [*state_lib.collect(self.model).seeds, *self._shared()]
+
+    def _shared(self) -> list[Any]:
+        of_optimizers = (
+            v for each in self._optimizers() for v in each.variables
+        )
+        everything = (*state_lib.collect(self.model).weights, *of_optimizers)
+        return list(
+            {id(variable): variable for variable in everything}.values()
+        )
+
+    def sync(self) -> None:
+        """Give every worker the commit of rank 0."""
+        super().sync()
+        for optimizer in self._optimizers():
+            wrapping.restart_passes(optimizer)
+
+
+class KerasState(TensorFlowKerasState):
+    """What survives the loss of workers: a model, its optimizer, and more.
+
+    Args:
+        model: a built Keras model.
+        optimizer: its optimizer; None: the one it was compiled with.
+        **kwargs: as for ``TensorFlowKerasState``, usually ``batch=0`` and
+            ``epoch=0``.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, optimizer, **kwargs)
+
+
+class TensorFlowState(VariablesState):
+    """What survives the loss of workers: variables, and more.
+
+    Args:
+        variables: Keras or TensorFlow variables.
+        session: ignored; it has no meaning in TensorFlow 2.
+        **kwargs: as for ``TensorFlowKerasState``.
+
+    Raises:
+        TowerError: no variables are given: TensorFlow 2 keeps no list of them.
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[Any] | None = None,
+        session: Any = None,
+        **kwargs: Any,
+    ):
+        del session
+        if variables is None:
+            raise TowerError(
+                "TensorFlowState needs variables: TensorFlow 2 keeps no list "
+                "of all. Give variables=model.variables + optimizer.variables, "
+                "or use hvd.elastic.KerasState(model)."
+            )
+        self.variables: list[Any] = list(variables)
+        super().__init__(**kwargs)
+        self.save()
+
+    def _variables(self) -> list[Any]:
+        return self.variables
+
+    def _broadcast(self) -> None:
+        broadcast_variables(self.variables, root_rank=0)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits a state after a number of batches, and at every epoch's end.
+
+    It does so when all callbacks have seen that end, so their order is free.
+
+    Args:
+        state: the state.
+        batches_per_commit: batches between two commits.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1):
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._committed = 0
+        self._due = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Commit the end of the last epoch."""
+        self._commit_if_due()
+        self._committed = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Commit the end of the last batch."""
+        self._commit_if_due()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch."""
+        if batch + 1 - self._committed >= self.batches_per_commit:
+            self._committed = batch + 1
+            self._due = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Have the end of the epoch committed."""
+        self._due = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count."""
+        self._due = False
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Commit the end of the last epoch."""
+        self._commit_if_due()
+
+    def _commit_if_due(self) -> None:
+        if self._due:
+            self._due = False
+            self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.batch`` how many batches of the epoch are done.
+
+    Where the number of steps is known, the first epoch after a loss has only
+    those that are left. (Horovod counts from the last loss, and one less.)
+
+    Args:
+        state: the state.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+        self._before = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember what was done before the last loss."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch; end the epoch if it has had all."""
+        self.state.batch = self._before + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._before and steps and self.state.batch >= steps:
+            self.model.stop_training = self.model.stop_training or _CUT
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin with the next epoch."""
+        self.state.batch = 0
+        if self.model.stop_training is _CUT:
+            self.model.stop_training = False
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.epoch`` how many epochs are done, over all losses.
+
+    Args:
+        state: the state. ``fit`` is called with ``epochs - state.epoch``
+            epochs.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+        self.initial_epoch: int = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Remember what was done before."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch."""
+        self.state.epoch = self.initial_epoch + epoch + 1
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what to use instead of a name that is Horovod's only."""
+        other_names.refuse(__name__, name)

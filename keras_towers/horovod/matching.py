@@ -1,0 +1,151 @@
+"""What goes with every reduction of gradients: are they the same, who waits?
+
+Horovod matches tensors by name. If ranks have gradients of different names,
+each waits for what the others never send. So before they are sent, the ranks
+compare a number that stands for them; that needs nothing of the step and is
+done while the step computes. Numbers are compared by a maximum, in which a rank
+that has joined (``hvd.join``) takes no part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from keras_towers.fit.weights import agreement
+from keras_towers.transport import stall
+from keras_towers.transport.horovod import HorovodTransport
+
+# Greater than any number that is compared; these are positive.
+_BEYOND = 2**32 + 2
+
+
+@contextlib.contextmanager
+def waiting(
+    what: str, process_set: Any = hvd.global_process_set, **options: Any
+) -> Iterator[None]:
+    """Let the stall watch know that the block waits for other ranks.
+
+    Args:
+        what: what it does, in words.
+        process_set: the ranks that take part.
+        **options: of a function of Horovod; ignored.
+    """
+    del options
+    # What is counted has to be done by all ranks.
+    counts = tf.executing_eagerly() and hvd.is_initialized()
+    if not counts or process_set.process_set_id != 0:
+        yield
+        return
+    transport = HorovodTransport()
+    transport.mark(what)
+    try:
+        yield
+    finally:
+        transport.passed()
+
+
+class Matching:
+    """Compares the gradients of one reducer, and counts its reductions.
+
+    Args:
+        key: the same on all ranks.
+        process_set: the ranks that take part.
+    """
+
+    def __init__(self, key: str, process_set: Any):
+        self._name = f"keras_towers_alike_{key}"
+        self._process_set = process_set
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._begun, self._ended = (
+                tf.Variable(0, dtype=tf.int64, trainable=False)  # pyright: ignore[reportArgumentType]
+                for _ in range(2)
+            )
+        # Counts are compared between ranks: all have to take part.
+        if process_set.process_set_id == 0:
+            stall.counters.append(self._count)
+
+    def _count(self) -> tuple[int, int]:
+        return int(self._begun.numpy()), int(self._ended.numpy())
+
+    def reduce(
+        self,
+        described: Sequence[tuple[str, str]],
+        grads: Sequence[Any],
+        reduction: Callable[[], list[Any]],
+    ) -> list[Any]:
+        """Reduce gradients if all ranks have the same.
+
+        Args:
+            described: what has to be the same of each gradient, and its name
+                for the user.
+            grads: this rank's gradients.
+            reduction: reduces them.
+
+        Returns:
+            What ``reduction`` returns. In a ``tf.function``.
+
+        Raises:
+            tf.errors.InvalidArgumentError: at run time, on all ranks: they are
+                not the same. The error says how they differ.
+        """
+        with tf.control_dependencies([self._alike(described)]):
+            reduced = reduction()
+        with tf.device("CPU:0"):
+            # From here on this rank only waits.
+            with tf.control_dependencies(_tensors(grads)):
+                begun = self._begun.assign_add(1)
+            with tf.control_dependencies(_tensors(reduced)):
+                self._ended.assign(begun, read_value=False)
+        return reduced
+
+    def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
+        same = "\n".join(kind for kind, _ in described)
+        digest = zlib.crc32(same.encode()) + 1
+        with tf.device("CPU:0"):
+            # In a loop no comparison begins before the last step has ended;
+            # and TensorFlow's constant folding would run that of a constant.
+            mine = tf.where(self._ended >= 0, tf.constant(digest, tf.int64), 0)
+            highest, lowest = tf.unstack(
+                hvd.allreduce(
+                    tf.stack([mine, _BEYOND - mine]),
+                    op=hvd.Max,
+                    name=self._name,
+                    process_set=self._process_set,
+                    ignore_name_scope=True,
+                )
+            )
+
+            def fail() -> tf.Tensor:
+                text = tf.numpy_function(
+                    lambda: self._difference(described), [], tf.string
+                )
+                failed = tf.debugging.Assert(False, [text])
+                with tf.control_dependencies([failed]):
+                    return tf.constant(False)
+
+            return tf.cond(
+                highest + lowest == _BEYOND, lambda: tf.constant(True), fail
+            )
+
+    def _difference(self, described: Sequence[tuple[str, str]]) -> str:
+        everyone = hvd.allgather_object(
+            list(described), name=self._name, process_set=self._process_set
+        )
+        kinds = [{kind for kind, _ in one} for one in everyone]
+        common = set.intersection(*kinds)
+        return agreement.unlike_gradients(
+            [
+                [text for kind, text in one if kind not in common]
+                for one in everyone
+            ]
+        )
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return tf.nest.flatten(list(values), expand_composites=True)

@@ -1,0 +1,140 @@
+"""How gradients are reduced, as users say it to optimizers and tapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options:
+    """How gradients are reduced; see ``DistributedOptimizer``."""
+
+    name: str
+    device_dense: str = ""
+    device_sparse: str = ""
+    compression: Any = hvd.Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    op: Any = hvd.Average
+    groups: Any = None
+    process_set: Any = hvd.global_process_set
+    scale_local: bool = True
+
+    def form(self) -> tuple[Any, ...]:
+        """What is the same for the same options."""
+        groups = self.groups
+        if isinstance(groups, list):
+            groups = tuple(tuple(map(variable_key, part)) for part in groups)
+        given = {**vars(self), "groups": groups}
+        given["process_set"] = self.process_set.process_set_id
+        return tuple(given.values())
+
+
+def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
+    """Make options of what a user has given.
+
+    Args:
+        what: the function that was called.
+        num_groups: Horovod's old form of ``groups``.
+        **given: the fields of ``Options``.
+
+    Raises:
+        TowerError: one of them is invalid, or ``hvd.init()`` was not called.
+    """
+    if not hvd.is_initialized():
+        raise TowerError(
+            "Horovod is not initialized: call hvd.init() before "
+            f"hvd.{what}(...)."
+        )
+    if num_groups:
+        warnings.warn(
+            "num_groups is now called groups", DeprecationWarning, stacklevel=3
+        )
+        if given["groups"] is None:
+            given["groups"] = num_groups
+    options = Options(**given)
+    _check_op(options.op)
+    if not all(
+        callable(getattr(options.compression, method, None))
+        for method in ("compress", "decompress")
+    ):
+        raise TowerError(
+            f"compression is {options.compression!r}, which cannot compress "
+            "and decompress. Give hvd.Compression.none or "
+            "hvd.Compression.fp16."
+        )
+    if options.predivide != 1.0:
+        if options.op != hvd.Average:
+            raise TowerError(
+                "gradient_predivide_factor applies only to averages: leave it "
+                "out, or use op=hvd.Average."
+            )
+        if options.predivide <= 0 or hvd.rocm_built():
+            raise TowerError(
+                f"gradient_predivide_factor is {options.predivide!r}: it must "
+                "be greater than 0, and 1 with ROCm."
+            )
+    groups = options.groups
+    if not (
+        groups is None
+        or isinstance(groups, list)
+        or (isinstance(groups, int) and groups >= 0)
+    ):
+        raise TowerError(
+            f"groups is {groups!r}: give a number of groups, or a list of "
+            "lists of variables."
+        )
+    return options
+
+
+def layers_in(local_layers: Any) -> list[keras.Layer]:
+    """The layers that a user has given, one or several.
+
+    Raises:
+        TowerError: they are not layers.
+    """
+    if local_layers is None:
+        return []
+    if isinstance(local_layers, keras.Layer):
+        return [local_layers]
+    layers = (
+        list(local_layers) if isinstance(local_layers, Iterable) else [None]
+    )
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise TowerError("local_layers takes a Keras layer or a list of them.")
+    return layers
+
+
+def variable_key(variable: Any) -> Any:
+    """A key that identifies a Keras or TensorFlow variable."""
+    if isinstance(variable, compat.KerasVariable):
+        variable = variable.value
+    return id(variable)
+
+
+def _check_op(op: Any) -> None:
+    if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
+        raise TowerError(
+            f"op is {op!r}: give hvd.Average, hvd.Sum or hvd.Adasum."
+        )
+    if op == hvd.Adasum and hvd.size() > 1:
+        if not hvd.mpi_enabled():
+            raise TowerError(
+                "hvd.Adasum needs a Horovod that was built with MPI and runs "
+                "over MPI (horovodrun --mpi); this one runs over Gloo. Use "
+                "hvd.Average."
+            )
+        if hvd.size() & (hvd.size() - 1):
+            raise TowerError(
+                "hvd.Adasum needs a power of 2 as the number of ranks, not "
+                f"{hvd.size()}. Use hvd.Average or another number of ranks."
+            )
