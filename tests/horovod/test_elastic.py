@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.launch.jobs import Launched
+from tests.launching.jobs import Launched
 
 STEPS, EVERY = 12, 5
 
