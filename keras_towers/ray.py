@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.callbacks import Start
-from keras_towers.errors import TowerError
+from keras_towers.errors import CompatibilityError, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.resuming import Resuming
@@ -31,9 +31,9 @@ try:
     import ray.train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from keras_towers.launching.on_ray import RanksConfig
+    from keras_towers._ray_ranks import RanksConfig
 except ImportError as _error:
-    raise TowerError(
+    raise CompatibilityError(
         f"keras_towers.ray needs Ray 2.60 with Ray Train ({_error}). It comes "
         "by an extra: keras-towers[ray]."
     ) from _error
