@@ -15,8 +15,9 @@ from keras_towers.errors import CompatibilityError
 
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|launch)(\..+)?|strategies(\.registry)?"
-    r"|_keras_import|_requirements|cores|errors|rendezvous|subprocesses"
+    r"(bench|building|cli|doctor|launching)(\..+)?|strategies(\.registry)?"
+    r"|_keras_import|_requirements|cores|errors|folders|rendezvous"
+    r"|subprocesses"
 )
 
 
