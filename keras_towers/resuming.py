@@ -153,6 +153,7 @@ class Resuming(ResumesFit):
         asked = len(self._signals)
         transport = _transport()
         if transport is not None:
+            transport.mark("the end of a batch")
             (total,) = sum_over_ranks(transport, [tf.constant(asked)])
             asked = int(total)
         return asked > 0

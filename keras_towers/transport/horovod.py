@@ -9,10 +9,11 @@ be the same on all ranks, and no name may be in flight twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -99,12 +100,28 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         nowhere = not (hvd.mpi_built() or rendezvous.from_environment())
         if nowhere and member and not member.alone:
             raise _not_met(member)
-        hvd.init(*args, **kwargs)
+        with _seen_waiting():
+            hvd.init(*args, **kwargs)
     _connected = True
     # Of an elastic job one may be left, and a list of ranks may name one.
     some = args or kwargs.get("comm") or "HOROVOD_ELASTIC" in os.environ
     if member and not member.alone and hvd.size() == 1 and not some:
         raise _not_met(member)
+
+
+@contextlib.contextmanager
+def _seen_waiting() -> Iterator[None]:
+    """Let the stall watch know of a rank that waits for others to start."""
+    place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
+    if not all(map(str.isdecimal, place)):
+        yield
+        return
+    HorovodTransport._watch_over(*map(int, place))
+    try:
+        HorovodTransport._tell_watch("the start of the job")
+        yield
+    finally:
+        HorovodTransport._tell_watch("")
 
 
 def _not_met(member: clusters.Member) -> TowerError:
@@ -138,16 +155,24 @@ class HorovodTransport:
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
         connect(self._hvd)
-        cls = HorovodTransport
-        place = self.rank, self.size
-        if cls._watch is None or cls._watch.place != place:
-            if cls._watch is not None:
-                cls._watch.stop()
-            cls._watch = stall.from_environment(*place)
+        self._watch_over(self.rank, self.size)
 
-    def mark(self, what: str) -> None:
+    @classmethod
+    def _watch_over(cls, rank: int, size: int) -> None:
+        watch = HorovodTransport._watch
+        if watch is not None and watch.place == (rank, size):
+            return
+        if watch is not None:
+            watch.stop()
+        HorovodTransport._watch = stall.from_environment(rank, size)
+
+    @classmethod
+    def _tell_watch(cls, what: str) -> None:
         if HorovodTransport._watch is not None:
             HorovodTransport._watch.mark(what)
+
+    def mark(self, what: str) -> None:
+        self._tell_watch(what)
 
     def passed(self) -> None:
         """Record that this rank waits no longer for what it marked last."""

@@ -32,6 +32,8 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), getattr(signal, FAULT))
 
 
+if FAULT == "late" and RANK == 1:
+    time.sleep(600)
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
 together = contextlib.nullcontext
 optimizer = keras.optimizers.SGD(0.01)

@@ -110,15 +110,15 @@ class Together(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take over a stop."""
-        self._after_batch("train")
+        self._after_batch("train", batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take over a stop."""
-        self._after_batch("test")
+        self._after_batch("test", batch)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take over a stop."""
-        self._after_batch("predict")
+        self._after_batch("predict", batch)
 
     def _begin(self, mine: Any = None) -> list[Any]:
         self._depth += 1
@@ -139,8 +139,9 @@ class Together(keras.callbacks.Callback):
         }
         return [rank[2] for rank in ranks]
 
-    def _after_batch(self, loop: Loop) -> None:
+    def _after_batch(self, loop: Loop, batch: int) -> None:
         if self._asked[loop]:
+            self._transport.mark(f"the end of {loop} batch {batch}")
             self._agree(loop)
 
     def _agree(self, loop: Loop) -> None:
