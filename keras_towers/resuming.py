@@ -96,7 +96,10 @@ class Resuming(ResumesFit):
             if self.kept.lasts and main:
                 for number in _SIGNALS:
                     before = signal.signal(number, self._note)
-                    undo.callback(signal.signal, number, before)
+                    # None if it was not set from Python.
+                    undo.callback(
+                        signal.signal, number, before or signal.SIG_DFL
+                    )
             yield
 
     def _note(self, number: int, frame: Any) -> None:

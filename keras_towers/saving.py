@@ -36,6 +36,7 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.models, "save_model"),
 )
 
+_active = False
 _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "on_every_rank", default=False
 )
@@ -79,11 +80,23 @@ def once(
     """
     saves = _Saves(rank, size, server, mark)
     with contextlib.ExitStack() as undo:
+        undo.callback(_set_active, _active)
+        _set_active(True)
         for owner, name in _WRITERS:
             original = getattr(owner, name)
             undo.callback(setattr, owner, name, original)
             setattr(owner, name, saves.of(original))
         yield
+
+
+def is_once() -> bool:
+    """Whether rank 0 alone writes what all ranks save."""
+    return _active
+
+
+def _set_active(value: bool) -> None:
+    global _active
+    _active = value
 
 
 class _Saves:

@@ -82,6 +82,15 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, undisturbed):
     assert after == handlers
 
 
+def test_callbacks_that_count_anew_are_named(tmp_path, caplog):
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    with pytest.raises(SystemExit):
+        train(tmp_path, stopping, Signal(signal.SIGTERM, 0, 1))
+    assert "begins anew" not in caplog.text
+    train(tmp_path, stopping)
+    assert "EarlyStopping begins anew" in caplog.text
+
+
 def test_one_backup_serves_several_fits(tmp_path):
     made, backup = model(), kt.Backup(tmp_path)
     with kt.TowerStrategy(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,14 @@ from keras_towers.callbacks import ResumesFit
 from keras_towers.fit.context import patches
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
+
+logger = logging.getLogger("keras_towers")
+
+# They look at several epochs, and forget them when training begins.
+_COUNTING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ReduceLROnPlateau,
+)
 
 
 def are_taken_by(method: Callable[..., Any]) -> bool:
@@ -79,6 +88,26 @@ def resuming(
         if isinstance(callback, ResumesFit):
             return callback
     return None
+
+
+def warn_of_counters(given: dict[str, Any]) -> None:
+    """Name the callbacks that begin to count anew where ``fit`` goes on.
+
+    Args:
+        given: the arguments of ``fit``, by name.
+    """
+    names = [
+        type(callback).__name__
+        for callback in listed(given.get("callbacks"))
+        if isinstance(callback, _COUNTING)
+        or getattr(callback, "save_best_only", False)
+    ]
+    if names:
+        logger.warning(
+            "fit goes on in the middle, but %s begins anew: what it has "
+            "counted, and its best value so far, are not kept.",
+            ", ".join(names),
+        )
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_towers import saving
 from keras_towers.callbacks import ChiefOnly, EveryRank, saves_by_itself
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.together import Together
@@ -69,7 +70,9 @@ def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
     mine = []
     for callback in callbacks:
         chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
-        own = chief_only or isinstance(callback, EveryRank)
+        own = saving.is_once() and (
+            chief_only or isinstance(callback, EveryRank)
+        )
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
         if transport.rank == 0 or not chief_only:

@@ -49,6 +49,8 @@ class TowerCalls:
                 start = resuming.begin(self._config.transport)
                 kwargs = callbacks.by_name(original, args, kwargs)
                 kwargs["initial_epoch"] = start.epoch
+                if start.epoch or start.batch:
+                    callbacks.warn_of_counters(kwargs)
                 return self._start(kind, original, model, (), kwargs, start)
         return self._start(kind, original, model, args, kwargs, None)
 
