@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -22,7 +23,9 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.resuming import Resuming
 from keras_towers.transport import Transport, objects
 
-_FILE = "backup.npz"
+_FILE = "backup{}.npz"
+# How many calls of fit have ended with a backup in a folder.
+_ended: collections.Counter[Path] = collections.Counter()
 _FACTS = ("epoch", "batch", "seed", "epochs", "history")
 
 
@@ -37,6 +40,9 @@ class Backup(Resuming):
     The same script, started again, goes on behind the same batch: weights and
     ``History`` are those of an undisturbed run. When ``fit`` has ended, the
     backup is deleted.
+
+    A script that calls ``fit`` several times can use one folder: each call has
+    a file of its own. Calls that had ended are run again.
 
     ``keras.callbacks.BackupAndRestore`` goes on from the beginning of an epoch,
     and takes no notice of signals.
@@ -89,6 +95,7 @@ class Backup(Resuming):
     def on_train_end(self, logs: Any = None) -> None:
         """Complete ``History``, and delete the backup."""
         super().on_train_end(logs)
+        _ended[self._file.folder] += 1
         if self._delete and self._file.writes:
             self._file.path.unlink(missing_ok=True)
 
@@ -103,7 +110,8 @@ class _OnDisk:
     lasts: bool = True
 
     def __init__(self, folder: Path):
-        self.path: Path = folder / _FILE
+        self.folder: Path = folder.absolute()
+        self.path: Path = self.folder
         self.writes: bool = False
         self._variables: list[keras.Variable] = []
         self.epoch: int = 0
@@ -117,6 +125,9 @@ class _OnDisk:
 
     def read(self) -> None:
         """Read the file, or begin anew if there is none."""
+        # A script may call fit several times, and does when it starts again.
+        number = _ended[self.folder]
+        self.path = self.folder / _FILE.format(f"-{number}" if number else "")
         self.epoch = self.batch = 0
         self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
             31

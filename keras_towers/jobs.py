@@ -189,7 +189,8 @@ def _per_rank(kind: str) -> int:
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
     member = clusters.member()
-    if member is None or member.alone or _job is not None:
+    # One of an unknown number may be meant to train by itself.
+    if member is None or member.size in (None, 1) or _job is not None:
         return
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "

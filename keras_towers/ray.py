@@ -25,7 +25,7 @@ from keras_towers.errors import CompatibilityError, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.resuming import Resuming
-from keras_towers.transport import Transport
+from keras_towers.transport import Transport, objects
 
 try:
     import ray.train
@@ -97,8 +97,8 @@ class Report(Resuming):
     call of ``fit`` in a run, on every worker.
 
     Args:
-        every: epochs from one checkpoint to the next. The last epoch always
-            has one.
+        every: epochs from one checkpoint to the next. The last of ``epochs``
+            has one, too.
 
     Raises:
         TowerError: ``every`` is not positive; ``fit`` runs outside of a
@@ -120,6 +120,10 @@ class Report(Resuming):
         """Read the last checkpoint, which is the same for all ranks."""
         self._run.writes = transport.rank == 0
         self._run.read()
+        if transport.size > 1:
+            # A seed of Keras's may be each rank's own.
+            seeds = objects.gather(transport, self._run.seed, "reads the seed")
+            self._run.seed = seeds[0]
         return self.start
 
     def on_train_begin(self, logs: Any = None) -> None:

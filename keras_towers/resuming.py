@@ -132,6 +132,9 @@ class Resuming(ResumesFit):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit the end of the epoch."""
         kept = self.kept
+        strategy = contract.in_force()
+        if strategy and not strategy._components.config.sync_every_epoch:
+            self._equalise()
         kept.epoch, kept.batch, kept.metrics = epoch + 1, 0, []
         kept.epochs = [*kept.epochs, epoch]
         kept.history = {
@@ -175,16 +178,23 @@ class Resuming(ResumesFit):
         )
         raise SystemExit(EXIT_AGAIN)
 
+    @staticmethod
+    def _equalise() -> None:
+        """Make statistics of all towers and ranks equal; training goes on."""
+        strategy = contract.in_force()
+        assert strategy is not None
+        strategy._components.adoption.equalise()
+        strategy._components.adoption.mark_trained()
+
     def _global_metrics(self) -> list[np.ndarray]:
         """What metrics have counted on all ranks; statistics made equal."""
         strategy = contract.in_force()
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
         if strategy is None:
             return [v.numpy() for v in metrics]
-        components = strategy._components
-        components.adoption.equalise()
-        components.adoption.mark_trained()
-        sums = agreement.total(components.config.transport, metrics)
+        self._equalise()
+        transport = strategy._components.config.transport
+        sums = agreement.total(transport, metrics)
         return [value.numpy() for value in sums]
 
 

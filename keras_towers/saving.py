@@ -3,17 +3,21 @@
 Under ``keras-towers run --strategy NAME`` a script that knows of no ranks calls
 ``model.save("model.keras")`` on all of them, at one path. Rank 0 writes the
 file, and the others wait until it is there. Before rank 0 writes at a path
-again it waits for the others, which may still read what is there; otherwise it
-waits for nobody, since it may be the only one that saves.
+again it waits for the others, which may still read what is there; but not for
+long, since it may be the only one that saves. A rank that finds rank 0 saving
+something else writes at a path of its own.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import functools
+import hashlib
 import inspect
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +28,15 @@ import keras
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import Rendezvous
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
 _POLL_S = 0.05
+# For another rank to come to a save that rank 0 has come to.
+_PATIENCE_S = 10.0
+# For rank 0 to begin with a save, when it has done as many as this rank.
+_OWN_S = 1.0
+# How many saves rank 0 has begun.
+_TOTAL = "saves"
 # Everything in Keras that writes a model, and its argument that says where.
 _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.Model, "save"),
@@ -62,12 +74,7 @@ def every_rank() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def once(
-    rank: int,
-    size: int,
-    server: Rendezvous,
-    mark: Callable[[str], None] = lambda _: None,
-) -> Iterator[None]:
+def once(rank: int, size: int, server: Rendezvous) -> Iterator[None]:
     """Let only rank 0 write what Keras saves in this block.
 
     Where ranks save at different paths each writes its own.
@@ -76,9 +83,8 @@ def once(
         rank: this process.
         size: number of processes.
         server: the job's rendezvous server.
-        mark: told what this rank waits for.
     """
-    saves = _Saves(rank, size, server, mark)
+    saves = _Saves(rank, size, server)
     with contextlib.ExitStack() as undo:
         undo.callback(_set_active, _active)
         _set_active(True)
@@ -100,21 +106,15 @@ def _set_active(value: bool) -> None:
 
 
 class _Saves:
-    """What the ranks save, by number: the n-th of each is one and the same."""
+    """What this rank saves, each path counted by itself."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        server: Rendezvous,
-        mark: Callable[[str], None],
-    ):
+    def __init__(self, rank: int, size: int, server: Rendezvous):
         self._rank = rank
-        self._size = size
-        self._written: set[str] = set()
+        self._others = set(range(1, size))
         self._server = server
-        self._mark = mark
-        self._number = 0
+        self._counts: collections.Counter[str] = collections.Counter()
+        # Those that do not save what rank 0 does.
+        self._absent: set[int] = set()
 
     def of(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A function that saves as ``original`` does, once."""
@@ -131,38 +131,24 @@ class _Saves:
             if _on_every_rank.get() or not known:
                 return original(*args, **kwargs)
             path = os.path.abspath(os.fspath(where))
+            self._counts[path] += 1
+            act = self._take_part if self._rank else self._write
             with every_rank():
-                return self._save(path, lambda: original(*args, **kwargs))
+                return act(
+                    path,
+                    self._counts[path],
+                    lambda: original(*args, **kwargs),
+                )
 
         return save
 
-    def _save(self, path: str, write: Callable[[], Any]) -> Any:
-        self._number += 1
-        if self._rank == 0:
-            return self._write(path, write)
-        key = f"saved-{self._number}"
-        self._server.put(f"saves-{self._rank}", str(self._number).encode())
-        self._mark(f"the saving of {path} by rank 0")
-        while (told := self._server.get(key)) is None:
-            time.sleep(_POLL_S)
-        self._mark("")
-        there, error = json.loads(told)
-        if there != path:
-            return write()
-        if error is not None:
-            raise TowerError(f"rank 0 could not save {path}: {error}")
-        return None
-
-    def _write(self, path: str, write: Callable[[], Any]) -> Any:
-        if path in self._written:
-            self._mark(f"the saving of {path} again")
-            for rank in range(1, self._size):
-                while self._number > int(
-                    self._server.get(f"saves-{rank}") or 0
-                ):
-                    time.sleep(_POLL_S)
-            self._mark("")
-        self._written.add(path)
+    def _write(self, path: str, count: int, write: Callable[[], Any]) -> Any:
+        """Write as rank 0."""
+        if count > 1:
+            self._wait_for_readers(path, count)
+        key = _key("saved", path, count)
+        self._server.put(_key("saves", path, count), b"0")
+        self._server.put(_TOTAL, str(self._counts.total()).encode())
         error: str | None = "it was interrupted"
         try:
             result, error = write(), None
@@ -171,5 +157,48 @@ class _Saves:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            told = json.dumps([path, error]).encode()
-            self._server.put(f"saved-{self._number}", told)
+            self._server.put(key, json.dumps(error).encode())
+
+    def _wait_for_readers(self, path: str, count: int) -> None:
+        """Wait for those who may still read what was saved there before."""
+        until = time.monotonic() + _PATIENCE_S
+        for rank in sorted(self._others - self._absent):
+            while not self._server.get(_key(f"saves-{rank}", path, count)):
+                if time.monotonic() > until:
+                    self._absent.add(rank)
+                    logger.warning(
+                        "rank %d does not save %s again, as rank 0 does, which "
+                        "waits no longer for it. Put saves of one rank into "
+                        "`with kt.every_rank():`.",
+                        rank,
+                        path,
+                    )
+                    break
+                time.sleep(_POLL_S)
+
+    def _take_part(
+        self, path: str, count: int, write: Callable[[], Any]
+    ) -> Any:
+        """Wait until rank 0 has written, or write at a path of one's own."""
+        self._server.put(_key(f"saves-{self._rank}", path, count), b"1")
+        since: float | None = None
+        while True:
+            told = self._server.get(_key("saved", path, count))
+            if told is not None:
+                error = json.loads(told)
+                if error is not None:
+                    raise TowerError(f"rank 0 could not save {path}: {error}")
+                return None
+            if not self._server.get(_key("saves", path, count)):
+                # It has done as many saves, but has not begun with this one.
+                done = int(self._server.get(_TOTAL) or 0)
+                if done >= self._counts.total():
+                    since = since or time.monotonic()
+                    if time.monotonic() > since + _OWN_S:
+                        return write()
+            time.sleep(_POLL_S)
+
+
+def _key(what: str, path: str, count: int) -> str:
+    digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()
+    return f"{what}-{digest[:16]}-{count}"

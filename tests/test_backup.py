@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers import backup
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X @ np.ones((3, 1), "float32")
@@ -44,9 +45,9 @@ class Signal(keras.callbacks.Callback):
 
 def train(folder, *callbacks, made=None, **options):
     made = made or model()
-    backup = kt.Backup(folder, **options)
+    last = kt.Backup(folder, **options)
     with kt.TowerStrategy(2):
-        history = made.fit(X, Y, 5, 3, 0, callbacks=[*callbacks, backup])
+        history = made.fit(X, Y, 5, 3, 0, callbacks=[*callbacks, last])
     return made, history
 
 
@@ -92,10 +93,10 @@ def test_callbacks_that_count_anew_are_named(tmp_path, caplog):
 
 
 def test_one_backup_serves_several_fits(tmp_path):
-    made, backup = model(), kt.Backup(tmp_path)
+    made, one = model(), kt.Backup(tmp_path)
     with kt.TowerStrategy(2):
         for _ in range(2):
-            made.fit(X, Y, epochs=2, verbose=0, callbacks=[backup])
+            made.fit(X, Y, epochs=2, verbose=0, callbacks=[one])
     assert int(made.optimizer.iterations) == 4
 
 
@@ -122,6 +123,29 @@ def test_other_models_and_other_files_are_refused(tmp_path):
     (tmp_path / "backup.npz").write_bytes(b"PK nonsense")
     with pytest.raises(kt.TowerError, match="delete it"):
         train(tmp_path)
+
+
+def test_only_one_by_itself_is_taken(tmp_path):
+    one = kt.Backup(tmp_path)
+    with kt.TowerStrategy(2):
+        for given, words in (
+            ([kt.EveryRank(one)], "without EveryRank"),
+            ([kt.ChiefOnly(one)], "without ChiefOnly"),
+            ([one, kt.Backup(tmp_path)], "Backup and Backup"),
+        ):
+            with pytest.raises(kt.TowerError, match=words):
+                model().fit(X, Y, verbose=0, callbacks=given)
+
+
+def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
+    first = train(tmp_path)
+    interrupted(tmp_path, 0, 1)
+    # As in a new process, in which the first one is run again.
+    backup._ended.clear()
+    assert_equal(train(tmp_path), first)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert_equal(train(tmp_path), first)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_outside_of_a_block_it_says_what_to_do(tmp_path):

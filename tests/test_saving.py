@@ -30,7 +30,7 @@ def save_on_two_ranks(acts):
     server, written, errors = Server(), ([], []), [None, None]
 
     def run(rank, act):
-        saves = saving._Saves(rank, 2, server, lambda what: None)
+        saves = saving._Saves(rank, 2, server)
 
         def write(filepath):
             # The others look for it while it is being written.
@@ -71,9 +71,16 @@ def test_own_paths_are_written_by_each():
     assert written == (["mine"], ["yours"]) and errors == [None, None]
 
 
-def test_rank_0_waits_for_nobody():
-    written, _ = save_on_two_ranks([lambda save: save("a"), lambda save: None])
-    assert written == (["a"], [])
+def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
+    monkeypatch.setattr(saving, "_PATIENCE_S", 0.3)
+
+    def first(save):
+        for path in ("a", "a", "a", "b"):
+            save(path)
+
+    written, errors = save_on_two_ranks([first, lambda save: save("b")])
+    assert written == (["a", "a", "a", "b"], []) and errors == [None, None]
+    assert caplog.text.count("rank 1 does not save") == 1
 
 
 def test_rank_0_writes_again_when_the_others_have_read():

@@ -88,10 +88,11 @@ def interface_towards(address: str) -> str:
 
 
 def _read_line() -> bytes:
-    # Unbuffered: a thread blocked in sys.stdin cannot be ended at exit.
+    # Unbuffered: a thread blocked in sys.stdin cannot be ended at exit. By
+    # bytes: a signal's number may follow at once.
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(0, 65536)
+        byte = os.read(0, 1)
         if not byte:
             raise SystemExit(CANNOT_START)
         line += byte

@@ -29,6 +29,12 @@ def main(folder: Path) -> None:
         result = function(*args, **kwargs)
         if rank == 0:
             _leave(result, folder / RESULT)
+    except SystemExit as error:
+        if error.code:
+            raise
+        # As a script that ends itself well, but with nothing to return.
+        if rank == 0 and not (folder / RESULT).exists():
+            _leave(None, folder / RESULT)
     except BaseException as error:
         trace = error.__traceback__
         # Without the frame of this function, if there are others.

@@ -47,7 +47,8 @@ class Member:
         return self.size == 1
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size} that {self.launcher} started"
+        of = f" of {self.size}" if self.size else ""
+        return f"rank {self.rank}{of} that {self.launcher} started"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from keras_towers import rendezvous
-from keras_towers.errors import TowerError
+from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launching import call
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.ranks import Rank
@@ -118,6 +118,8 @@ def _check(outcome: Outcome, folder: Path) -> None:
     cause = outcome.cause
     if isinstance(cause, OSError):
         raise cause
+    if outcome.code == EXIT_AGAIN and isinstance(cause, int):
+        raise SystemExit(EXIT_AGAIN)
     if isinstance(cause, int):
         # It has its usual effect here, as a rule KeyboardInterrupt.
         signal.raise_signal(cause)

@@ -164,14 +164,14 @@ def identity(member: Member) -> str:
         TowerError: there is nothing.
     """
     known = f"{member.job} {os.environ.get(POINT, '')}".strip()
-    if known:
-        return known
-    if member.one_machine:
-        # mpiexec says nothing of its job, but starts every rank as the leader
-        # of a session.
+    if member.one_machine and (not known or member.launcher == "mpiexec"):
+        # mpiexec says nothing of its job, and there may be several in an
+        # allocation, but it starts every rank as the leader of a session.
         starter = psutil.Process(os.getsid(0)).parent()
         if starter is not None:
-            return f"{starter.pid} {starter.create_time()}"
+            known += f" {starter.pid} {starter.create_time()}"
+    if known:
+        return known
     raise TowerError(
         f"{member.launcher} does not tell the ranks which job they belong to: "
         f"set {JOB} to the same word for all ranks of this job and no other, "

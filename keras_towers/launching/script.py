@@ -14,7 +14,6 @@ import runpy
 import sys
 import traceback
 from types import TracebackType
-from typing import Any
 
 from keras_towers.launching.environment import SEED
 
@@ -45,7 +44,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"keras-towers run: {error}")
     sys.argv = [options.script, *options.arguments]
     try:
-        with strategy, _saved_once(strategy):
+        with strategy, _saved_once():
             if options.module:
                 sys.path[0] = os.getcwd()
                 runpy.run_module(
@@ -70,10 +69,9 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _saved_once(strategy: Any) -> contextlib.AbstractContextManager[None]:
+def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone write what every rank saves, if there are others."""
     from keras_towers import rendezvous, saving
-    from keras_towers.fit.contract import KerasStrategy
 
     server = rendezvous.from_environment()
     rank, size = (
@@ -82,9 +80,6 @@ def _saved_once(strategy: Any) -> contextlib.AbstractContextManager[None]:
     # In an elastic job the ranks change, and with them who has saved what.
     if server is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
         return contextlib.nullcontext()
-    if isinstance(strategy, KerasStrategy):
-        mark = strategy._components.config.transport.mark
-        return saving.once(rank, size, server, mark)
     return saving.once(rank, size, server)
 
 

@@ -18,7 +18,7 @@ _LAST_WORDS_S = 1.0
 _CULPRIT_S = 10.0
 
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
+_PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def supervise(
     """
     ended: list[Rank] = []
     connected: set[int] = set()
-    passed_on = 0
+    passed_on: set[int] = set()
     deadline = math.inf
     while len(ended) < len(ranks):
         try:
@@ -74,8 +74,8 @@ def supervise(
             event = events.get(timeout=None if left_s == math.inf else left_s)
         except queue.Empty:
             break
-        if isinstance(event, int) and event in _PASSED_ON and not passed_on:
-            passed_on = event
+        if isinstance(event, int) and event in _PASSED_ON - passed_on:
+            passed_on.add(event)
             for rank in ranks:
                 rank.send(event)
             if event == signal.SIGTERM:
@@ -104,13 +104,14 @@ def supervise(
             deadline = min(deadline, time.monotonic() + patience_s)
     end_all(ranks)
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
+        names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
         console.say(
-            f"ended by {signal.Signals(passed_on).name}; started again, the "
-            f"script goes on (exit code {EXIT_AGAIN})"
+            f"ended by {names}; started again, the script goes on (exit code "
+            f"{EXIT_AGAIN})"
         )
-        return Outcome(EXIT_AGAIN, passed_on)
-    if passed_on == signal.SIGTERM:
-        return Outcome(stopped_by(passed_on, console), passed_on)
+        return Outcome(EXIT_AGAIN, min(passed_on))
+    if signal.SIGTERM in passed_on:
+        return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
     found = blame(ended)
     if found is not None:
         code, text = verdict(ended, "rank")

@@ -308,7 +308,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 def _warn_of_others(name: str) -> None:
     """Say that each process trains for itself, if there are several."""
     member = clusters.member()
-    if member is None or member.alone:
+    # One of an unknown number may be meant to train by itself.
+    if member is None or member.size in (None, 1):
         return
     logger.warning(
         "%s trains within one process, and this is %s: each of them trains a "

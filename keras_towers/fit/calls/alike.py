@@ -108,10 +108,15 @@ def _compiled(model: keras.Model) -> dict[str, str]:
     # Of one that scales the loss only the inner one has a learning rate.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     try:
-        settings = optimizer.get_config() if optimizer else {}
+        settings = dict(optimizer.get_config()) if optimizer else {}
     except Exception:  # A user's own need not be serializable.
         settings = {}
-    found[_RATE] = described(settings.pop(_RATE, None))
+    # Only of one that is a variable all ranks take the value of rank 0.
+    shared = isinstance(
+        getattr(optimizer, "_learning_rate", None), keras.Variable
+    )
+    rate = _RATE if shared else "schedule of learning rates"
+    found[rate] = described(settings.pop(_RATE, None))
     settings.pop("name", None)
     return found | {
         f"{name} of the optimizer": described(value)

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import ResumesFit
+from keras_towers.callbacks import ChiefOnly, EveryRank, ResumesFit
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
@@ -80,14 +81,31 @@ def resuming(
         method: the method, as Keras defines it.
         args: the user's positional arguments, without the model.
         kwargs: the user's keyword arguments.
+
+    Raises:
+        TowerError: there are several, or one is not given by itself.
     """
     if method.__name__ != "fit":
         return None
     given = by_name(method, args, kwargs)
-    for callback in listed(given.get("callbacks")):
-        if isinstance(callback, ResumesFit):
-            return callback
-    return None
+    callbacks = listed(given.get("callbacks"))
+    for callback in callbacks:
+        held = getattr(callback, "callback", None)
+        if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
+            held, ResumesFit
+        ):
+            raise TowerError(
+                f"{type(held).__name__} knows itself which rank does what: "
+                f"give it without {type(callback).__name__}."
+            )
+    found = [c for c in callbacks if isinstance(c, ResumesFit)]
+    if len(found) > 1:
+        names = " and ".join(type(c).__name__ for c in found)
+        raise TowerError(
+            f"fit can go on from one place only, but got {names}: give one of "
+            "them."
+        )
+    return found[0] if found else None
 
 
 def warn_of_counters(given: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ def arguments(
     method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    nested: bool = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Adapt the arguments of a Keras method to this rank.
 
@@ -41,6 +42,7 @@ def arguments(
         method: the method, as Keras defines it.
         args: the user's positional arguments, without the model.
         kwargs: the user's keyword arguments.
+        nested: whether another call runs, of which this may be the validation.
 
     Returns:
         Positional and keyword arguments, with only this rank's callbacks and
@@ -56,7 +58,7 @@ def arguments(
         callbacks = _of_this_rank(config.transport, callbacks)
     listed = callbacks_lib.listed(callbacks)
     # The validation of fit has its callbacks.
-    if not any(isinstance(c, Together) and c.running for c in listed):
+    if not (nested and any(isinstance(c, Together) for c in listed)):
         others = [c for c in listed if not isinstance(c, Together)]
         together = Together(config.transport, adoption, others)
         callbacks = callbacks_lib.with_added(callbacks, together)

@@ -129,11 +129,12 @@ class TowerCalls:
         ):
             call.order = ranks_lib.Order(self._config.transport, call.start)
             order = call.order.of_sequences()
+        nested = call_lib.current() is not None
         with call.opened():
             if call.kind == "predict_on_batch":
                 call.prepare((args or (kwargs["x"],))[:1])
             args, kwargs = chief.arguments(
-                self._config, self._adoption, original, args, kwargs
+                self._config, self._adoption, original, args, kwargs, nested
             )
             with order, callbacks.on_one_device(original, args, kwargs):
                 return original(call.model, *args, **kwargs)

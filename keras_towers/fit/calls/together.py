@@ -48,10 +48,6 @@ class Together(keras.callbacks.Callback):
         callbacks: the other callbacks of this rank.
     """
 
-    # Keras may run callbacks beside the steps if all allow it. Then none of
-    # them is one that this one waits for.
-    async_safe: bool = True
-
     def __init__(
         self,
         transport: Transport,
@@ -65,11 +61,6 @@ class Together(keras.callbacks.Callback):
         self._asked: dict[Loop, bool] = {}
         self._depth = 0
         self._any = False
-
-    @property
-    def running(self) -> bool:
-        """Whether a call that has it runs."""
-        return self._depth > 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over where rank 0 begins, and with which weights."""
@@ -159,8 +150,12 @@ def _may_stop(loop: Loop, callback: Any) -> bool:
     harmless = {
         vars(cls).get(hook) for cls in _NEVER_STOP for hook in hooks
     } - {None}
-    methods = [getattr(callback, hook) for hook in hooks]
-    methods = [inspect.unwrap(method) for method in methods]
+    # A callback of no class of Keras's may lack some.
+    methods = [
+        inspect.unwrap(getattr(callback, hook))
+        for hook in hooks
+        if hasattr(callback, hook)
+    ]
     functions = (getattr(method, "__func__", method) for method in methods)
     return any(
         function not in harmless and not hasattr(function, NEVER_STOPS)
