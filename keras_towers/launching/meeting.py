@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
@@ -166,7 +166,9 @@ def _come(
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = point
-    for late_s in _tries(wait_s):
+    heard = [time.monotonic()]
+    # As long as rank 0 answers, that one decides when it has been too long.
+    for late_s in _tries(wait_s, heard):
         # Rank 0 removes the letter when all have come.
         found = (letter and letter.read()) or found
         if found:
@@ -177,6 +179,8 @@ def _come(
                 plan = {}
                 last += f"did not answer as rank 0 does: {error}"
             else:
+                if not plan:
+                    heard.append(time.monotonic())
                 last += "is in a job of others" if plan else "waits for others"
             if "failed" in plan:
                 raise TowerError(plan["failed"])
@@ -242,11 +246,17 @@ def _signature(secret: str, plan: str) -> str:
     return sign(secret, "PLAN", "", plan.encode())
 
 
-def _tries(limit_s: float) -> Iterator[float]:
-    """Loop with pauses until a limit; now and then, say how late it is."""
+def _tries(limit_s: float, heard: Sequence[float] = ()) -> Iterator[float]:
+    """Loop with pauses until a limit; now and then, say how late it is.
+
+    Args:
+        limit_s: seconds from the beginning, or from what was heard last.
+        heard: when something was heard; may grow meanwhile.
+    """
     begun = time.monotonic()
     warned = 0.0
-    while (waited_s := time.monotonic() - begun) < limit_s:
+    while time.monotonic() - (heard[-1] if heard else begun) < limit_s:
+        waited_s = time.monotonic() - begun
         late = waited_s >= warned + _WARNING_S
         warned = waited_s if late else warned
         yield waited_s if late else 0.0

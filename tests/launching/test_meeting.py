@@ -154,7 +154,7 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
 
 
 def test_who_has_not_come_is_named(start):
-    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "3"}
+    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "5"}
     three = [start(0, 3, **limit), start(1, 3, **limit)]
     for process in three:
         _, error = process.communicate(timeout=LIMIT_S)
@@ -162,4 +162,4 @@ def test_who_has_not_come_is_named(start):
         assert "rank 2 has not come" in error
     lost = start(1, **limit)
     _, error = lost.communicate(timeout=LIMIT_S)
-    assert "rank 1 of 2 that srun started has waited 3 s for rank 0" in error
+    assert "rank 1 of 2 that srun started has waited 5 s for rank 0" in error

@@ -145,6 +145,19 @@ def what_differs_between_ranks_is_named():
         (
             [
                 lambda m, o=o: (m.compile(o, "mse"), m.fit(X, Y, verbose=0))
+                for o in map(
+                    keras.optimizers.SGD,
+                    (
+                        keras.optimizers.schedules.CosineDecay(0.1, 10),
+                        keras.optimizers.schedules.CosineDecay(0.1, 20),
+                    ),
+                )
+            ],
+            ("another schedule of learning rates",),
+        ),
+        (
+            [
+                lambda m, o=o: (m.compile(o, "mse"), m.fit(X, Y, verbose=0))
                 for o in (
                     keras.optimizers.SGD(momentum=0.5),
                     keras.optimizers.SGD(momentum=0.25),

@@ -47,7 +47,7 @@ def test_they_find_loopback_alone_and_are_refused(tmp_path):
     job = Launched(
         tmp_path,
         ("--min-np", "2", "--verbose", "-m", "tests.processes.enduring")
-        + (str(tmp_path), "default", "1"),
+        + (str(tmp_path), "default", "1", "4"),
         # A proxy that nobody may be asked through.
         http_proxy="http://127.0.0.1:9",
     )
