@@ -12,13 +12,17 @@ DOCS := .venv/docs
 ECOSYSTEM := .venv/ecosystem-$(TENSORFLOW)
 RAY := .venv/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-ecosystem test-ray test-matrix check lint types bench docs clean
+.PHONY: demo test test-all test-ecosystem test-ray test-matrix check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 test: $(HOROVOD) lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# With the cases that repeat what others show.
+test-all: $(HOROVOD) lint types
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
 
 # With other packages that use Keras. Once they are installed, `make test` runs
 # these too.

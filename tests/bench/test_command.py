@@ -165,6 +165,7 @@ def test_tiny_benchmark_end_to_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_tiny_benchmark_of_two_processes(tmp_path):
     path = tmp_path / "bench.json"
     rows = ["compute", "horovod-raw", "strategy"]

@@ -55,7 +55,9 @@ def test_a_killed_rank_ends_the_job(tmp_path):
 @pytest.mark.parametrize(
     "how,fault,reason",
     [
-        ("strategy", "SIGSTOP", "rank 1 has "),
+        pytest.param(
+            *("strategy", "SIGSTOP", "rank 1 has "), marks=pytest.mark.long
+        ),
         ("strategy", "late", "the start of the job: rank 1 has given no sign"),
         ("strategy", "sleep", "rank 1 is still in step 2 of fit"),
         ("dropin", "sleep", "in update 4: rank 1 is still in update 3"),

@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.step import written
 from tests.kit.compare import assert_exact, close
+from tests.kit.long import long_but
 from tests.kit.training import X, Y
 
 STRATEGIES = {
@@ -34,7 +35,10 @@ def trained(model):
     return history, getattr(model, "state", list)()
 
 
-@pytest.mark.parametrize("name, strategy", TURNS)
+@pytest.mark.parametrize(
+    "name, strategy",
+    long_but(lambda turn: turn[1] in ("towers-3", "servers"), TURNS),
+)
 def test_graph(name, strategy):
     make = written.made(written.CASES[name])
     assert_exact(make, trained, STRATEGIES[strategy](), tolerance=5e-6)
