@@ -17,6 +17,7 @@ from pathlib import Path
 CALL = "call"
 RESULT = "result"
 ERROR = "error.{}"
+AGAIN = 75  # keras_towers.errors.EXIT_AGAIN
 
 
 def main(folder: Path) -> None:
@@ -29,13 +30,15 @@ def main(folder: Path) -> None:
         result = function(*args, **kwargs)
         if rank == 0:
             _leave(result, folder / RESULT)
-    except SystemExit as error:
-        if error.code:
-            raise
-        # As a script that ends itself well, but with nothing to return.
-        if rank == 0 and not (folder / RESULT).exists():
-            _leave(None, folder / RESULT)
     except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else ERROR
+        if code == AGAIN:
+            raise
+        if not code:
+            # As a script that ends itself well, with nothing to return.
+            if rank == 0:
+                _leave(None, folder / RESULT)
+            return
         trace = error.__traceback__
         # Without the frame of this function, if there are others.
         error.__traceback__ = (trace and trace.tb_next) or trace
