@@ -214,6 +214,7 @@ def test_a_call_in_another_thread_is_warned_of_once(tmp_path):
     assert not [line for line in plain if "'other'" in line]
 
 
+@pytest.mark.long
 def test_a_slow_first_step_is_announced_once(tmp_path):
     _, towers = lines("slowly", tmp_path)
     (said,) = [line for line in towers if "preparing" in line]

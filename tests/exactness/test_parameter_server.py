@@ -3,13 +3,16 @@
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import HARDEST, OF_UPDATES
+from tests.exactness.cases import HARDEST, OF_ONE_UPDATE, OF_UPDATES
 from tests.exactness.contract import assert_contract
+from tests.kit.long import long_but
 
 PLACES = ((1, None), (2, "cpu"), (3, None), (8, "gpu"))
 
 
-@pytest.mark.parametrize("name", OF_UPDATES)
+@pytest.mark.parametrize(
+    "name", long_but(lambda name: name not in OF_ONE_UPDATE[1:], OF_UPDATES)
+)
 def test_case_on_two_towers(name):
     strategy = kt.ParameterServerTowerStrategy(2, ps_device="gpu")
     assert_contract(name, strategy)

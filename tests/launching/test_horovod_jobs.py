@@ -105,6 +105,7 @@ def test_exception_is_told_from_its_consequences(launch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_elastic_job_goes_on_without_a_killed_worker(launch, tmp_path):
     (tmp_path / "hosts.sh").write_text(
         "#!/bin/sh\necho localhost:1; echo 127.0.0.2:2\n"

@@ -44,6 +44,7 @@ def test_an_exception_ends_the_job_with_its_traceback(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_ends_the_job(tmp_path):
     done, family = run(tmp_path, "SIGKILL")
     assert done.code == 137
