@@ -113,8 +113,8 @@ class _Saves:
         self._others = set(range(1, size))
         self._server = server
         self._counts: collections.Counter[str] = collections.Counter()
-        # Those that do not save what rank 0 does.
-        self._absent: set[int] = set()
+        # Those that do not save at a path where rank 0 does.
+        self._absent: set[tuple[int, str]] = set()
 
     def of(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A function that saves as ``original`` does, once."""
@@ -162,10 +162,12 @@ class _Saves:
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for those who may still read what was saved there before."""
         until = time.monotonic() + _PATIENCE_S
-        for rank in sorted(self._others - self._absent):
+        for rank in sorted(self._others):
+            if (rank, path) in self._absent:
+                continue
             while not self._server.get(_key(f"saves-{rank}", path, count)):
                 if time.monotonic() > until:
-                    self._absent.add(rank)
+                    self._absent.add((rank, path))
                     logger.warning(
                         "rank %d does not save %s again, as rank 0 does, which "
                         "waits no longer for it. Put saves of one rank into "

@@ -104,6 +104,29 @@ def test_rank_0_writes_again_when_the_others_have_read():
     assert events[0] == "read"
 
 
+def test_a_rank_missed_at_one_path_is_waited_for_at_others(monkeypatch):
+    monkeypatch.setattr(saving, "_PATIENCE_S", 1.0)
+    events = []
+
+    def first(save):
+        for path in ("mine", "mine", "ours", "ours"):
+            save(path)
+        events.append("written again")
+
+    def second(save):
+        save("ours")
+        threading.Event().wait(0.5)
+        events.append("read")
+        save("ours")
+
+    # Rank 1 comes to its save long before rank 0, which it waits for.
+    monkeypatch.setattr(saving, "_OWN_S", 5.0)
+    written, errors = save_on_two_ranks([first, second])
+    assert written == (["mine", "mine", "ours", "ours"], [])
+    assert errors == [None, None]
+    assert events[0] == "read"
+
+
 def test_every_rank_writes_where_it_is_told_to():
     def act(save):
         with kt.every_rank():
