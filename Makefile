@@ -8,6 +8,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 STAMP := .venv/installed-$(TENSORFLOW)
 HOROVOD := .venv/horovod-$(TENSORFLOW)
+BYTEPS := .venv/byteps-$(TENSORFLOW)
 DOCS := .venv/docs
 ECOSYSTEM := .venv/ecosystem-$(TENSORFLOW)
 RAY := .venv/ray-$(TENSORFLOW)
@@ -17,11 +18,11 @@ RAY := .venv/ray-$(TENSORFLOW)
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(HOROVOD) lint types
+test: $(HOROVOD) $(BYTEPS) lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # With the cases that repeat what others show.
-test-all: $(HOROVOD) lint types
+test-all: $(HOROVOD) $(BYTEPS) lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
 
 # With other packages that use Keras. Once they are installed, `make test` runs
@@ -65,9 +66,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
 	touch $@
 
-# Compiled for some minutes once, then taken from the user's cache.
+# Each compiled for some minutes once, then taken from the user's cache.
 $(HOROVOD): $(STAMP)
 	$(BIN)/keras-towers install horovod
+	touch $@
+
+$(BYTEPS): $(STAMP)
+	$(BIN)/keras-towers install byteps
 	touch $@
 
 $(ECOSYSTEM): $(STAMP)

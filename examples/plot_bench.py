@@ -42,6 +42,13 @@ TITLES = {
     "horovod-drop-in": "keras_towers.horovod",
     "strategy": "HorovodStrategy",
     "strategy-none": "HorovodStrategy, exact by Horovod",
+    "multi-worker": "MultiWorkerTowerStrategy",
+    "multi-worker-ring": "MultiWorkerTowerStrategy, ring",
+    "byteps": "BytePSStrategy",
+    "sync-replicas-1ps": "SyncReplicasStrategy, 1 ps",
+    "sync-replicas-2ps": "SyncReplicasStrategy, 2 ps",
+    "distributed-parameter-server-1ps": "DistributedParameterServer, 1 ps",
+    "distributed-parameter-server-2ps": "DistributedParameterServer, 2 ps",
     "stock-loop": "MultiWorkerMirroredStrategy, own loop",
     "torch-ddp": "PyTorch DDP, gloo (above PyTorch alone)",
 }

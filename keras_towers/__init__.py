@@ -29,12 +29,19 @@ if TYPE_CHECKING:
     from keras_towers.reduction import GradientPacker
     from keras_towers.saving import every_rank
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
+    from keras_towers.strategies.byteps import BytePSStrategy
+    from keras_towers.strategies.distributed import (
+        DistributedParameterServerStrategy,
+        DistributedReplicatedStrategy,
+    )
     from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.multi_worker import MultiWorkerTowerStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
         ParameterServerTowerStrategy,
     )
     from keras_towers.strategies.registry import strategy
+    from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
     from keras_towers.strategies.tower import TowerStrategy
     from keras_towers.towers import (
         CurrentTower,
@@ -48,14 +55,19 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncTowerStrategy",
     "Backup",
+    "BytePSStrategy",
     "ChiefOnly",
     "CompatibilityError",
     "CurrentTower",
+    "DistributedParameterServerStrategy",
+    "DistributedReplicatedStrategy",
     "EveryRank",
     "GradientPacker",
     "HorovodStrategy",
+    "MultiWorkerTowerStrategy",
     "NoOpStrategy",
     "ParameterServerTowerStrategy",
+    "SyncReplicasStrategy",
     "TowerError",
     "TowerStrategy",
     "clip_by_global_norm",
@@ -76,13 +88,18 @@ __all__ = [
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
     "Backup": "keras_towers.backup",
+    "BytePSStrategy": "keras_towers.strategies.byteps",
     "ChiefOnly": "keras_towers.callbacks",
     "CurrentTower": "keras_towers.towers",
     "EveryRank": "keras_towers.callbacks",
     "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
+    "MultiWorkerTowerStrategy": "keras_towers.strategies.multi_worker",
     "NoOpStrategy": "keras_towers.strategies.noop",
     "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
+    "SyncReplicasStrategy": "keras_towers.strategies.sync_replicas",
+    "DistributedParameterServerStrategy": "keras_towers.strategies.distributed",
+    "DistributedReplicatedStrategy": "keras_towers.strategies.distributed",
     "TowerStrategy": "keras_towers.strategies.tower",
     "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
@@ -120,14 +137,20 @@ def __dir__() -> list[str]:
 
 
 def _connect() -> None:
-    """Let ``keras.distribution`` train on towers, on the TensorFlow backend."""
+    """Do what has to be done before a model is made, on TensorFlow.
+
+    TensorFlow is told of this process's task, and ``keras.distribution`` is
+    connected to towers.
+    """
     import keras
 
     if keras.backend.backend() != "tensorflow":
         return
     try:
         from keras_towers import distribution
+        from keras_towers.transport import runtime
 
+        runtime.prepare()
         distribution.connect()
     except (ImportError, AttributeError) as error:
         # Keras itself has to be importable with any version.

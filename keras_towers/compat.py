@@ -109,6 +109,7 @@ BaseResourceVariable = resolve(
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable"
 )
 ResourceVariable = resolve(f"{_TF}.ops.resource_variable_ops:ResourceVariable")
+_handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
 regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
@@ -135,6 +136,10 @@ _default_mode = resolve(
 eager_context = resolve(f"{_TF}.eager.context:context")
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
+CancellationManager = resolve(f"{_TF}.eager.cancellation:CancellationManager")
+_execute_with_cancellation = resolve(
+    f"{_TF}.eager.execute:execute_with_cancellation"
+)
 constant_value_as_shape = resolve(
     f"{_TF}.framework.tensor_util:constant_value_as_shape"
 )
@@ -258,6 +263,12 @@ _USED = {
         "parameterized_truncated_normal random_shuffle"
     ),
     "tensorflow.random:Generator": "_prepare_key_counter",
+    f"{_TF}.eager.context:Context": (
+        "config configure_collective_ops enable_collective_ops "
+        "check_collective_ops_peer_health abort_collective_ops "
+        "ensure_initialized function_call_options"
+    ),
+    f"{_TF}.eager.cancellation:CancellationManager": "start_cancel",
     "tensorflow:Graph": "get_operations",
     "tensorflow.compat.v1": "reset_default_graph",
     "tensorflow.data:Dataset": "_inputs",
@@ -297,6 +308,7 @@ _ATTRIBUTES = {
     f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
     "tensorflow:Graph": "_variable_creator_stack _thread_local",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
+    f"{_TF}.eager.context:Context": "_context_handle _collective_leader",
 }
 for _owner, _names in _ATTRIBUTES.items():
     for _name in _names.split():
@@ -320,6 +332,55 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
+    """Return the variable of a name on the current device, maybe unset.
+
+    TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
+    process.
+    """
+    handle = resolve("tensorflow:raw_ops").VarHandleOp(
+        dtype=dtype, shape=shape, shared_name=name
+    )
+    handle._handle_data = _handle_data(shape, dtype)
+    return BaseResourceVariable(
+        trainable=False,
+        shape=shape,
+        dtype=dtype,
+        handle=handle,
+        handle_name=name,
+        unique_id=name,
+        name=name,
+    )
+
+
+def call_cancellable(function: Any, manager: Any) -> list[Any]:
+    """Call a concrete function without arguments; another thread may cancel it.
+
+    ``CancellationManager.get_cancelable_function`` would let the manager cancel
+    what any other thread calls in the meantime, too.
+
+    Args:
+        function: the concrete function.
+        manager: a ``CancellationManager``; its ``start_cancel`` ends the call.
+
+    Returns:
+        The function's flat outputs.
+
+    Raises:
+        tf.errors.CancelledError: it was cancelled.
+    """
+    context = eager_context()
+    attributes = context.function_call_options.as_attrs()
+    return _execute_with_cancellation(
+        function.name,
+        num_outputs=len(function.outputs),
+        inputs=list(function.captured_inputs),
+        attrs=tuple(part for pair in attributes.items() for part in pair),
+        ctx=context,
+        cancellation_manager=manager,
+    )
 
 
 def trained_by(optimizer: Any) -> list[Any]:

@@ -56,7 +56,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
     try:
         tf.config.set_logical_device_configuration(physical, wanted)
     except RuntimeError as error:
-        have = len(tf.config.list_logical_devices(kind))
+        have = len(_here(kind))
         if have < towers:
             raise TowerError(
                 f"virtual_towers({towers}) was called too late: TensorFlow has "
@@ -92,8 +92,7 @@ def resolve(towers: Towers | None) -> list[str]:
     Raises:
         TowerError: no, too many, repeated or unknown devices.
     """
-    gpus = [d.name for d in tf.config.list_logical_devices("GPU")]
-    cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
+    gpus, cpus = _here("GPU"), _here("CPU")
     split_cpu = bool(_made) and all_on_host(_made)
     visible = cpus if split_cpu else gpus or cpus
     if towers is None:
@@ -133,6 +132,13 @@ def resolve(towers: Towers | None) -> list[str]:
     return names
 
 
+def _here(kind: str) -> list[str]:
+    """The names of this process's logical devices of a kind."""
+    names = [d.name for d in tf.config.list_logical_devices(kind)]
+    # Those of the parameter servers that it is connected with are there, too.
+    return [n for n in names if tf.DeviceSpec.from_string(n).job != "ps"]
+
+
 def _whole(value: Any) -> int | None:
     """Convert a whole number of any type to ``int``; None otherwise."""
     if isinstance(value, bool):
@@ -163,8 +169,13 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 
 def _is_named(name: str, wanted: str) -> bool:
     """Whether a name, possibly without job, task and index, is a device's."""
+    known = tf.DeviceSpec.from_string(name)
     try:
-        return canonical(name) == canonical(wanted)
+        asked = tf.DeviceSpec.from_string(wanted)
+        # This process may be a task of a cluster.
+        task = known.replace(device_type=None, device_index=None)
+        full = task.make_merged_spec(asked).to_string()
+        return canonical(full) == canonical(name)
     except ValueError:
         return False
 

@@ -19,6 +19,7 @@ import os
 import secrets
 import urllib.error
 import urllib.request
+from typing import Protocol
 
 from keras_towers.errors import TowerError
 
@@ -79,6 +80,23 @@ def same(one: str, other: str) -> bool:
 
 def _digest(secret: str, message: bytes) -> str:
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+def come(rank: int) -> str:
+    """The key by which a rank tells that it has met the others."""
+    return f"rank_{rank}"
+
+
+class Board(Protocol):
+    """Where processes of a job leave values for one another."""
+
+    def get(self, key: str) -> bytes | None:
+        """Read a value, None if there is none; OSError if all is gone."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Leave a value; OSError if all is gone."""
+        ...
 
 
 class Rendezvous:

@@ -26,7 +26,7 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import Rendezvous
+from keras_towers.rendezvous import Board
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -74,7 +74,7 @@ def every_rank() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def once(rank: int, size: int, server: Rendezvous) -> Iterator[None]:
+def once(rank: int, size: int, server: Board) -> Iterator[None]:
     """Let only rank 0 write what Keras saves in this block.
 
     Where ranks save at different paths each writes its own.
@@ -82,7 +82,7 @@ def once(rank: int, size: int, server: Rendezvous) -> Iterator[None]:
     Args:
         rank: this process.
         size: number of processes.
-        server: the job's rendezvous server.
+        server: what the job's processes have in common.
     """
     saves = _Saves(rank, size, server)
     with contextlib.ExitStack() as undo:
@@ -108,7 +108,7 @@ def _set_active(value: bool) -> None:
 class _Saves:
     """What this rank saves, each path counted by itself."""
 
-    def __init__(self, rank: int, size: int, server: Rendezvous):
+    def __init__(self, rank: int, size: int, server: Board):
         self._rank = rank
         self._others = set(range(1, size))
         self._server = server

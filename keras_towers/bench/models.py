@@ -83,6 +83,9 @@ MODELS = {
         widths=(128,),
         convolutions=((32, 1), (32, 2), (64, 1), (64, 2)),
     ),
+    "wide": BenchModel(
+        "9-layer perceptron, 25 million parameters", (1024,), (1808,) * 8
+    ),
 }
 # Its weights and momenta take about 100 MB.
 ADOPTED = BenchModel("9-layer perceptron", (1250,), (1250,) * 8)

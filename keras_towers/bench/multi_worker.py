@@ -1,12 +1,11 @@
-"""TensorFlow's ``MultiWorkerMirroredStrategy`` in one rank of the benchmark.
+"""Training over TensorFlow's own runtime, in one rank of the benchmark.
 
-With Keras 3 ``fit`` crashes under it while building the model, so this is the
-training loop from TensorFlow's guide: the model is created in the strategy's
-scope, ``strategy.run`` is called on each batch, and Keras's optimizer
-all-reduces the gradients. The ring is also the default on CPUs; it is set
-explicitly so that the row means the same on every machine.
-
-The loop has no metrics or callbacks, which works in its favour.
+With ``MultiWorkerMirroredStrategy`` on Keras 3 ``fit`` crashes while building
+the model, so its row is the training loop from TensorFlow's guide: the model is
+created in the strategy's scope, ``strategy.run`` is called on each batch, and
+Keras's optimizer all-reduces the gradients. The ring is also the default on
+CPUs; it is set explicitly so that the row means the same on every machine. The
+loop has no metrics or callbacks, which works in its favour.
 """
 
 from __future__ import annotations
@@ -16,10 +15,19 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.trainers import Trainer, Workload, bias, loop
+from keras_towers.bench.trainers import (
+    Trainer,
+    Workload,
+    bias,
+    in_strategy,
+    loop,
+)
+
+if TYPE_CHECKING:
+    from keras_towers.reduction.compression import CompressionName
 
 
 @contextlib.contextmanager
@@ -57,6 +65,18 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
     yield loop(
         lambda steps: data.take(steps).prefetch(2), run, lambda: bias(model)
     )
+
+
+@contextlib.contextmanager
+def strategy(
+    work: Workload, compression: CompressionName | None = None
+) -> Iterator[Trainer]:
+    """Use ``MultiWorkerTowerStrategy``, with the same data on every rank."""
+    _join_cluster(work.meeting)
+    import keras_towers as kt
+
+    with kt.MultiWorkerTowerStrategy(compression=compression) as entered:
+        yield in_strategy(work, entered, compression)
 
 
 def _join_cluster(meeting: Meeting) -> None:

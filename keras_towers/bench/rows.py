@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from keras_towers.bench import trainers
-from keras_towers.bench.models import MODELS
-from keras_towers.bench.multi_worker import ring_loop
+from keras_towers.bench import multi_worker, trainers
 from keras_towers.bench.torch_loop import torch_loop
 from keras_towers.bench.trainers import Trainer, Workload
 
@@ -33,6 +31,11 @@ COMPRESSIONS: tuple[CompressionName, ...] = (
     "bf16-feedback",
 )
 RAW = "horovod-raw"
+# Strategies over parameter servers.
+SERVED = {
+    "sync-replicas": "SyncReplicasStrategy",
+    "distributed-parameter-server": "DistributedParameterServerStrategy",
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,12 @@ class Row:
         alone: the row in which the same processes exchange nothing, relative to
             which communication overhead is measured; None: this row exchanges
             nothing.
+        servers: number of parameter servers beside the processes.
         bursts: whether towers take their batches in bursts, so that only a
             mean over several rounds is a meaningful rate.
         strategy: creates the strategy on given devices, if adoption can be
             timed.
+        launcher: more options of the launcher of its processes.
     """
 
     name: str
@@ -64,8 +69,10 @@ class Row:
     default: bool = True
     needs: str | None = None
     alone: str | None = None
+    servers: int = 0
     bursts: bool = False
     strategy: Callable[[Sequence[str]], Any] | None = None
+    launcher: tuple[str, ...] = ()
 
 
 def _strategy(name: str, devices: Sequence[str], **options: Any) -> Any:
@@ -142,8 +149,41 @@ _PROCESSES = (
         for name in COMPRESSIONS
     ),
     _ranks(
+        "byteps",
+        trainers.byteps_strategy,
+        note="BytePSStrategy() with one server, on the same cores",
+        ours=True,
+        needs="byteps",
+        launcher=("--servers", "1"),
+    ),
+    _ranks(
+        "multi-worker",
+        multi_worker.strategy,
+        note="MultiWorkerTowerStrategy(); multi-worker-ring: with "
+        'compression="none", as between machines',
+        ours=True,
+    ),
+    _ranks(
+        "multi-worker-ring",
+        partial(multi_worker.strategy, compression="none"),
+        ours=True,
+    ),
+    *(
+        _ranks(
+            f"{name}-{servers}ps",
+            partial(trainers.served, name=name),
+            note=f"{cls}() with {servers} parameter server"
+            f"{'s' * (servers > 1)}",
+            ours=True,
+            servers=servers,
+            default=servers == 1,
+        )
+        for name, cls in SERVED.items()
+        for servers in (1, 2)
+    ),
+    _ranks(
         "stock-loop",
-        ring_loop,
+        multi_worker.ring_loop,
         note="MultiWorkerMirroredStrategy's ring in the training loop of "
         "TensorFlow's guide, because fit crashes under it on Keras 3",
     ),
@@ -201,7 +241,7 @@ TOWERS = Suite(
     replica="tower",
     replicas="towers",
     least=1,
-    models=tuple(MODELS),
+    models=("small", "large", "cnn"),
     row_key="strategy",
     choice_key="mode",
     columns=("step_ms", *_RATIOS, "epoch_cost_s"),

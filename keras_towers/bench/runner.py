@@ -74,7 +74,12 @@ def _run_cell(cell: Cell, setting: Setting) -> dict[str, Any]:
         environment = {}
         if cell.processes > 1:
             launcher = ["-m", "keras_towers.cli.main", "run"]
-            command = [*launcher, "-np", str(cell.processes), *command]
+            number = str(cell.processes)
+            row = cell.suite.rows[cell.row]
+            tasks = ["-np", number, *row.launcher]
+            if row.servers:
+                tasks = ["--ps", str(row.servers), "--workers", number]
+            command = [*launcher, *tasks, *command]
             environment = _ONE_CORE
         _run_python(command, setting.timeout_s, environment)
         try:

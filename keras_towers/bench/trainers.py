@@ -200,13 +200,41 @@ def horovod_strategy(
 ) -> Iterator[Trainer]:
     """Use ``HorovodStrategy``, with the same data on every rank."""
     import keras_towers as kt
-    from keras_towers.reduction import shared_memory
 
     with kt.HorovodStrategy(compression=compression) as strategy:
-        # As the strategy decides; GPUs are hidden from the ranks.
-        memory = shared_memory.available(strategy._config.transport)
-        choice = "shared memory" if memory and not compression else None
+        yield in_strategy(work, strategy, compression)
+
+
+@contextlib.contextmanager
+def served(work: Workload, name: str) -> Iterator[Trainer]:
+    """Use a strategy over parameter servers, with the same data on each."""
+    import keras_towers as kt
+
+    with kt.strategy(name) as strategy:
+        servers = len(strategy._servers.connection.devices)
+        choice = f"{servers} ps"
         yield _fit(work, work.model.build(), choice, whole=True)
+
+
+@contextlib.contextmanager
+def byteps_strategy(work: Workload) -> Iterator[Trainer]:
+    """Use ``BytePSStrategy``, with the same data on every rank."""
+    import keras_towers as kt
+
+    with kt.BytePSStrategy():
+        yield _fit(work, work.model.build(), None, whole=True)
+
+
+def in_strategy(
+    work: Workload, strategy: Any, compression: CompressionName | None
+) -> Trainer:
+    """Train in the block of a strategy of several processes."""
+    from keras_towers.reduction import shared_memory
+
+    # As the strategy decides; GPUs are hidden from the ranks.
+    memory = shared_memory.available(strategy._config.transport)
+    choice = "shared memory" if memory and not compression else None
+    return _fit(work, work.model.build(), choice, whole=True)
 
 
 def _make_timer() -> Any:

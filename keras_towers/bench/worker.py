@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from keras_towers import tf_config
 from keras_towers.bench import machine, measure
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import MODELS
@@ -39,11 +40,14 @@ def train(
 
 def main() -> None:
     """Run the task given on the command line."""
-    task = json.loads(sys.argv[1])
-    cell, setting = Cell(**task["cell"]), Setting(**task["setting"])
+    given = json.loads(sys.argv[1])
+    cell, setting = Cell(**given["cell"]), Setting(**given["setting"])
     # The launcher sets the rank; a single process has none.
-    rank = int(os.environ["HOROVOD_RANK"]) if cell.processes > 1 else 0
-    meeting = Meeting(Path(task["folder"]), rank, cell.processes)
+    rank = 0
+    if cell.processes > 1:
+        task = tf_config.from_environment()
+        rank = task.rank if task else int(os.environ["HOROVOD_RANK"])
+    meeting = Meeting(Path(given["folder"]), rank, cell.processes)
     devices = []
     if meeting.size > 1:
         # As many cores as ranks, including communication threads: on spare

@@ -173,7 +173,8 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     requirements.write_text(
         f"{recipe.name}=={recipe.version} --hash=sha256:{recipe.sha256}\n"
     )
-    progress(f"getting {recipe.title} {recipe.version}", None)
+    # Not every engine's build tells how far it has come.
+    progress(f"getting and compiling {recipe.title} {recipe.version}", None)
 
     def on_line(line: str) -> None:
         share = build_log.progress_in(line)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import platform
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ _TENSORFLOW_NAMES = (
     "tf-nightly",
     "tf-nightly-cpu",
 )
+_CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping")
 
 
 def facts() -> dict[str, str]:
@@ -66,6 +69,18 @@ def cpu_flags(wanted: Iterable[str]) -> list[str]:
             words = set(line.split())
             return [flag for flag in wanted if flag in words]
     return []
+
+
+def cpu_type() -> str:
+    """What a compiler sees of this CPU: its model and instruction sets."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    except OSError:
+        return platform.machine()
+    known = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
+    model = [known.get(name, "") for name in _CPU_MODEL]
+    sets = " ".join(sorted(known.get("flags", "").split()))
+    return f"{' '.join(model)} {hashlib.sha256(sets.encode()).hexdigest()[:8]}"
 
 
 def _tensorflow() -> tuple[str, str]:

@@ -19,6 +19,12 @@ _MARKS = {
     Status.WARNING: "[yellow]![/]",
     Status.BAD: "[red]✗[/]",
 }
+# The strategies that connect the two processes, by what carries their tensors.
+_SELF_TESTS = {
+    "TensorFlow": "multi-worker",
+    "parameter servers": "sync-replicas",
+    "Horovod": "horovod",
+}
 
 
 def doctor(
@@ -26,8 +32,9 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="Also train with Horovod in two processes and compare the "
-            "weights with those of one process (about half a minute).",
+            help="Also train in two processes, over TensorFlow, parameter "
+            "servers and Horovod, and compare the weights with those of one "
+            "process (about a minute).",
         ),
     ] = False,
     as_json: Annotated[
@@ -47,12 +54,15 @@ def doctor(
     _show(console, findings)
     output = ""
     if self_test:
-        with console.status("training"):
-            tested, output = _self_test(findings)
-        findings.append(tested)
-        _show(console, [tested])
-        if output:
-            console.print(output, style="dim", markup=False)
+        so_far = list(findings)
+        for name in _SELF_TESTS:
+            with console.status("training"):
+                tested, text = _self_test(name, so_far)
+            findings.append(tested)
+            _show(console, [tested])
+            if text:
+                output += text
+                console.print(text, style="dim", markup=False)
     bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
@@ -61,24 +71,25 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _self_test(findings: list[Finding]) -> tuple[Finding, str]:
+def _self_test(name: str, findings: list[Finding]) -> tuple[Finding, str]:
     """Run it if possible; return the finding and the processes' output."""
     from keras_towers.doctor import self_test
     from keras_towers.doctor.checks import INSTALL_HOROVOD
 
-    group, name = "Self-test", "two processes"
+    group, what = "Self-test", f"over {name}"
     horovod = next((f for f in findings if f.name == "Horovod"), None)
-    if horovod is None or horovod.state not in (Status.OK, Status.WARNING):
-        advice = f"Horovod is needed for the self-test: {INSTALL_HOROVOD}."
-        return Finding(group, name, "not run", Status.BAD, advice), ""
+    there = horovod and horovod.state in (Status.OK, Status.WARNING)
+    if name == "Horovod" and not there:
+        advice = f"Horovod is needed for its self-test: {INSTALL_HOROVOD}."
+        return Finding(group, what, "not run", Status.BAD, advice), ""
     if any(f.state is Status.BAD for f in findings):
-        return Finding(group, name, "not run", Status.BAD), ""
-    outcome = self_test.run()
+        return Finding(group, what, "not run", Status.BAD), ""
+    outcome = self_test.run(_SELF_TESTS[name])
     text = f"{outcome.text} ({outcome.seconds:.0f} s, on the CPU)"
     if outcome.passed:
-        return Finding(group, name, text), ""
+        return Finding(group, what, text), ""
     advice = "The self-test failed; the output of its processes is above."
-    return Finding(group, name, text, Status.BAD, advice), outcome.output
+    return Finding(group, what, text, Status.BAD, advice), outcome.output
 
 
 def _show(console: Console, findings: list[Finding]) -> None:

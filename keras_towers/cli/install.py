@@ -7,13 +7,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TaskProgressColumn as Percentage
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from keras_towers.building.recipe import Recipe
 
 
 class _Engines(TyperGroup):
@@ -42,45 +45,72 @@ def _engine() -> None:
     """
 
 
+_WithNccl = Annotated[
+    bool,
+    typer.Option(
+        "--with-nccl",
+        help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
+        "tested on a GPU.",
+    ),
+]
+_Rebuild = Annotated[
+    bool,
+    typer.Option("--rebuild", help="Build even if a cached wheel exists."),
+]
+_WheelOnly = Annotated[
+    Path | None,
+    typer.Option(
+        "--wheel-only",
+        metavar="DIR",
+        help="Only copy the wheel into this folder; install nothing.",
+    ),
+]
+
+
 @install.command()
 def horovod(
     with_mpi: Annotated[
         bool,
         typer.Option("--with-mpi", help="Build with MPI in addition to Gloo."),
     ] = False,
-    with_nccl: Annotated[
-        bool,
-        typer.Option(
-            "--with-nccl",
-            help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
-            "tested on a GPU.",
-        ),
-    ] = False,
-    rebuild: Annotated[
-        bool,
-        typer.Option("--rebuild", help="Build even if a cached wheel exists."),
-    ] = False,
-    wheel_only: Annotated[
-        Path | None,
-        typer.Option(
-            "--wheel-only",
-            metavar="DIR",
-            help="Only copy the wheel into this folder; install nothing.",
-        ),
-    ] = None,
+    with_nccl: _WithNccl = False,
+    rebuild: _Rebuild = False,
+    wheel_only: _WheelOnly = None,
 ) -> None:
     """Horovod, for TensorFlow only, with Gloo.
 
     Takes two minutes on two idle cores, or seconds if it has been built on
     this machine before. Needs a C++17 compiler and make.
     """
-    from keras_towers.building import build
     from keras_towers.building.horovod import Horovod
+
+    _install(Horovod(with_mpi, with_nccl), rebuild, wheel_only)
+
+
+@install.command()
+def byteps(
+    with_nccl: _WithNccl = False,
+    rebuild: _Rebuild = False,
+    wheel_only: _WheelOnly = None,
+) -> None:
+    """BytePS, for TensorFlow only.
+
+    Takes three minutes on two idle cores, or seconds if it has been built on a
+    machine with this CPU before. Needs a C++17 compiler and make.
+    """
+    from keras_towers.building.byteps import BytePS
+
+    _install(BytePS(with_nccl), rebuild, wheel_only)
+
+
+def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
+    """Build an engine or take it from the cache, and install it."""
+    from keras_towers.building import build
     from keras_towers.building.recipe import InstallError
     from keras_towers.folders import UnusableFolder, writable
 
     console = Console(highlight=False)
-    recipe = Horovod(with_mpi, with_nccl)
+    command = f"install {recipe.name}"
     found = None
     try:
         with _ended_cleanly(), _progress(console) as tell:
@@ -92,11 +122,11 @@ def horovod(
             else:
                 built, found = build.install(recipe, built, tell)
     except InstallError as error:
-        _refuse(str(error), 1, "install horovod")
+        _refuse(str(error), 1, command)
     except UnusableFolder as error:
-        _refuse(str(error), 2, "install horovod")
+        _refuse(str(error), 2, command)
     except KeyboardInterrupt:
-        _refuse("interrupted; nothing was installed", 130, "install horovod")
+        _refuse("interrupted; nothing was installed", 130, command)
     how = (
         "from the cache" if built.cached else f"built in {built.seconds:.0f} s"
     )
@@ -106,9 +136,10 @@ def horovod(
         )
         return
     assert found is not None
+    tensorflow = f" for TensorFlow {found.tensorflow}" * bool(found.tensorflow)
     console.print(
-        f"Horovod {found.version} for TensorFlow {found.tensorflow} installed, "
-        f"{how}; with {found.built_in}",
+        f"{recipe.title} {found.version}{tensorflow} installed, {how}; with "
+        f"{found.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")

@@ -9,14 +9,30 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from keras_towers import tf_config
+from keras_towers.cli.byteps_options import Servers, servers_of
+from keras_towers.cli.elastic_options import (
+    BlacklistCooldownRange,
+    ElasticTimeout,
+    HostDiscoveryScript,
+    MaxNp,
+    MinNp,
+    ResetLimit,
+    Slots,
+)
+from keras_towers.cli.tf_tasks import (
+    Ps,
+    Workers,
+    check_only_here,
+    tf_tasks,
+)
 from keras_towers.errors import TowerError
 from keras_towers.launching import inside
 from keras_towers.launching.elastic import elastic_options, run_elastic
 from keras_towers.launching.hosts import parse_hostfile, parse_hosts
 from keras_towers.launching.job import Job, run_job
+from keras_towers.launching.tf_job import run_cluster
 from keras_towers.strategies.registry import STRATEGIES, find
-
-_ELASTIC = "Elastic jobs, in which ranks may join and leave"
 
 
 def run(
@@ -53,6 +69,8 @@ def run(
         Path | None,
         typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
     ] = None,
+    ps: Ps = None,
+    workers: Workers = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +83,7 @@ def run(
         int | None,
         typer.Option(min=1, help="Towers per process, with --strategy."),
     ] = None,
+    servers: Servers = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -125,58 +144,13 @@ def run(
     verbose: Annotated[
         bool, typer.Option(help="Print which rank is started on which host.")
     ] = False,
-    min_np: Annotated[
-        int | None,
-        typer.Option(
-            help="Minimum number of ranks.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = None,
-    max_np: Annotated[
-        int | None,
-        typer.Option(help="Maximum number of ranks.", rich_help_panel=_ELASTIC),
-    ] = None,
-    host_discovery_script: Annotated[
-        Path | None,
-        typer.Option(
-            help="A program that prints the available hosts, one host:slots "
-            "per line; run once a second.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = None,
-    slots: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Slots of hosts that it prints without a number.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = 1,
-    elastic_timeout: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Seconds to wait for --min-np slots before giving up.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = 600,
-    blacklist_cooldown_range: Annotated[
-        tuple[int, int],
-        typer.Option(
-            metavar="SECONDS SECONDS",
-            help="Shortest and longest time to avoid a host after a worker "
-            "failed on it; doubles with each failure.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = (5, 600),
-    reset_limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="End the job after ranks have joined or left this many times.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = None,
+    min_np: MinNp = None,
+    max_np: MaxNp = None,
+    host_discovery_script: HostDiscoveryScript = None,
+    slots: Slots = 1,
+    elastic_timeout: ElasticTimeout = 600,
+    blacklist_cooldown_range: BlacklistCooldownRange = (5, 600),
+    reset_limit: ResetLimit = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
@@ -191,11 +165,25 @@ def run(
     try:
         if hosts and hostfile:
             _refuse("give -H or --hostfile, not both")
+        tasks = tf_tasks(strategy, ps, workers, processes)
+        if tasks:
+            check_only_here(
+                {
+                    "-H": hosts,
+                    "--hostfile": hostfile,
+                    "--network-interface": network_interface,
+                    "--ssh-port": ssh_port,
+                    "--min-np": min_np,
+                    "--max-np": max_np,
+                    "--host-discovery-script": host_discovery_script,
+                }
+            )
+            processes = sum(tasks.values())
         named = parse_hosts(hosts) if hosts else None
         if hostfile:
             named = parse_hostfile(hostfile)
         rank = None
-        if not elastic and named is None:
+        if not elastic and named is None and not tasks:
             rank = inside.rank_to_be(processes)
             if rank is None:
                 processes, named = inside.allocated(processes)
@@ -209,13 +197,20 @@ def run(
             if value is not None and value < 1:
                 _refuse(f"{name} must be at least 1, not {value}")
         _check_script(command[0], module)
-        program = _program(command, strategy, towers, module)
+        task = None
+        if not (elastic or named or processes or tasks):
+            task = tf_config.from_environment()
+        served = bool(task.ps if task else tasks and tasks.get("ps"))
+        program = _program(command, strategy, towers, module, served)
+        if task is not None:
+            inside.become_task(task, program, seed, strategy is not None)
         known = STRATEGIES.get(strategy or "")
         if known and known.one_process and (elastic or rank or processes != 1):
             _refuse(
                 f"the strategy {strategy} works in one process only: use "
                 "-np 1, or --strategy horovod"
             )
+        servers = servers_of(servers, strategy, not (elastic or rank or tasks))
         if rank:
             if output:
                 _refuse(f"--output is not for {rank}, which has its own")
@@ -244,8 +239,11 @@ def run(
             output=output,
             grace_s=grace,
             verbose=verbose,
+            servers=servers,
         )
-        if not elastic:
+        if tasks:
+            code = run_cluster(job, tasks).code
+        elif not elastic:
             code = run_job(job).code
         else:
             code = run_elastic(
@@ -268,17 +266,23 @@ def run(
 
 
 def _program(
-    command: list[str], strategy: str | None, towers: int | None, module: bool
+    command: list[str],
+    strategy: str | None,
+    towers: int | None,
+    module: bool,
+    served: bool,
 ) -> list[str]:
     """The command that a rank runs."""
-    if strategy is None:
-        if towers is not None:
-            _refuse("--towers needs --strategy")
+    if strategy is None and towers is not None:
+        _refuse("--towers needs --strategy")
+    if strategy is None and not served:
         return [sys.executable, *(["-m"] if module else []), *command]
-    find(strategy)
+    if strategy is not None:
+        find(strategy)
     return [
         *(sys.executable, "-m", "keras_towers.launching.script"),
-        *("--strategy", strategy),
+        *(["--strategy", strategy] if strategy else []),
+        *(["--connects"] if served else []),
         *(["--towers", str(towers)] if towers else []),
         *(["--module"] if module else []),
         *command,

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.building import toolchain
+from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import VARIABLES, Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cores import usable_cores
-from keras_towers.doctor import probe
+from keras_towers.doctor import byteps, probe
 from keras_towers.doctor.findings import Finding, Status
 
 INSTALL_HOROVOD = "keras-towers install horovod"
@@ -26,15 +27,18 @@ _INSTALL_TENSORFLOW = (
 
 def look() -> list[Finding]:
     """Run all checks that need no training."""
-    # Both start a process that imports TensorFlow.
+    # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
         horovod_later = pool.submit(Horovod().look)
+        byteps_later = pool.submit(BytePS().look)
         facts, horovod = facts_later.result(), horovod_later.result()
+        byteps_found = byteps_later.result()
     return [
         *versions(facts),
         *devices(facts),
         *engines(facts, horovod),
+        byteps.finding(facts, byteps_found),
         *build_tools(needed=horovod is None or not horovod.loads),
     ]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_towers import subprocesses
+from keras_towers.strategies.registry import STRATEGIES
 
 RANKS = 2
 # The last batch is uneven, so that the processes' shares differ.
@@ -22,7 +23,7 @@ EXAMPLES, BATCH_SIZE, EPOCHS = 53, 16, 2
 # Room for the effect of summation order on float32 weights.
 TOLERANCE = 1e-5
 # Variables of a job that this may run in, hidden from the self-test's job.
-_OTHER_JOBS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+_OTHER_JOBS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TF_CONFIG")
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class Outcome:
     seconds: float
 
 
-def run(timeout_s: float = 180) -> Outcome:
+def run(strategy: str = "horovod", timeout_s: float = 180) -> Outcome:
     """Train alone and as a job, on the CPU, and compare the weights.
 
     Args:
+        strategy: the one that connects the processes, by name.
         timeout_s: the time limit of each of the two runs.
     """
     start = time.monotonic()
@@ -58,7 +60,7 @@ def run(timeout_s: float = 180) -> Outcome:
         script = ["-m", __name__, name]
         for what, command in (
             ("one process", [sys.executable, *script]),
-            (f"a job of {RANKS} processes", [*_launcher(), *script]),
+            (f"a job of {RANKS} processes", [*_launcher(strategy), *script]),
         ):
             ended = subprocesses.run(command, timeout_s, _environment())
             output = ended.stdout + ended.stderr
@@ -103,9 +105,12 @@ def compare(folder: Path) -> tuple[bool, str]:
     return bool(difference <= TOLERANCE), text
 
 
-def _launcher() -> list[str]:
+def _launcher(strategy: str) -> list[str]:
     command = [sys.executable, "-m", "keras_towers.cli.main", "run"]
-    return [*command, "-np", str(RANKS), "--strategy", "horovod"]
+    tasks = ["-np", str(RANKS)]
+    if "ps" in STRATEGIES[strategy].roles:
+        tasks = ["--ps", "1", "--workers", str(RANKS)]
+    return [*command, *tasks, "--strategy", strategy]
 
 
 def _environment() -> dict[str, str]:
@@ -126,6 +131,7 @@ def _train(folder: Path) -> None:
     """Train the model and save its weights under this process's name."""
     import keras
     import numpy as np
+    import tensorflow as tf
 
     random = np.random.default_rng(0)
     x = random.normal(size=(EXAMPLES, 8)).astype("float32")
@@ -148,15 +154,13 @@ def _train(folder: Path) -> None:
         shuffle=False,
         verbose=0,
     )
+    strategy = tf.distribute.get_strategy()
     name = "alone"
-    if "HOROVOD_RANK" in os.environ:
-        import horovod.tensorflow as hvd
-
-        if (
-            hvd.size() != RANKS
-        ):  # Separate processes would get the same weights.
-            raise SystemExit(f"{hvd.size()} ranks instead of {RANKS}")
-        name = f"rank{hvd.rank()}"
+    if tf.distribute.has_strategy():
+        # Separate processes would get the same weights.
+        if strategy.size != RANKS:
+            raise SystemExit(f"{strategy.size} ranks instead of {RANKS}")
+        name = f"rank{strategy.rank}"
     np.savez(folder / f"{name}.npz", *model.get_weights())
 
 

@@ -48,7 +48,9 @@ class TowerConfig:
     Attributes:
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
-        transport: connects the processes.
+        transport: connects the processes within a step.
+        others: connects processes that train with this one without such a
+            connection; None: there are none but those of ``transport``.
         batches: ``"split"``: the global batch is split over the towers.
             ``"each"``: every tower draws its own batch.
         average: whether a loss is a mean over the batch (gradients are
@@ -74,6 +76,16 @@ class TowerConfig:
     batch_norm: Extent = "tower"
     random: Extent = "tower"
     replicas_are_called: str = "tower"
+    others: Transport | None = None
+
+    @property
+    def peers(self) -> Transport:
+        """All processes that train with this one; outside of steps."""
+        return self.others or self.transport
+
+    def alone(self) -> TowerConfig:
+        """Return the same towers, without processes that train with them."""
+        return dataclasses.replace(self, others=None)
 
     @property
     def name(self) -> str:
@@ -88,12 +100,12 @@ class TowerConfig:
     @property
     def num_replicas(self) -> int:
         """Number of towers in all processes."""
-        return self.num_towers * self.transport.size
+        return self.num_towers * self.peers.size
 
     @property
     def first_tower(self) -> int:
         """Global index of this process's first tower."""
-        return self.num_towers * self.transport.rank
+        return self.num_towers * self.peers.rank
 
 
 class TakesGradients(Protocol):

@@ -24,10 +24,11 @@ import keras
 from horovod.common.exceptions import HorovodInternalError
 
 from keras_towers._elastic_states import ObjectState, VariablesState
+from keras_towers.dropin import wrapping
 from keras_towers.elastic import run
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.horovod import other_names, wrapping
+from keras_towers.horovod import other_names
 from keras_towers.horovod.compiling import init, shutdown
 from keras_towers.horovod.functions import (
     broadcast_object,

@@ -8,10 +8,11 @@ import horovod.tensorflow as hvd
 import keras
 
 from keras_towers import compat
+from keras_towers.dropin import wrapping
+from keras_towers.dropin.passes import Passes
 from keras_towers.errors import TowerError
-from keras_towers.horovod import compiling, wrapping
+from keras_towers.horovod import compiling
 from keras_towers.horovod.options import checked, layers_in
-from keras_towers.horovod.passes import Passes
 from keras_towers.horovod.reducer import GradientReducer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers import compat
+from keras_towers.dropin.engine import variable_key
 from keras_towers.errors import TowerError
 
 
@@ -112,13 +112,6 @@ def layers_in(local_layers: Any) -> list[keras.Layer]:
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")
     return layers
-
-
-def variable_key(variable: Any) -> Any:
-    """A key that identifies a Keras or TensorFlow variable."""
-    if isinstance(variable, compat.KerasVariable):
-        variable = variable.value
-    return id(variable)
 
 
 def _check_op(op: Any) -> None:

@@ -12,10 +12,11 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin.engine import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.horovod.matching import Matching
-from keras_towers.horovod.options import Options, variable_key
+from keras_towers.horovod.options import Options
 from keras_towers.reduction import divided
 
 
@@ -33,6 +34,7 @@ class GradientReducer:
             may run at the same time; None: a number.
     """
 
+    called = "hvd"
     _numbers = itertools.count()
 
     def __init__(self, options: Options, key: str | None = None):

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.horovod import compiling
+from keras_towers.dropin import compiling
 from keras_towers.horovod.optimizer import DistributedOptimizer
 
 

@@ -26,6 +26,23 @@ def exported(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def process_environment(seed: int | None) -> dict[str, str]:
+    """Variables for every process of a job of whatever kind."""
+    environment = {
+        # Show output immediately, and unchanged under an ASCII-only locale.
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    if seed is not None:
+        environment[SEED] = str(seed)
+        # Otherwise the iteration order of a set of strings would differ
+        # between ranks.
+        environment["PYTHONHASHSEED"] = os.environ.get(
+            "PYTHONHASHSEED", str(seed)
+        )
+    return environment
+
+
 def job_environment(
     *,
     rendezvous: str,
@@ -53,9 +70,7 @@ def job_environment(
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
-        # Show output immediately, and unchanged under an ASCII-only locale.
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
+        **process_environment(seed),
     }
     if stall_warning_s == 0:
         environment["HOROVOD_STALL_CHECK_DISABLE"] = "1"
@@ -72,13 +87,6 @@ def job_environment(
         patience_s = max(300, stall_shutdown_s + 60)
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
             "10" if elastic else str(patience_s)
-        )
-    if seed is not None:
-        environment[SEED] = str(seed)
-        # Otherwise the iteration order of a set of strings would differ
-        # between ranks.
-        environment["PYTHONHASHSEED"] = os.environ.get(
-            "PYTHONHASHSEED", str(seed)
         )
     return environment
 

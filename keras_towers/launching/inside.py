@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from typing import NoReturn
@@ -10,8 +11,9 @@ from typing import NoReturn
 from keras_towers.launching import clusters
 from keras_towers.launching.allocation import allocation
 from keras_towers.launching.clusters import Member
-from keras_towers.launching.environment import SEED
+from keras_towers.launching.environment import SEED, process_environment
 from keras_towers.launching.invitation import identity
+from keras_towers.tf_config import Cluster
 
 
 def rank_to_be(processes: int | None) -> Member | None:
@@ -63,13 +65,38 @@ def become(
     if seeded:
         if seed is None:
             # The ranks have not met yet, but all know the job's name.
-            digest = hashlib.sha256(identity(member).encode()).digest()
-            seed = int.from_bytes(digest[:4]) >> 1
+            seed = _seed_from(identity(member))
         environment[SEED] = str(seed)
         environment.setdefault("PYTHONHASHSEED", str(seed))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environment)
+
+
+def become_task(
+    task: Cluster, command: list[str], seed: int | None, seeded: bool
+) -> NoReturn:
+    """Run a command instead of this program, as the task of ``TF_CONFIG``.
+
+    Args:
+        task: which.
+        command: the program and its arguments.
+        seed: the random seed of all tasks; None: one that is the job's.
+        seeded: whether they are seeded at all.
+    """
+    jobs = json.dumps({role: list(a) for role, a in task.jobs.items()})
+    if not seeded:
+        seed = None
+    elif seed is None:
+        seed = _seed_from(jobs)
+    environment = {**os.environ, **process_environment(seed)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environment)
+
+
+def _seed_from(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) >> 1
 
 
 def allocated(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
+from keras_towers.launching.byteps import Servers
 from keras_towers.launching.environment import (
     job_environment,
     slot_environment,
@@ -52,6 +53,7 @@ class Job:
         grace_s: how long a script may take to end after SIGTERM.
         verbose: print which rank is started on which host.
         launcher: what messages of the launcher begin with.
+        servers: number of BytePS's servers; None: no BytePS.
     """
 
     command: list[str]
@@ -66,6 +68,7 @@ class Job:
     grace_s: int = 30
     verbose: bool = False
     launcher: str = "keras-towers run"
+    servers: int | None = None
 
 
 def run_job(job: Job) -> Outcome:
@@ -97,8 +100,12 @@ def run_job(job: Job) -> Outcome:
     )
     server.init(plan)
     ranks: list[Rank] = []
+    helpers: list[Rank] = []
+    byteps = Servers(job.servers, address, plan) if job.servers else None
     try:
         with signals_to(events):
+            if byteps:
+                helpers += byteps.start(console, events.put)
             for slot in plan:
                 place = Place(
                     name=str(slot.rank) if job.ranks > 1 else None,
@@ -110,6 +117,8 @@ def run_job(job: Job) -> Outcome:
                 if job.verbose:
                     console.say(f"rank {slot.rank} on {slot.hostname}")
                 own = {**environment, **slot_environment(slot)}
+                if byteps:
+                    own |= byteps.environment(slot)
                 ranks.append(
                     Rank(
                         place,
@@ -120,9 +129,13 @@ def run_job(job: Job) -> Outcome:
                         events.put,
                     )
                 )
-            return supervise(ranks, events, console, job.grace_s)
+            return supervise(
+                ranks, events, console, job.grace_s, helpers=helpers
+            )
     finally:
-        end_all(ranks)
+        end_all([*ranks, *helpers])
+        if byteps:
+            byteps.clean()
         server.stop()
         console.close()
 

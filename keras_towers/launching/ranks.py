@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Place:
         host: the remote machine; None: this one.
         local_size: number of ranks on that host.
         rendezvous: the address where the ranks meet.
+        serves: whether it only serves the others, and ends after them.
     """
 
     name: str | None
@@ -43,6 +45,7 @@ class Place:
     host: str | None
     local_size: int
     rendezvous: str
+    serves: bool = False
 
 
 class Console:
@@ -94,7 +97,7 @@ class Console:
             return None
         # In an elastic job several ranks may use one name, one after another.
         if name not in self._files:
-            path = self.folder / f"rank.{name.replace(':', '.')}.txt"
+            path = self.folder / f"rank.{re.sub('[: ]', '.', name)}.txt"
             try:
                 stream = path.open("wb", buffering=0)
             except OSError as error:

@@ -14,12 +14,21 @@ from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.launching.rounds import Rounds
-from keras_towers.rendezvous import SCOPE, SIGNATURE, same, sign, token
+from keras_towers.rendezvous import (
+    SCOPE,
+    SIGNATURE,
+    come,
+    same,
+    sign,
+    token,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 # Where each rank first leaves its address for the others.
 _FIRST_SCOPE = "global"
+# How engines other than Horovod tell that a rank has met the others.
+_COME = come(0)[:-1]
 # Where Horovod's own elastic state leaves a pickle.
 _PICKLED_SCOPE = "worker_addresses"
 _FORBIDDEN = 403
@@ -122,7 +131,8 @@ def _noting(base: Any, on_come: Callable[[int], None] | None) -> Any:
     class _Noting(base):
         def _put_value(self, scope, key, value):
             super()._put_value(scope, key, value)
-            if on_come and scope == _FIRST_SCOPE:
+            met = scope == SCOPE and key.startswith(_COME)
+            if on_come and (met or scope == _FIRST_SCOPE):
                 on_come(_rank_of(key))
 
     return _Noting

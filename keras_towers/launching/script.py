@@ -1,6 +1,7 @@
 """Runs an unmodified script under a strategy, as one rank of a job.
 
-Started by ``keras-towers run --strategy NAME``. The script runs as under
+Started by ``keras-towers run --strategy NAME``; or, with ``--connects`` instead
+of a strategy, in a job with parameter servers. The script runs as under
 ``python script.py``: with its arguments, its folder on the path, and itself as
 ``__main__``; tracebacks of its errors start in the script.
 """
@@ -14,6 +15,7 @@ import runpy
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
 from keras_towers.launching.environment import SEED
 
@@ -21,7 +23,8 @@ from keras_towers.launching.environment import SEED
 def main(arguments: list[str]) -> None:
     """Enter the strategy and run the script in it."""
     parser = argparse.ArgumentParser(prog="keras_towers.launching.script")
-    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--strategy")
+    parser.add_argument("--connects", action="store_true")
     parser.add_argument("--towers", type=int)
     parser.add_argument("--module", action="store_true")
     parser.add_argument("script")
@@ -38,8 +41,15 @@ def main(arguments: list[str]) -> None:
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
     chosen = {} if options.towers is None else {"towers": options.towers}
+    strategy: Any = contextlib.nullcontext()
     try:
-        strategy = kt.strategy(options.strategy, **chosen)
+        if options.connects:
+            from keras_towers import parameter_servers
+
+            # While no model has been made yet.
+            parameter_servers.take_role("keras-towers run")
+        if options.strategy is not None:
+            strategy = kt.strategy(options.strategy, **chosen)
     except kt.TowerError as error:
         sys.exit(f"keras-towers run: {error}")
     sys.argv = [options.script, *options.arguments]
@@ -63,16 +73,26 @@ def main(arguments: list[str]) -> None:
                 f"--strategy {options.strategy}`. If it has a strategy of its "
                 "own, drop one of them."
             )
-        traceback.print_exception(
-            type(error), error, _from_script(error.__traceback__)
-        )
+        # As Python does with an error that nothing catches, for those that look
+        # at exit whether there was one.
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = _from_script(error.__traceback__)
+        traceback.print_exception(type(error), error, sys.last_traceback)
         sys.exit(1)
 
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone write what every rank saves, if there are others."""
-    from keras_towers import rendezvous, saving
+    from keras_towers import noticeboard, rendezvous, saving, tf_config
 
+    cluster, board = (
+        tf_config.from_environment(),
+        noticeboard.from_environment(),
+    )
+    if cluster and board:
+        if not cluster.trains or cluster.size == 1:
+            return contextlib.nullcontext()
+        return saving.once(cluster.rank, cluster.size, board)
     server = rendezvous.from_environment()
     rank, size = (
         int(os.environ.get(f"HOROVOD_{n}", 1)) for n in ("RANK", "SIZE")

@@ -6,6 +6,7 @@ import math
 import queue
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_towers.errors import EXIT_AGAIN
@@ -16,7 +17,8 @@ from keras_towers.launching.ranks import GRACE_S, Console, Rank
 _LAST_WORDS_S = 1.0
 # Time for the culprit to end while all failures are only consequences.
 _CULPRIT_S = 10.0
-
+# Time for those that served the others to notice that all have ended.
+_SERVERS_S = 5.0
 
 _PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
@@ -53,16 +55,23 @@ def supervise(
     events: queue.SimpleQueue[Event],
     console: Console,
     grace_s: float,
+    what: str = "rank",
+    how_to_connect: str = "horovod, or use kt.HorovodStrategy()",
+    helpers: Sequence[Rank] = (),
 ) -> Outcome:
     """Wait for the end of a job.
 
-    SIGTERM and SIGUSR1 are passed on to the ranks, which may make a backup.
+    SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make a
+    backup. Those that only serve are ended after the others.
 
     Args:
         ranks: all of them.
         events: what happens.
         console: where it is said.
         grace_s: how long ranks may take to end after SIGTERM.
+        what: the word for a rank in messages.
+        how_to_connect: the strategies to be named where no rank has connected.
+        helpers: processes without which ranks would wait for ever.
     """
     ended: list[Rank] = []
     connected: set[int] = set()
@@ -77,7 +86,8 @@ def supervise(
         if isinstance(event, int) and event in _PASSED_ON - passed_on:
             passed_on.add(event)
             for rank in ranks:
-                rank.send(event)
+                if not rank.place.serves:
+                    rank.send(event)
             if event == signal.SIGTERM:
                 deadline = min(deadline, time.monotonic() + grace_s)
             continue
@@ -85,6 +95,15 @@ def supervise(
             return Outcome(stopped_by(event, console), event)
         if isinstance(event, Connected):
             connected.add(event.rank)
+        elif event in helpers:
+            if blame(ended):
+                continue  # It may be a consequence.
+            text = (
+                describe(event.place.name or "", event.code or 0, None, True)
+                + ", and the job cannot go on without it"
+            )
+            console.say(text)
+            return Outcome(event.code or 1, event, text)
         else:
             ended.append(event)
         early = [
@@ -92,9 +111,10 @@ def supervise(
         ]
         if early and connected:
             # It would wait until Horovod gives up, for minutes.
+            waits = ranks[min(connected)].place.name
             text = (
-                f"rank {early[0].place.name} ended with exit code 0 before it "
-                f"connected, and rank {min(connected)} waits for it"
+                f"{what} {early[0].place.name} ended with exit code 0 before "
+                f"it connected, and {what} {waits} waits for it"
             )
             console.say(text)
             return Outcome(1, early[0], text)
@@ -102,6 +122,8 @@ def supervise(
         if found:
             patience_s = _LAST_WORDS_S if found.certain else _CULPRIT_S
             deadline = min(deadline, time.monotonic() + patience_s)
+        if all(rank in ended or rank.place.serves for rank in ranks):
+            deadline = min(deadline, time.monotonic() + _SERVERS_S)
     end_all(ranks)
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
         names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
@@ -114,14 +136,14 @@ def supervise(
         return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
     found = blame(ended)
     if found is not None:
-        code, text = verdict(ended, "rank")
+        code, text = verdict(ended, what)
         console.say(text)
         return Outcome(code, ended[found.rank], text)
     if len(ranks) > 1 and not connected:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the script "
             "by itself. To train one model in all of them, add --strategy "
-            "horovod, or use kt.HorovodStrategy() in the script"
+            f"{how_to_connect} in the script"
         )
     return Outcome()
 

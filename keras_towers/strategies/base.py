@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
+from keras_towers import tf_config
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -72,7 +73,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         calls: creates the component that runs Keras's methods.
         all_reduce: sums K lists of N values over all processes without loss;
             for values other than gradients.
-        transport: connects the processes.
+        transport: connects the processes within a step.
+        others: as for ``TowerConfig``.
         average: True for a loss that is a mean over the batch, False for one
             that is a sum.
         batches: ``"split"`` or ``"each"``.
@@ -104,6 +106,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         batch_norm: Extent | None = None,
         random: Extent | None = None,
         replicas_are_called: str = "tower",
+        others: Transport | None = None,
     ):
         one_of("batches", batches, ("split", "each"))
         one_of("exact", exact, (True, False))
@@ -132,10 +135,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             batches=batches,
             average=bool(average),
             sync_every_epoch=bool(sync_every_epoch),
-            prefetches_to_towers=not on_host and transport.size == 1,
+            prefetches_to_towers=not on_host
+            and (others or transport).size == 1,
             batch_norm=_extent("batch_norm", batch_norm, exact),
             random=_extent("random", random, exact),
             replicas_are_called=replicas_are_called,
+            others=others,
         )
         spread = SpreadVariables(config)
         order = StepOrder(transport)
@@ -254,17 +259,18 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     def _announce(self) -> None:
         """Say in one line what trains now."""
-        if isinstance(self._config.transport, SingleProcess):
+        alone = isinstance(self._config.peers, SingleProcess)
+        if alone:
             _warn_of_others(type(self).__name__)
-        alone = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
-        if alone and isinstance(self._config.transport, SingleProcess):
+        one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
+        if one and alone:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
                 "keras_towers.virtual_towers(4) before anything else.",
                 self,
             )
-        elif self._config.transport.rank == 0:
+        elif self._config.peers.rank == 0:
             announce(repr(self))
 
     def __exit__(self, *error: Any) -> None:
@@ -307,16 +313,26 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Say that each process trains for itself, if there are several."""
-    member = clusters.member()
+    member: clusters.Member | tf_config.Cluster | None = clusters.member()
+    others, advice = "HorovodStrategy", clusters.HOW_TO_BE_ALONE
+    if member is None:
+        # One process needs no cluster, and none that is described well.
+        with contextlib.suppress(TowerError):
+            member = tf_config.from_environment()
+        if member is not None and not member.trains:
+            return
+        others = "MultiWorkerTowerStrategy"
+        advice = f"If that is what you want, unset {tf_config.VARIABLE}."
     # One of an unknown number may be meant to train by itself.
     if member is None or member.size in (None, 1):
         return
     logger.warning(
         "%s trains within one process, and this is %s: each of them trains a "
-        "model of its own. HorovodStrategy trains one in all of them. %s",
+        "model of its own. %s trains one in all of them. %s",
         name,
         member,
-        clusters.HOW_TO_BE_ALONE,
+        others,
+        advice,
     )
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-
-import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers import rendezvous
-from keras_towers.cores import usable_cores
-from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, Updates
-from keras_towers.reduction import (
-    Exchange,
-    GradientPacker,
-    SharedMemoryExchange,
-    shared_memory,
-)
-from keras_towers.reduction import compression as compression_lib
+from keras_towers.reduction import Exchange, GradientPacker
 from keras_towers.reduction.compression import CompressionName
 from keras_towers.strategies.modes import ModeName
-from keras_towers.strategies.processes import ProcessStrategy
+from keras_towers.strategies.processes import (
+    ProcessStrategy,
+    devices_of_rank,
+    exchange_of,
+    share_cores,
+)
 from keras_towers.transport import Transport
 from keras_towers.transport import horovod as horovod_lib
 
@@ -94,14 +86,11 @@ class HorovodStrategy(ProcessStrategy):
     ):
         self._horovod = transport = horovod_lib.HorovodTransport()
         _say_how_to_launch(transport)
-        _share_cores(transport)
-        exchange = compression_lib.resolve(compression)
+        share_cores(transport)
         towers = devices_of_rank(transport, towers)
-        if compression is None and _share_memory(transport, towers):
-            exchange = SharedMemoryExchange()
         super().__init__(
             transport,
-            exchange=exchange,
+            exchange=exchange_of(compression, transport, towers),
             towers=towers,
             average=average,
             sync_every_epoch=sync_every_epoch,
@@ -125,62 +114,3 @@ def _say_how_to_launch(transport: Transport) -> None:
             "HorovodStrategy trains in a single process, because no launcher "
             "started it: `keras-towers run -np 2 script.py` starts two."
         )
-
-
-def devices_of_rank(
-    transport: Transport, towers: devices_lib.Towers
-) -> devices_lib.Towers:
-    """Return this rank's share of the machine's GPUs.
-
-    If TensorFlow has not started yet, it will see no others.
-
-    Args:
-        transport: connects the processes.
-        towers: how many devices, which are assigned by local rank unless the
-            launcher shows each rank its own, or names or GPU ids, which are
-            returned as they are.
-
-    Returns:
-        a number of devices where there are no GPUs, else GPU ids.
-
-    Raises:
-        TowerError: the machine has too few GPUs.
-    """
-    if not isinstance(towers, int):
-        return towers
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return towers
-    own = os.environ.get(rendezvous.OWN_GPUS)
-    first = 0 if own else transport.local_rank * towers
-    if first + towers > len(gpus):
-        raise TowerError(
-            f"rank {transport.rank} has local rank {transport.local_rank} and "
-            f"needs {towers} GPU(s), but its machine has only {len(gpus)}: "
-            f"start at most {len(gpus) // towers} processes there."
-        )
-    mine = gpus[first : first + towers]
-    # If TensorFlow has already started, the other GPUs stay visible but unused.
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices(mine, "GPU")
-    if tf.config.get_visible_devices("GPU") == mine:
-        return list(range(towers))
-    return list(range(first, first + towers))
-
-
-def _share_memory(transport: Transport, towers: devices_lib.Towers) -> bool:
-    on_host = devices_lib.all_on_host(devices_lib.resolve(towers))
-    return on_host and shared_memory.available(transport)
-
-
-def _share_cores(transport: Transport) -> None:
-    """Give every process on a machine its share of the cores."""
-    if transport.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
-        return
-    cores = usable_cores()
-    # Fails once TensorFlow has started; the launcher sets it earlier.
-    with contextlib.suppress(RuntimeError):
-        if tf.config.threading.get_intra_op_parallelism_threads() == 0:
-            tf.config.threading.set_intra_op_parallelism_threads(
-                max(1, cores // transport.local_size)
-            )

@@ -14,11 +14,18 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
+    from keras_towers.strategies.byteps import BytePSStrategy
+    from keras_towers.strategies.distributed import (
+        DistributedParameterServerStrategy,
+        DistributedReplicatedStrategy,
+    )
     from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.multi_worker import MultiWorkerTowerStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
         ParameterServerTowerStrategy,
     )
+    from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
     from keras_towers.strategies.tower import TowerStrategy
 
 GROUP = "keras_towers.strategies"
@@ -31,21 +38,46 @@ class Registered(NamedTuple):
         path: its class, in the syntax of entry points.
         one_process: whether it works in a single process only. In a job with
             several, each would train its own model.
+        roles: the roles of ``TF_CONFIG`` that it needs in a job with several
+            processes; none if it is not TensorFlow's runtime that connects
+            them.
     """
 
     path: str
     one_process: bool = True
+    roles: tuple[str, ...] = ()
 
 
 _HERE = "keras_towers.strategies"
 STRATEGIES = {
     "async": Registered(f"{_HERE}.asynchronous:AsyncTowerStrategy"),
+    "byteps": Registered(f"{_HERE}.byteps:BytePSStrategy", one_process=False),
+    "distributed-parameter-server": Registered(
+        f"{_HERE}.distributed:DistributedParameterServerStrategy",
+        one_process=False,
+        roles=("worker", "ps"),
+    ),
+    "distributed-replicated": Registered(
+        f"{_HERE}.distributed:DistributedReplicatedStrategy",
+        one_process=False,
+        roles=("worker", "ps"),
+    ),
     "horovod": Registered(
         f"{_HERE}.horovod:HorovodStrategy", one_process=False
+    ),
+    "multi-worker": Registered(
+        f"{_HERE}.multi_worker:MultiWorkerTowerStrategy",
+        one_process=False,
+        roles=("worker",),
     ),
     "noop": Registered(f"{_HERE}.noop:NoOpStrategy"),
     "parameter-server": Registered(
         f"{_HERE}.parameter_server:ParameterServerTowerStrategy"
+    ),
+    "sync-replicas": Registered(
+        f"{_HERE}.sync_replicas:SyncReplicasStrategy",
+        one_process=False,
+        roles=("worker", "ps"),
     ),
     "tower": Registered(f"{_HERE}.tower:TowerStrategy"),
 }
@@ -62,6 +94,24 @@ def strategy(
 def strategy(name: Literal["async"], **options: Any) -> AsyncTowerStrategy: ...
 @overload
 def strategy(name: Literal["horovod"], **options: Any) -> HorovodStrategy: ...
+@overload
+def strategy(name: Literal["byteps"], **options: Any) -> BytePSStrategy: ...
+@overload
+def strategy(
+    name: Literal["multi-worker"], **options: Any
+) -> MultiWorkerTowerStrategy: ...
+@overload
+def strategy(
+    name: Literal["distributed-parameter-server"], **options: Any
+) -> DistributedParameterServerStrategy: ...
+@overload
+def strategy(
+    name: Literal["distributed-replicated"], **options: Any
+) -> DistributedReplicatedStrategy: ...
+@overload
+def strategy(
+    name: Literal["sync-replicas"], **options: Any
+) -> SyncReplicasStrategy: ...
 @overload
 def strategy(name: Literal["noop"], **options: Any) -> NoOpStrategy: ...
 @overload

@@ -73,5 +73,9 @@ class Transport(Protocol):
         ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Gather picklable values from all ranks on all ranks; eager only."""
+        """Gather values from all ranks on all ranks; eager only.
+
+        ``keras_towers.transport.plain`` says which values. It does so for any
+        transport, and unpickles nothing.
+        """
         ...

@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_towers import rendezvous
 from keras_towers.errors import TowerError
 from keras_towers.launching import clusters, meeting
-from keras_towers.transport import stall
+from keras_towers.transport import plain, stall
 
 # Horovod's operations support few dtypes.
 _SENT_AS = {
@@ -116,12 +116,13 @@ def _seen_waiting() -> Iterator[None]:
     if not all(map(str.isdecimal, place)):
         yield
         return
-    HorovodTransport._watch_over(*map(int, place))
+    rank, size = map(int, place)
+    stall.watch_over(rank, size)
     try:
-        HorovodTransport._tell_watch("the start of the job")
+        stall.mark("the start of the job")
         yield
     finally:
-        HorovodTransport._tell_watch("")
+        stall.mark("")
 
 
 def _not_met(member: clusters.Member) -> TowerError:
@@ -147,43 +148,24 @@ class HorovodTransport:
 
     name = "Horovod"
 
-    # One per process, however many strategies there are.
-    _watch: stall.StallWatch | None = None
     _tries = 0
 
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
         connect(self._hvd)
-        self._watch_over(self.rank, self.size)
-
-    @classmethod
-    def _watch_over(cls, rank: int, size: int) -> None:
-        watch = HorovodTransport._watch
-        if watch is not None and watch.place == (rank, size):
-            return
-        if watch is not None:
-            watch.stop()
-        HorovodTransport._watch = stall.from_environment(rank, size)
-
-    @classmethod
-    def _tell_watch(cls, what: str) -> None:
-        if HorovodTransport._watch is not None:
-            HorovodTransport._watch.mark(what)
+        stall.watch_over(self.rank, self.size)
 
     def mark(self, what: str) -> None:
-        self._tell_watch(what)
+        stall.mark(what)
 
     def passed(self) -> None:
         """Record that this rank waits no longer for what it marked last."""
-        if HorovodTransport._watch is not None:
-            HorovodTransport._watch.passed()
+        stall.passed()
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
-        if HorovodTransport._watch is not None:
-            HorovodTransport._watch.stop()
-            HorovodTransport._watch = None
+        stall.unwatch()
         HorovodTransport._tries = 0
         self._hvd.shutdown()
 
@@ -306,7 +288,7 @@ class HorovodTransport:
         return self._at_once(send, tensors, f"{key}.from{root}")
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return self._hvd.allgather_object(value)
+        return plain.gather(self, value)
 
 
 def _carried(

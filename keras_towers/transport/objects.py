@@ -9,7 +9,7 @@ from keras_towers.transport.base import Transport
 
 
 def gather(transport: Transport, value: Any, where: str) -> list[Any]:
-    """Gather picklable values from all ranks, which have to be in one place.
+    """Gather values from all ranks, which have to be in one place.
 
     Ranks that do different things may wait for one another nevertheless, each
     for something else, and would take the other's values for what they wanted.

@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from keras_towers import rendezvous
+from keras_towers import noticeboard, rendezvous
 from keras_towers.errors import EXIT_AGAIN
-from keras_towers.rendezvous import Rendezvous
+from keras_towers.rendezvous import Board
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -51,9 +51,9 @@ class Progress:
 
 
 class Store:
-    """What the ranks leave on the job's rendezvous server."""
+    """What the ranks leave on what the job's processes have in common."""
 
-    def __init__(self, server: Rendezvous):
+    def __init__(self, server: Board):
         self._server = server
 
     def put(self, rank: int, place: Progress) -> None:
@@ -221,9 +221,11 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
 
     Returns:
         The watch, or None without others, without a rendezvous server (as
-        under MPI, where Horovod's own inspector works), or where disabled.
+        under MPI, where Horovod's own inspector works) or a noticeboard, or
+        where disabled.
     """
-    server = rendezvous.from_environment()
+    server: Board | None = rendezvous.from_environment()
+    server = server or noticeboard.from_environment()
     disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") != "0"
     if size == 1 or disabled or server is None:
         return None
@@ -236,3 +238,36 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
     )
     watch.start()
     return watch
+
+
+# One per process, however many strategies there are.
+_watch: StallWatch | None = None
+
+
+def watch_over(rank: int, size: int) -> None:
+    """Watch this process as a rank, instead of as what it was before."""
+    global _watch
+    if _watch is not None and _watch.place == (rank, size):
+        return
+    unwatch()
+    _watch = from_environment(rank, size)
+
+
+def unwatch() -> None:
+    """Watch this process no longer."""
+    global _watch
+    if _watch is not None:
+        _watch.stop()
+    _watch = None
+
+
+def mark(what: str) -> None:
+    """Note what this rank is about to do, or to wait in, if it is watched."""
+    if _watch is not None:
+        _watch.mark(what)
+
+
+def passed() -> None:
+    """Note that it has been done."""
+    if _watch is not None:
+        _watch.passed()

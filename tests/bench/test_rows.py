@@ -32,10 +32,12 @@ def test_every_row_is_compared_with_one_of_its_suite():
 
 
 def test_torch_is_a_row_only_where_it_is_installed(monkeypatch):
-    find = {"torch": None}.get
+    find = {"torch": None, "byteps": None}.get
     monkeypatch.setattr(rows.importlib.util, "find_spec", find)
     assert rows.PROCESSES.default_rows() == [
-        name for name in rows.PROCESSES.rows if not name.startswith("torch")
+        row.name
+        for row in rows.PROCESSES.rows.values()
+        if row.default and row.needs not in ("torch", "byteps")
     ]
 
 

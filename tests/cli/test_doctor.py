@@ -158,8 +158,16 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_here():
-    outcome = self_test.run()
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "horovod",
+        "sync-replicas",
+        pytest.param("multi-worker", marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_here(strategy):
+    outcome = self_test.run(strategy)
     assert outcome.passed, outcome.output
     assert "largest difference of a weight" in outcome.text
 
@@ -167,22 +175,24 @@ def test_two_processes_here():
 @pytest.mark.parametrize("passed", [True, False])
 def test_self_test(doctor, monkeypatch, passed):
     outcome = self_test.Outcome(passed, "how far apart", "[a] traceback", 3)
-    monkeypatch.setattr(self_test, "run", lambda: outcome)
+    monkeypatch.setattr(self_test, "run", lambda strategy: outcome)
     result = doctor("--self-test")
     assert result.exit_code == (0 if passed else 1)
     assert "how far apart (3 s, on the CPU)" in result.output
     assert ("[a] traceback" in result.output) != passed
 
 
-def test_self_test_without_horovod(doctor):
+def test_self_test_without_horovod(doctor, monkeypatch):
+    outcome = self_test.Outcome(True, "how far apart", "", 3)
+    monkeypatch.setattr(self_test, "run", lambda strategy: outcome)
     result = doctor("--self-test", horovod=None)
     assert result.exit_code == 1
-    assert "Horovod is needed for the self-test" in result.output
+    assert "Horovod is needed for its self-test" in result.output
 
 
 def test_a_job_that_hangs_is_ended(monkeypatch):
     hang = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(self_test, "_launcher", lambda: hang)
+    monkeypatch.setattr(self_test, "_launcher", lambda strategy: hang)
     monkeypatch.setattr(self_test.sys, "executable", "true")
     outcome = self_test.run(timeout_s=1)
     assert not outcome.passed

@@ -27,7 +27,8 @@ def asked(monkeypatch, tmp_path):
     wheel.write_text("a wheel")
 
     def pretend_to_build(recipe, progress, rebuild):
-        calls.append((recipe.with_mpi, recipe.with_nccl, rebuild))
+        options = getattr(recipe, "with_mpi", None), recipe.with_nccl
+        calls.append((*options, rebuild))
         progress("compiling", 0.0)
         progress("compiling", 0.3)
         return build.Built(wheel, cached=not rebuild, seconds=83.2)
@@ -42,7 +43,8 @@ def asked(monkeypatch, tmp_path):
 
 
 def test_help_lists_the_engines():
-    assert "horovod" in invoke("--help").output
+    output = invoke("--help").output
+    assert "horovod" in output and "byteps" in output
     output = invoke("horovod", "--help").output
     assert "--with-mpi" in output and "--with-nccl" in output
 
@@ -50,7 +52,7 @@ def test_help_lists_the_engines():
 def test_an_unknown_engine():
     result = invoke("horovodd")
     assert result.exit_code == 2
-    assert "unknown engine 'horovodd'; choose horovod" in result.output
+    assert "unknown engine 'horovodd'; choose horovod, byteps" in result.output
 
 
 def test_from_the_cache(asked):
@@ -62,6 +64,13 @@ def test_from_the_cache(asked):
         "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; "
         "with Gloo, MPI" in result.output
     )
+
+
+def test_byteps(asked):
+    result = invoke("byteps", "--with-nccl")
+    assert result.exit_code == 0, result.output
+    assert asked == [(None, True, False), "install"]
+    assert "BytePS 0.28.1" in result.output
 
 
 def test_options(asked):

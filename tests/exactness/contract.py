@@ -27,6 +27,7 @@ def assert_contract(
     name: str,
     strategy: Any,
     spoil: Callable[[keras.Model], None] | None = None,
+    seen_by_fit: Callable[[keras.Model], Any] = lambda model: model,
 ) -> Outcome:
     """Assert that a case trains on towers as on one device.
 
@@ -34,6 +35,7 @@ def assert_contract(
         name: the case.
         strategy: the towers.
         spoil: called with the model after ``fit``, while it is on the towers.
+        seen_by_fit: what the case's ``fit`` is given for the model.
 
     Returns:
         the outcome on the towers.
@@ -41,7 +43,7 @@ def assert_contract(
     case = CASES[name]
 
     def act(model: keras.Model) -> Any:
-        history = case.fit(model)
+        history = case.fit(seen_by_fit(model))
         if spoil is not None:
             spoil(model)
         return history

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 import keras_towers.horovod as hvd
 from keras_towers import TowerError
-from keras_towers.horovod import wrapping
+from keras_towers.dropin import wrapping
 
 # Before hvd.init(), as pytest imports all test files first.
 COMPILE = keras.Model.compile

@@ -26,6 +26,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
+from keras_towers import tf_config
 from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
@@ -55,7 +56,7 @@ def main() -> None:
     folder, limit_s, *wanted = sys.argv[1:]
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
-    with _results(folder, os.environ["HOROVOD_RANK"]).open("a") as file:
+    with _results(folder, rank_here()).open("a") as file:
         for name in wanted or CHECKS:
             try:
                 CHECKS[name]()
@@ -63,6 +64,12 @@ def main() -> None:
             except Exception:
                 result = traceback.format_exc()
             print(json.dumps([name, result]), file=file, flush=True)
+
+
+def rank_here() -> int:
+    """The rank of this process, however the launcher has told it."""
+    cluster = tf_config.from_environment()
+    return cluster.rank if cluster else int(os.environ["HOROVOD_RANK"])
 
 
 def _results(folder: str, rank: int | str) -> pathlib.Path:
@@ -83,7 +90,9 @@ class Job:
         module: the worker.
         ranks: how many.
         limit_s: seconds after which the job is ended.
+        number: the launcher's option for the number of ranks.
         wanted: the checks to run; all where there are none.
+        options: of the launcher.
         **variables: of the environment.
     """
 
@@ -93,18 +102,21 @@ class Job:
         ranks: int,
         limit_s: float,
         wanted: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        number: str = "-np",
         **variables: str,
     ):
         self.ranks = ranks
-        self._arguments = module, limit_s, wanted, variables
+        self._number = number
+        self._arguments = module, limit_s, wanted, options, variables
 
     @functools.cached_property
     def _run(self) -> tuple[list[dict[str, str]], Done]:
-        module, limit_s, wanted, variables = self._arguments
+        module, limit_s, wanted, options, variables = self._arguments
         with tempfile.TemporaryDirectory() as folder:
             done = Launched(
                 pathlib.Path(folder),
-                ("-np", str(self.ranks), "-m", module)
+                (self._number, str(self.ranks), *options, "-m", module)
                 + (folder, str(limit_s), *wanted),
                 **variables,
             ).finish(limit_s + 5)

@@ -7,6 +7,7 @@ BY_FILE = (
     "tests/compatibility/test_keras_distribute.py",
     "tests/horovod/test_one_process.py",
     "tests/horovod/test_two_ranks.py",
+    "tests/processes/test_multi_worker.py",
     "tests/processes/test_two_ranks.py",
 )
 

@@ -42,7 +42,7 @@ class Launched:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("HOROVOD_", "TF_NUM_", "OMP_"))
+            if not name.startswith(("HOROVOD_", "DMLC_", "TF_NUM_", "OMP_"))
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
@@ -65,6 +65,16 @@ class Launched:
             time.sleep(0.05)
         done = self.finish(1)
         raise AssertionError(f"never happened: {done.out}\n{done.err}")
+
+    def wait_for_text(self, path: Path, text: str, limit_s: float) -> None:
+        """Wait until a file has some text in it."""
+        until = time.monotonic() + limit_s
+        while not (path.exists() and text in path.read_text()):
+            gone = self.process.poll() is not None
+            if gone or time.monotonic() > until:
+                done = self.finish(1)
+                raise AssertionError(f"never said: {done.out}\n{done.err}")
+            time.sleep(0.1)
 
     def family(self) -> list[psutil.Process]:
         """All processes below the launcher."""

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
+from keras_towers.strategies.registry import STRATEGIES, Registered
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,17 @@ def files(tmp_path, monkeypatch):
         ("-np 2 --strategy noop s.py", "works in one process"),
         ("-np 2 --towers 2 s.py", "--towers needs --strategy"),
         ("-np 2 --network-interface no0 s.py", "no network interface no0"),
+        ("--ps 1 s.py", "processes that train: --workers N"),
+        ("--ps 0 --workers 2 s.py", "--ps must be at least 1, not 0"),
+        ("--workers 0 s.py", "--workers must be at least 1, not 0"),
+        ("-np 2 --workers 2 s.py", "--workers for the processes that train"),
+        ("--ps 1 -np 2 s.py", "--workers for the processes that train"),
+        ("--ps 1 --workers 2 -H a:3 s.py", "-H is not for jobs on TensorF"),
+        ("--ps 1 --workers 2 --min-np 1 s.py", "--min-np is not for jobs on"),
+        (
+            "--workers 2 --strategy horovod s.py",
+            "connected otherwise: give -np",
+        ),
         ("--min-np 0 s.py", "--min-np must be at least 1, not 0"),
         ("--min-np 3 --max-np 2 s.py", "smallest first"),
         ("--max-np 2 s.py", "an elastic job needs --min-np or -np"),
@@ -77,3 +89,33 @@ def test_help_names_every_option():
     assert result.exit_code == 0
     for option in ("-np", "--hosts", "--strategy", "--min-np", "--output"):
         assert option in result.output
+
+
+@pytest.fixture
+def two_more(monkeypatch):
+    """Two strategies on TensorFlow's runtime."""
+    for name, roles in (("served", ("ps", "worker")), ("peers", ("worker",))):
+        entry = Registered("a:B", one_process=False, roles=roles)
+        monkeypatch.setitem(STRATEGIES, name, entry)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "-np 3 --strategy served",
+            "needs parameter servers: --ps 1 --workers",
+        ),
+        ("--workers 3 --strategy served", "servers: --ps 1 --workers 3"),
+        ("--ps 1 --workers 3 --strategy peers", "no use for parameter servers"),
+        ("--strategy peers", "give the number of processes that train"),
+        (
+            "-np 2 --ssh-port 22 --strategy peers",
+            "--ssh-port is not for jobs on",
+        ),
+    ],
+)
+def test_one_line_says_what_a_strategy_needs(arguments, said, two_more):
+    result = CliRunner().invoke(app, ["run", *arguments.split(), "s.py"])
+    assert result.exit_code == 2, result.output
+    assert said in result.output

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.reduction import segments
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rank_here
+from tests.processes.small import Strategy
 
-RANK = int(os.environ["HOROVOD_RANK"])
+RANK = rank_here()
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(45, 96)).astype("float32")
 Y = GENERATOR.normal(size=(45, 4)).astype("float32")
@@ -37,7 +38,7 @@ def train(compression, optimizer=None, epochs=2, **options):
     # Gradients with values that 16 bits cannot hold.
     optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.5)
     model.compile(optimizer, "mse", metrics=["mae"], **options)
-    strategy = kt.HorovodStrategy(compression=compression)
+    strategy = Strategy(compression=compression)
     with strategy:
         history = model.fit(
             X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0
@@ -143,7 +144,7 @@ def sparse_gradients_and_metrics_stay_exact():
             ]
         )
         model.compile("sgd", "mse")
-        with kt.HorovodStrategy(compression=compression):
+        with Strategy(compression=compression):
             history = model.fit(
                 IDS, np.ones((45, 24)), 10, verbose=0, shuffle=False
             )
@@ -156,12 +157,12 @@ def sparse_gradients_and_metrics_stay_exact():
 def what_cannot_be():
     for compression in ("zip", 3):
         try:
-            kt.HorovodStrategy(compression=compression)
+            Strategy(compression=compression)
         except kt.TowerError as error:
             assert "bf16-feedback" in str(error)
         else:
             raise AssertionError(compression)
-    strategy = kt.HorovodStrategy(compression="fp16")
+    strategy = Strategy(compression="fp16")
     with strategy.scope():
         # The sum of the ranks is one that float16 cannot hold.
         total = strategy.reduce("SUM", tf.constant(1e6 + RANK), axis=None)

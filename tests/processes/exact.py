@@ -15,6 +15,7 @@ from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import CHECKS, main
 from tests.kit.training import compiled
+from tests.processes.small import Strategy
 
 
 def without_metrics(result):
@@ -30,7 +31,7 @@ def without_metrics(result):
 
 def trains_as_one_device(name, towers):
     """Weights, optimizer, ``History``: of one device, and on all ranks."""
-    strategy = kt.HorovodStrategy(towers=towers)
+    strategy = Strategy(towers=towers)
     assert_one_device(CASES[name], lambda: on_one_device(name), strategy)
 
 
@@ -43,7 +44,7 @@ def batch_norm_of_the_global_batch():
             lambda: keras.optimizers.Adam(0.01),
         ),
     )
-    strategy = kt.HorovodStrategy(towers=2, batch_norm="global")
+    strategy = Strategy(towers=2, batch_norm="global")
     reference = functools.partial(outcome, case.build, case.fit)
     assert_one_device(case, reference, strategy)
 

@@ -13,6 +13,7 @@ from tests.kit.ranks import check
 from tests.processes.small import (
     RANK,
     Messages,
+    Strategy,
     X,
     Y,
     assert_equal_on_ranks,
@@ -67,7 +68,7 @@ def stop_in_mid_epoch():
     ):
         count = Count()
         mine = model()
-        with kt.HorovodStrategy():
+        with Strategy():
             history = mine.fit(
                 *(X, Y, 8, 3),
                 shuffle=False,
@@ -95,7 +96,7 @@ def stop_of_one_rank_without_a_callback_on_the_other():
             )
         )
         callbacks = [nan]
-    with kt.HorovodStrategy():
+    with Strategy():
         mine.fit(X, Y, 4, 2, verbose=0, callbacks=callbacks)
     assert_equal_on_ranks(int(mine.optimizer.iterations))
     assert int(mine.optimizer.iterations) == 3
@@ -104,7 +105,7 @@ def stop_of_one_rank_without_a_callback_on_the_other():
 @check
 def stop_of_evaluate_and_predict():
     mine = model()
-    with kt.HorovodStrategy():
+    with Strategy():
         for call, event in (
             (lambda c: mine.evaluate(X, Y, 8, 0, callbacks=c), "test"),
             (lambda c: mine.predict(X, 8, 0, callbacks=c), "predict"),
@@ -171,7 +172,7 @@ def what_differs_between_ranks_is_named():
         ),
     ):
         mine = model()
-        with refused(*words), kt.HorovodStrategy():
+        with refused(*words), Strategy():
             calls[RANK](mine)
 
 
@@ -179,7 +180,7 @@ def what_differs_between_ranks_is_named():
 def learning_rates_of_rank_0_are_warned_of():
     mine, reference = model(), model()
     mine.compile(keras.optimizers.SGD(0.01 * (RANK + 1)), "mse")
-    with kt.HorovodStrategy(), Messages() as messages:
+    with Strategy(), Messages() as messages:
         mine.fit(X, Y, shuffle=False, verbose=0)
     assert messages.have("different learning rates") == (RANK == 0)
     reference.compile(keras.optimizers.SGD(0.01), "mse")
@@ -192,7 +193,7 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
     def train(*callbacks, folder=FOLDER / "backup"):
         mine = model()
         callbacks = [*callbacks, kt.Backup(folder)]
-        with kt.HorovodStrategy():
+        with Strategy():
             history = mine.fit(X, Y, 8, 2, 0, callbacks=callbacks)
         return mine, history
 

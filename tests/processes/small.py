@@ -8,8 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.kit.ranks import rank_here
 
-RANK = int(os.environ["HOROVOD_RANK"])
+RANK = rank_here()
+# What the ranks train with: the same checks run over every transport.
+Strategy = getattr(kt, os.environ.get("TESTED_STRATEGY", "HorovodStrategy"))
 COUNT, SHORT = 50, 21
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(COUNT, 4)).astype("float32")
@@ -39,7 +42,7 @@ def forget_seed():
 
 
 def gather(value):
-    return kt.HorovodStrategy()._config.transport.gather_objects(value)
+    return Strategy()._config.peers.gather_objects(value)
 
 
 def assert_equal_on_ranks(value):

@@ -3,14 +3,13 @@
 import keras
 import numpy as np
 
-import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.data import test_rows
 from tests.fit.step import test_attributes, test_named_logs, written
 from tests.kit.compare import assert_exact, close
 from tests.kit.ranks import check
 from tests.kit.training import X, Y
-from tests.processes.small import assert_equal_on_ranks
+from tests.processes.small import Strategy, assert_equal_on_ranks
 
 
 def trained(model):
@@ -35,7 +34,7 @@ def exact(name):
         states.append(model)
         return returned
 
-    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)
     one, ranks = (getattr(model, "state", list)() for model in states)
     for found, wanted in zip(ranks, one, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
@@ -61,9 +60,7 @@ def written_state():
 @check
 def tensors_in_attributes():
     for make in (test_attributes.MAKES["keeping"], test_attributes.quantizing):
-        assert_exact(
-            make, test_attributes.trained, kt.HorovodStrategy(), tolerance=5e-6
-        )
+        assert_exact(make, test_attributes.trained, Strategy(), tolerance=5e-6)
 
 
 @check
@@ -71,7 +68,7 @@ def logs_by_what_they_are():
     # The states of metrics, on the other hand, are each rank's own.
     make, act = written.made(test_named_logs.Reporting), test_named_logs.trained
     wanted = act(make())
-    with kt.HorovodStrategy():
+    with Strategy():
         found = act(make())
     keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), found, wanted)
 
@@ -94,7 +91,7 @@ def state_is_averaged_whatever_runs_in_between():
         )
 
     make = written.made(written.BatchMeans)
-    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)
 
 
 @check
@@ -113,4 +110,4 @@ def parts_with_other_numbers_of_rows():
         model.compile(keras.optimizers.SGD(0.005))
         return model
 
-    assert_exact(make, act, kt.HorovodStrategy(), tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)

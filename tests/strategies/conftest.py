@@ -1,14 +1,17 @@
-"""Whatever a test does, no thread of asynchronous towers outlives it."""
+"""Whatever a test does, no thread of towers or replicas outlives it."""
 
 import threading
 
 import pytest
 
 from keras_towers.fit.asynchronous import threads
+from keras_towers.sync_replicas import coordinator
+
+NAMES = (threads.NAME, coordinator.NAME)
 
 
 @pytest.fixture(autouse=True)
 def no_thread_left():
     yield
-    left = [t for t in threading.enumerate() if t.name.startswith(threads.NAME)]
+    left = [t for t in threading.enumerate() if t.name.startswith(NAMES)]
     assert not left

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.asynchronous.pace import Free
 from keras_towers.fit.asynchronous.threads import TowerThreads
 from tests.kit.training import STEPS, classifier, fit
 from tests.strategies.async_cases import Sleeps, dataset
@@ -78,7 +79,7 @@ def test_staleness_in_tensorboard(tmp_path):
 
 
 def test_threads_wait_only_when_all_are_busy():
-    threads = TowerThreads(2)
+    threads = TowerThreads(2, Free(None))
     free = threading.Event()
     steps = [lambda batch: free.wait(5)] * 2
     for _ in range(4):

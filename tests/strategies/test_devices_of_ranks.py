@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError
 from keras_towers.rendezvous import OWN_GPUS
-from keras_towers.strategies.horovod import devices_of_rank
+from keras_towers.strategies.processes import devices_of_rank
 
 pytestmark = pytest.mark.core
 

@@ -9,7 +9,9 @@ import keras
 
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.staleness import Staleness, ToTensorBoard
+from keras_towers.fit.asynchronous.pace import Free, Pace
+from keras_towers.fit.asynchronous.staleness import Staleness, write_staleness
+from keras_towers.fit.asynchronous.tensorboard import ToTensorBoard
 from keras_towers.fit.asynchronous.threads import TowerThreads
 from keras_towers.fit.asynchronous.training import AsyncTraining, Steps
 from keras_towers.fit.asynchronous.update import UpdateAlone, add_atomically
@@ -41,6 +43,10 @@ class AsyncCalls(TowerCalls):
         self.update: UpdateAlone = step.update
         self.staleness: Staleness = Staleness()
 
+    def pace(self) -> Pace:
+        """Return when the towers of one more model may go on."""
+        return Free(self.update)
+
     def open(
         self,
         model: keras.Model,
@@ -63,16 +69,24 @@ class AsyncCalls(TowerCalls):
     ) -> Any:
         add_atomically()
         if call.kind == "fit":
-            args, kwargs = self._with_staleness(original, args, kwargs)
+            args, kwargs = self._with_writer(original, args, kwargs)
         return super()._run(call, original, args, kwargs)
 
-    def _with_staleness(
+    def also_logged(self) -> dict[str, Any]:
+        """Return what an epoch's logs have besides those of the model."""
+        return {}
+
+    def _write(self, epoch: int) -> None:
+        """Write what was observed of an epoch to TensorBoard."""
+        write_staleness(self.staleness, epoch)
+
+    def _with_writer(
         self,
         method: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Log the staleness if there is a ``TensorBoard`` callback."""
+        """Write what is observed if there is a ``TensorBoard`` callback."""
         given = callbacks_lib.by_name(method, args, kwargs)
         callbacks = given.get("callbacks")
         listed = callbacks_lib.listed(callbacks)
@@ -80,12 +94,12 @@ class AsyncCalls(TowerCalls):
         boards = [c for c in listed if isinstance(c, board)]
         if not boards:
             return args, kwargs
-        writer = ToTensorBoard(boards, lambda: self.staleness)
+        writer = ToTensorBoard(boards, self._write)
         given["callbacks"] = callbacks_lib.with_added(callbacks, writer)
         return (), given
 
 
-class _TrainFunction:
+class TrainFunction:
     """The model's train function: runs the next steps of the current call."""
 
     def __init__(self, training: AsyncTraining):
@@ -117,17 +131,18 @@ class _AsyncCall(TowerCall):
 
     def _make_train_function(self, force: bool = False) -> None:
         model = self.model
-        if not isinstance(model.train_function, _TrainFunction):
-            model.train_function = _TrainFunction(
+        if not isinstance(model.train_function, TrainFunction):
+            model.train_function = TrainFunction(
                 AsyncTraining(
-                    self.config, self.adoption, self._calls.update, model
+                    self.config, self.adoption, self._calls.pace(), model
                 )
             )
         elif force:
             model.train_function.training.forget()
             return
         if self._steps.fits and not model.run_eagerly:
-            self._steps.threads = TowerThreads(self.config.num_towers)
+            pace = model.train_function.training.pace
+            self._steps.threads = TowerThreads(self.config.num_towers, pace)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         whole = kind == "fit"
@@ -142,15 +157,20 @@ class _AsyncCall(TowerCall):
 
     def end_of_steps(self, logs: Any) -> Any:
         function = self.model.train_function
-        if not self._steps.fits or not isinstance(function, _TrainFunction):
+        if not self._steps.fits or not isinstance(function, TrainFunction):
             return logs
         logs, seen = function.training.end(self._steps, logs)
         self._calls.staleness = seen
         return logs
 
-    def settle(self) -> None:
+    def _end(self, logs: Any) -> Any:
+        logs = super()._end(logs)
+        return {**logs, **self._calls.also_logged()}
+
+    def settle(self, trains: bool) -> None:
         if self._steps.threads is not None:
-            self._steps.threads.drain()
+            # To apply more for an evaluation would change the training.
+            self._steps.threads.drain(whole=trains)
 
     def close(self) -> None:
         if self._steps.threads is not None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -77,37 +75,13 @@ class Clock:
         return Staleness(dict(sorted(seen.items())))
 
 
-class ToTensorBoard(keras.callbacks.Callback):
-    """Writes the staleness of each epoch to TensorBoard.
-
-    Args:
-        boards: the ``TensorBoard`` callbacks of ``fit``.
-        observed: returns the staleness of the epoch.
-    """
-
-    def __init__(
-        self,
-        boards: Sequence[keras.callbacks.TensorBoard],
-        observed: Callable[[], Staleness],
-    ):
-        super().__init__()
-        self._boards = boards
-        self._observed = observed
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Write mean, maximum and histogram."""
-        staleness = self._observed()
-        if not staleness.steps:
-            return
-        values = np.repeat(
-            list(staleness.histogram), list(staleness.histogram.values())
-        )
-        for board in self._boards:
-            with board._train_writer.as_default():
-                tf.summary.scalar(
-                    "epoch_staleness_mean", staleness.mean, step=epoch
-                )
-                tf.summary.scalar(
-                    "epoch_staleness_max", staleness.max, step=epoch
-                )
-                tf.summary.histogram("staleness", values, step=epoch)
+def write_staleness(staleness: Staleness, epoch: int) -> None:
+    """Write mean, maximum and histogram of an epoch to TensorBoard."""
+    if not staleness.steps:
+        return
+    values = np.repeat(
+        list(staleness.histogram), list(staleness.histogram.values())
+    )
+    tf.summary.scalar("epoch_staleness_mean", staleness.mean, step=epoch)
+    tf.summary.scalar("epoch_staleness_max", staleness.max, step=epoch)
+    tf.summary.histogram("staleness", values, step=epoch)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.fit.asynchronous import staleness as staleness_lib
+from keras_towers.fit.asynchronous.pace import Pace
 
 NAME = "keras_towers-async"
 
@@ -21,19 +22,22 @@ class TowerThreads:
 
     Args:
         towers: number of towers.
+        pace: when they may take a batch.
 
     Attributes:
         latest: the result of the step that ended last; None before the first.
     """
 
-    def __init__(self, towers: int):
+    def __init__(self, towers: int, pace: Pace):
         self._towers = towers
+        self._pace = pace
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._progress = threading.Condition(lock)
         self._waiting: collections.deque[tuple] = collections.deque()
         self._running = 0
         self._closed = False
+        self._begun = False
         self._error: BaseException | None = None
         self._clock = staleness_lib.Clock()
         self._threads: list[threading.Thread] = []
@@ -59,8 +63,12 @@ class TowerThreads:
         if not self._threads:
             self._start()
 
-    def drain(self) -> None:
+    def drain(self, whole: bool = True) -> None:
         """Wait until all submitted batches are done.
+
+        Args:
+            whole: whether all of their gradients are to be applied, even if
+                others are to be averaged with them.
 
         Raises:
             BaseException: any error of a step.
@@ -69,6 +77,9 @@ class TowerThreads:
             self._progress.wait_for(
                 lambda: not self._running and not self._waiting
             )
+            self._raise()
+        self._pace.settle(whole)
+        with self._progress:
             self._raise()
 
     def wait_for_a_step(self) -> None:
@@ -96,6 +107,9 @@ class TowerThreads:
         with self._work:
             self._closed = True
             self._work.notify_all()
+        if self._begun:
+            self._pace.end()
+            self._begun = False
         for thread in self._threads:
             # None if a Ctrl-C came before it was started.
             if thread.ident is not None:
@@ -105,6 +119,9 @@ class TowerThreads:
         self._error = None
 
     def _start(self) -> None:
+        # Recorded first, so that a Ctrl-C in between leaks no thread.
+        self._begun = True
+        self._pace.begin(self._failed_elsewhere)
         for index in range(self._towers):
             # Daemons, so that a second Ctrl-C exits without waiting for steps.
             thread = threading.Thread(
@@ -113,7 +130,6 @@ class TowerThreads:
                 name=f"{NAME}-{index}",
                 daemon=True,
             )
-            # Recorded first, so that a Ctrl-C in between leaks no thread.
             self._threads.append(thread)
             thread.start()
 
@@ -122,16 +138,23 @@ class TowerThreads:
             raise self._error
 
     def _tower(self, index: int) -> None:
-        while (job := self._take()) is not None:
+        while self._may_go_on(index) and (job := self._take()) is not None:
             steps, batch, read = job
             try:
-                result = steps[index](batch)
+                result = self._pace.run(index, lambda: steps[index](batch))  # noqa: B023
             except BaseException as error:
                 self._failed(error)
             else:
                 self._ended(result, read)
             # Frees the batch while waiting for the next one.
             del job, steps, batch
+
+    def _may_go_on(self, index: int) -> bool:
+        try:
+            return self._pace.enter(index)
+        except BaseException as error:
+            self._failed_elsewhere(error)
+            return False
 
     def _take(self) -> tuple | None:
         with self._work:
@@ -152,6 +175,10 @@ class TowerThreads:
     def _failed(self, error: BaseException) -> None:
         with self._work:
             self._running -= 1
+        self._failed_elsewhere(error)
+
+    def _failed_elsewhere(self, error: BaseException) -> None:
+        with self._work:
             self._error = self._error or error
             self._waiting.clear()
             self._progress.notify()

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.asynchronous import update as update_lib
+from keras_towers.fit.asynchronous.pace import Pace
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.threads import TowerThreads
 from keras_towers.fit.context import tower as tower_lib
@@ -62,7 +62,7 @@ class AsyncTraining:
     Args:
         config: the towers.
         adoption: the models placed on the towers.
-        update: applies the gradients of a tower.
+        pace: when towers may go on.
         model: the model.
     """
 
@@ -70,12 +70,12 @@ class AsyncTraining:
         self,
         config: TowerConfig,
         adoption: Adoption,
-        update: update_lib.UpdateAlone,
+        pace: Pace,
         model: keras.Model,
     ):
         self._config = config
         self._adoption = adoption
-        self._update = update
+        self.pace = pace
         self._model = model
         self._traced: list[tuple[Any, list[Callable[[Any], Any]]]] = []
         self.forget()
@@ -85,6 +85,7 @@ class AsyncTraining:
         self._traced.clear()
         self._here: dict[tuple[bool, int], Callable[[Any], Any]] = {}
         self._merge: Callable[[], dict[int, Any]] | None = None
+        self.pace.forget()
 
     def train(self, steps: Steps, iterator: Any, at_last_step: bool) -> Any:
         """Train on the next ``steps_per_execution`` batches.
@@ -200,7 +201,9 @@ class AsyncTraining:
         while self._adoption.bind(self._model):
             first = trace(0)
         others = range(1, self._config.num_towers)
-        return [first, *(trace(index) for index in others)]
+        traced = [first, *(trace(index) for index in others)]
+        self.pace.traced()
+        return traced
 
     def _one_step(self, index: int, logs_of: Logs) -> Callable[[Any], Any]:
         model = self._model
@@ -228,7 +231,7 @@ class AsyncTraining:
             total=self._config.num_towers if steps.fits else 1,
             device=tower_lib.short_name(self._config.devices[index]),
             training=True,
-            update=self._update if steps.fits else self._update.unscaled(),
+            update=self.pace.taker(steps.fits),
         )
         with (
             compat.single_device_mode(),

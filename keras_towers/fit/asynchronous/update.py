@@ -11,9 +11,11 @@ it writes, runs under a lock.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.update.averages import done
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
@@ -48,6 +52,7 @@ class UpdateAlone(UpdateOnce):
         super().__init__(*together)
         self.scale = scale
         self._turns: dict[int, tf.CriticalSection] = {}
+        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def place(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a weight, where it is."""
@@ -55,10 +60,16 @@ class UpdateAlone(UpdateOnce):
             variable._value = variables_lib.unbind(variable._value)
         return False
 
+    def frees_on_release(self, holder: Any) -> None:
+        """Call ``forget`` of an object when the strategy is left."""
+        self._made_for.add(holder)
+
     def release(self) -> None:
         """Stop intercepting the calls of all optimizers; drop their locks."""
         super().release()
         self._turns.clear()
+        for holder in self._made_for:
+            holder.forget()
 
     def apply(
         self,
@@ -78,9 +89,12 @@ class UpdateAlone(UpdateOnce):
         variables = trainable_variables or optimizer._trainable_variables
         # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
-            if _takes_turns(optimizer, variables):
+            # Eager towers take turns anyway. The trace that builds the
+            # optimizer is discarded.
+            overlaps = optimizer.built and not tf.executing_eagerly()
+            if overlaps and takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
-                    lambda: _done(original, grads, trainable_variables),
+                    lambda: done(original, grads, trainable_variables),
                     exclusive_resource_access=False,
                 )
             else:
@@ -104,16 +118,12 @@ class UpdateAlone(UpdateOnce):
         return self._turns[id(optimizer)]
 
 
-def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether updates must not overlap.
+def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether updates of an optimizer must not overlap.
 
     They must not if they depend on the number of previous updates, or read a
     weight and overwrite it.
     """
-    if tf.executing_eagerly() or not optimizer.built:
-        # Eager towers take turns anyway. The trace that builds the optimizer is
-        # discarded.
-        return False
     return bool(
         optimizer.gradient_accumulation_steps
         or optimizer.use_ema
@@ -122,23 +132,13 @@ def _takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
-def _done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
-    """Return a tensor that is ready once all writes of a call are done."""
-    graph = compat.get_default_graph()
-    begun = len(graph.get_operations())
-    function(*args)
-    made = graph.get_operations()[begun:]
-    with tf.control_dependencies([op for op in made if op.op_def.is_stateful]):
-        return tf.constant(True)
-
-
 def _add(
     name: str, original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
     """Add to a variable atomically, so that no concurrent write is lost."""
-    tower, native = tower_lib.current(), variable._value
+    native = variable._value
     if (
-        tower is None
+        (tower_lib.current() is None and _atomic.get() is None)
         or not isinstance(native, tf.Variable)
         or isinstance(native, compat.DistributedVariable)
         or not native.shape.is_fully_defined()
@@ -149,6 +149,14 @@ def _add(
     if value.shape != native.shape:
         value = tf.broadcast_to(value, native.shape)
     return getattr(native, name)(value)
+
+
+_atomic: Slot[bool] = Slot()
+
+
+def adding_atomically() -> contextlib.AbstractContextManager[None]:
+    """Let what ``add_atomically`` has replaced apply outside of towers, too."""
+    return _atomic.filled(True)
 
 
 def add_atomically() -> None:

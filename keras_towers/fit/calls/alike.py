@@ -54,7 +54,7 @@ def check(
     Raises:
         TowerError: a rank differs; raised on every rank, naming the setting.
     """
-    if config.transport.size == 1:
+    if config.peers.size == 1:
         return
     given = callbacks_lib.by_name(method, args, kwargs)
     names: tuple[str, ...] = _ALWAYS
@@ -68,16 +68,14 @@ def check(
     mine["validation_data"] = str(given.get("validation_data") is not None)
     if kind in TRAINING:
         mine |= _compiled(model)
-    ranks = objects.gather(
-        config.transport, mine, f"is at the beginning of {kind}"
-    )
+    ranks = objects.gather(config.peers, mine, f"is at the beginning of {kind}")
     for name in sorted(set().union(*ranks)):
         values = [settings.get(name, "not given") for settings in ranks]
         if len(set(values)) == 1:
             continue
         told = ", ".join(f"rank {r}: {v}" for r, v in enumerate(values))
         if name == _RATE:
-            if config.transport.rank == 0:
+            if config.peers.rank == 0:
                 logger.warning(
                     "the ranks have different learning rates (%s); all train "
                     "with that of rank 0.",

@@ -209,8 +209,12 @@ class TowerCall:
             or fn in (self.model.train_step, self.model.test_step)
         )
 
-    def settle(self) -> None:
-        """Wait for steps running in other threads, if any."""
+    def settle(self, trains: bool) -> None:
+        """Wait for steps running in other threads, if any.
+
+        Args:
+            trains: whether training follows, not evaluation.
+        """
 
     def close(self) -> None:
         """End those threads."""
@@ -261,7 +265,7 @@ class TowerCall:
             self.not_built = building.build(self.model, batch, self.kind)
         new = self.adoption.bind(self.model)
         if new or self.kind == "fit":
-            self.adoption.synchronise(self.model)
+            self.adoption.synchronise(self.model, self.config.peers)
         self.adoption.remember(self.model, self.kind)
         self._prepared = True
 

@@ -48,17 +48,18 @@ def arguments(
         Positional and keyword arguments, with only this rank's callbacks and
         a progress bar on rank 0 only.
     """
-    if config.transport.size == 1 or not callbacks_lib.are_taken_by(method):
+    if config.peers.size == 1 or not callbacks_lib.are_taken_by(method):
         return args, kwargs
     given = callbacks_lib.by_name(method, args, kwargs)
     callbacks = given.get("callbacks")
-    if config.transport.rank > 0:
+    if config.peers.rank > 0:
         given["verbose"] = 0
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = _of_this_rank(config.transport, callbacks)
+        callbacks = _of_this_rank(config.peers, callbacks)
     listed = callbacks_lib.listed(callbacks)
     # The validation of fit has its callbacks.
-    if not (nested and any(isinstance(c, Together) for c in listed)):
+    has_one = nested and any(isinstance(c, Together) for c in listed)
+    if config.transport.size > 1 and not has_one:
         others = [c for c in listed if not isinstance(c, Together)]
         together = Together(config.transport, adoption, others)
         callbacks = callbacks_lib.with_added(callbacks, together)

@@ -15,7 +15,7 @@ from keras_towers.fit.calls import alike, callbacks, chief, suitable
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
@@ -54,6 +54,15 @@ class TowerCalls:
                 return self._start(kind, original, model, (), kwargs, start)
         return self._start(kind, original, model, args, kwargs, None)
 
+    def _config_of(self, kind: str) -> TowerConfig:
+        """Return the towers that run a method."""
+        return self._config
+
+    @property
+    def _alone(self) -> bool:
+        """Whether a call runs as plain Keras does."""
+        return self._config.num_replicas == 1
+
     def _start(
         self,
         kind: str,
@@ -63,14 +72,14 @@ class TowerCalls:
         kwargs: dict[str, Any],
         start: Start | None,
     ) -> Any:
-        if self._config.num_replicas == 1 and start is None:
+        if self._alone and start is None:
             self._adoption.refuse_others(model)
             self._adoption.release_model(model)
             return run_alone(kind, original, model, args, kwargs)
         suitable.check(model, self._config)
         outer = call_lib.current()
         if outer is not None:
-            outer.settle()
+            outer.settle(kind in TRAINING)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self._adoption.knows(
             model, kind
@@ -79,7 +88,8 @@ class TowerCalls:
             self._config.transport.mark(f"the beginning of {kind}")
         try:
             if outer is None and not prepared:
-                alike.check(self._config, kind, original, model, args, kwargs)
+                config = self._config_of(kind)
+                alike.check(config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
                 if not prepared:
                     self._adoption.claim(model)
@@ -124,10 +134,8 @@ class TowerCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         order: Any = contextlib.nullcontext()
-        if call.kind == "fit" and (
-            call.start or self._config.transport.size > 1
-        ):
-            call.order = ranks_lib.Order(self._config.transport, call.start)
+        if call.kind == "fit" and (call.start or self._config.peers.size > 1):
+            call.order = ranks_lib.Order(self._config.peers, call.start)
             order = call.order.of_sequences()
         nested = call_lib.current() is not None
         with call.opened():

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import own_part
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
@@ -241,9 +242,9 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         other towers that is their whole step, once for each all-reduce. Where
         gradients are stopped it does not look further.
         """
-        reduce_op = tf.distribute.ReduceOp(
-            getattr(reduce_op, "value", reduce_op).upper()
-        )
+        own_part.warn(self.strategy)
+        kind = getattr(reduce_op, "value", reduce_op).upper()
+        reduce_op = tf.distribute.ReduceOp(kind)
 
         def merge(strategy, *values):
             pairs = [
@@ -267,8 +268,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         tower = current()
         if tower is not None:
             count = tower.count_only_if_live(count)
-        (total,) = self._all_reduce(tf.distribute.ReduceOp.SUM, [count])
-        return total
+        return self._all_reduce(tf.distribute.ReduceOp.SUM, [count])[0]
 
 
 def _refuse_nested(tower: Tower) -> None:

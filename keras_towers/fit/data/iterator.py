@@ -50,14 +50,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
         **kwargs: Any,
     ):
         trains = kind == "fit"
-        transport = config.transport
-        ranks = transport.size > 1
-        self._transport, self._kind = transport, kind
+        ranks = config.peers.size > 1
+        # Processes that go on without one another need no common end.
+        together = config.transport.size > 1
+        self._transport, self._kind = config.transport, kind
         self._towers = config.num_towers
         self._order = order
         # Ranks with their own training data have their own validation data.
         self.at_last_step: bool = False
-        self._each = config.batches == "each" and (trains or ranks)
+        self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=_Undistributed, **kwargs)
             own = None
@@ -85,8 +86,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not by_user:
             if trains:
                 self._check_enough(dataset, config, whole)
-            if ranks and not (self._each and kind.startswith("predict")):
-                self._agree(transport, kind, dataset, config.num_replicas)
+            agrees = together or (ranks and config.batches == "split")
+            if agrees and not (self._each and kind.startswith("predict")):
+                self._agree(config.peers, kind, dataset, config.num_replicas)
             self._distributed_dataset = data_lib.distribute(
                 config, own or dataset, self._each, self._to_one_end, whole
             )
@@ -107,7 +109,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if not self._each:
             ranks_lib.check_alike(numbers, digests)
             ranks_lib.warn_of_shuffles(dataset)
-            self._warn_of_idle_ranks(dataset, replicas)
+            if transport.rank == 0:
+                self._warn_of_idle_ranks(dataset, replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
@@ -121,7 +124,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         size = data_lib.static_size(dataset.element_spec)
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             size = self.data_adapter._batch_size
-        if size and size < replicas and self._transport.rank == 0:
+        if size and size < replicas:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
                 "towers are idle. Use a batch_size of %d or more.",
@@ -157,7 +160,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             data_lib.static_size(dataset.element_spec),
         )
         have, what = None, "example"
-        need = self._towers if self._each else config.num_replicas
+        need = config.num_replicas
+        if self._each or config.batches == "each":
+            need = self._towers
         if self._each or whole:
             have, what = batches, "batch"
         elif isinstance(adapter, compat.ArrayDataAdapter):

@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import own_part
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.scaling import is_differentiable
 from keras_towers.fit.contract import KerasStrategy
@@ -152,6 +153,7 @@ def _exchange(
     context: Any, live: Any, transport: Transport, tensors: list[tf.Tensor]
 ) -> list[Any]:
     """Gather tensors; the gradient is the sum of all towers' gradients."""
+    own_part.warn(context.strategy)
     differentiable = [
         index
         for index, tensor in enumerate(tensors)

@@ -54,7 +54,7 @@ class GlobalStep:
         self.rows: RowCheck = RowCheck()
         self.config = config
         self.update = update
-        self._spread = spread
+        self.spread = self._spread = spread
         self._run_on_towers = run_on_towers
         self._devices = [tower_lib.short_name(d) for d in config.devices]
 
@@ -110,7 +110,17 @@ class GlobalStep:
                 # Only this trace has shown it. It may do for one step, before
                 # which all towers have the same.
                 _trace_again()
-        return self.order.end(logs.of_batch(outputs, _shares(batch)), last)
+        return self.order.end(
+            logs.of_batch(outputs, self._of_logs(batch)), last
+        )
+
+    def _of_logs(self, batch: data_lib.TowerBatch) -> list[Any]:
+        """Each tower's fraction of the examples that the logs are of."""
+        shares = _shares(batch)
+        if self.config.others is None:
+            return shares
+        here = tf.add_n([tf.convert_to_tensor(share) for share in shares])
+        return [tf.math.divide_no_nan(share, here) for share in shares]
 
     def _averages(self, training: bool) -> bool:
         """Whether towers write means, which their shares have to weight."""

@@ -28,9 +28,7 @@ class Tracing:
         self._name = name
         self._start = time.monotonic()
         self._is_told = bool(
-            tf.executing_eagerly()
-            or config.transport.rank
-            or name in _announced
+            tf.executing_eagerly() or config.peers.rank or name in _announced
         )
 
     def first_is_traced(self) -> None:

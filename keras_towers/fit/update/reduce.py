@@ -113,12 +113,12 @@ class UpdateOnce:
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
-            self._make_ready(optimizer, variables)
+            self.make_ready(optimizer, variables)
             self._update(optimizer, original, variables, towers)
 
         tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
 
-    def _make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables.
 
         They are created outside the graph being traced, which they outlive.

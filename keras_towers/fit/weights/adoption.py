@@ -18,6 +18,7 @@ from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.transport import Transport
 
 
 @dataclasses.dataclass
@@ -187,20 +188,24 @@ class Adoption:
                 trainers.renew_functions(trainer)
         return any(moved)
 
-    def synchronise(self, model: keras.Model) -> None:
+    def synchronise(self, model: keras.Model, peers: Transport) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0.
+
+        Args:
+            model: the model.
+            peers: the ranks that have to have the same variables.
 
         Raises:
             TowerError: the ranks do not have the same variables.
         """
-        transport = self._config.transport
-        if transport.size > 1:
-            agreement.check_same(transport, _held_in_common(model))
+        if peers.size > 1:
+            agreement.check_same(peers, held_in_common(model))
+        if self._config.transport.size > 1:
             self._broadcast(model)
 
     def _broadcast(self, model: keras.Model) -> None:
         agreement.broadcast(
-            self._config.transport, [v._value for v in _held_in_common(model)]
+            self._config.transport, [v._value for v in held_in_common(model)]
         )
 
     def mark_trained(self) -> None:
@@ -261,8 +266,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _held_in_common(model: keras.Model) -> list[keras.Variable]:
-    """All variables but those of metrics: equal on all ranks."""
+def held_in_common(model: keras.Model) -> list[keras.Variable]:
+    """Return all variables but those of metrics: equal on all ranks."""
     state = state_lib.collect(model)
     return [*state.seeds, *state.weights, *state.optimizer_variables]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -40,19 +41,9 @@ class HeldOnce:
 
     def hold_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Move slot variables to the devices of their weights."""
-        weights = {
-            weight.path.replace("/", "_"): weight
-            for weight in optimizer._trainable_variables
-            if weight in self._before
-        }
-        for slot in optimizer.variables:
-            # Keras names a slot "<weight path>_<role>".
-            name = slot.name
-            while name not in weights and "_" in name:
-                name = name.rpartition("_")[0]
-            if name in weights and slot not in self._before:
-                device = weights[name]._value.device
-                self._move(slot, slot._value, device)
+        for slot, weight in slots_of(optimizer):
+            if weight in self._before and slot not in self._before:
+                self._move(slot, slot._value, weight._value.device)
 
     def _move(
         self, variable: keras.Variable, value: tf.Variable, device: str
@@ -81,3 +72,27 @@ class HeldOnce:
         """Restore every variable that is still held."""
         for variable in self._before:
             self.give_back(variable)
+
+
+def slots_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> Iterator[tuple[keras.Variable, Any]]:
+    """Find the slot variables of a built optimizer.
+
+    Args:
+        optimizer: the optimizer.
+
+    Yields:
+        Each slot variable with the weight that it belongs to.
+    """
+    weights = {
+        weight.path.replace("/", "_"): weight
+        for weight in optimizer._trainable_variables
+    }
+    for slot in optimizer.variables:
+        # Keras names a slot "<weight path>_<role>".
+        name = slot.name
+        while name not in weights and "_" in name:
+            name = name.rpartition("_")[0]
+        if name in weights:
+            yield slot, weights[name]

@@ -79,6 +79,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         super().__init__(config.strategy, values, _AGGREGATION[merge])
         self.merge = merge
         self._first_tower = config.first_tower
+        self._has_no_sums = config.transport.rank > 0
         self._one_stream = merge == STREAM and config.random == "global"
         self._shares = shares
         self.written_by_towers = False
@@ -135,7 +136,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         with tf.device(primary.device):
             value = tf.convert_to_tensor(value, primary.dtype)
             first = value
-            if self.merge == SUM and self._first_tower:
+            if self.merge == SUM and self._has_no_sums:
                 first = tf.zeros_like(value)
                 if self.sums_over_ranks and tf.executing_eagerly():
                     self._elsewhere = value

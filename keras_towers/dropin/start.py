@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin.engine import Engine, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.horovod.functions import broadcast_variables
-from keras_towers.horovod.options import variable_key
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -32,6 +30,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Raises:
         TowerError: ``local_variables`` are not variables.
     """
+
+    engine: Engine
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
@@ -63,7 +63,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast now, or when the first batch defines what to build."""
         model = self.model
-        if self._finished or hvd.size() == 1:
+        if self._finished or self.engine.size() == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in compat.layers_of(model))
@@ -78,7 +78,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast variables that only the first batch has created."""
-        if not self._finished and hvd.size() > 1:
+        if not self._finished and self.engine.size() > 1:
             self._broadcast()
         self._finished = True
 
@@ -122,7 +122,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             if key not in self._done and key not in self._local
         ]
         with tf.device(self.device):
-            broadcast_variables(new, self.root_rank)
+            self.engine.broadcast_variables(new, self.root_rank)
         self._done.update(variables)
 
     def _optimizers(self) -> list[Any]:

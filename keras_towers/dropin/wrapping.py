@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin.engine import variable_key
+from keras_towers.dropin.passes import Passes
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers
-from keras_towers.horovod.options import variable_key
-from keras_towers.horovod.passes import Passes
-from keras_towers.horovod.reducer import GradientReducer
 
 # Bypasses Keras's attribute tracking, which searches for variables.
 _STATE = "_keras_towers_horovod"
@@ -30,6 +29,26 @@ if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
 else:  # A mixin for optimizer classes.
     _Optimizer = object
+
+
+class Reducer(Protocol):
+    """Reduces the gradients of one optimizer over the ranks.
+
+    Attributes:
+        called: what the user calls the module that made it.
+        local_keys: keys of variables whose gradients are not reduced.
+        local_layers: layers whose gradients are not reduced.
+    """
+
+    called: str
+    local_keys: set[Any]
+    local_layers: list[Any]
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Reduce the gradients, or None, of variables."""
+        ...
 
 
 class Distribution:
@@ -41,7 +60,7 @@ class Distribution:
         scaled_outside: whether a ``LossScaleOptimizer`` wraps the optimizer.
     """
 
-    def __init__(self, reducer: GradientReducer, passes: Passes | None):
+    def __init__(self, reducer: Reducer, passes: Passes | None):
         self.reducer = reducer
         self.passes = passes
         self.scaled_outside = False
@@ -122,7 +141,8 @@ class _Distributed(_Optimizer):
                 "a LossScaleOptimizer wraps this distributed optimizer, and "
                 "could make a rank skip a step that others wait for. Wrap it "
                 "the other way: "
-                "hvd.DistributedOptimizer(LossScaleOptimizer(...))."
+                f"{state.reducer.called}.DistributedOptimizer("
+                "LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
             variables = compat.trained_by(self)
@@ -170,7 +190,7 @@ def _refuse_strategies(optimizer: Any) -> None:
         name = type(strategy).__name__
     if name is not None:
         raise TowerError(
-            "hvd.DistributedOptimizer reduces gradients, and so does the "
+            "DistributedOptimizer reduces gradients, and so does the "
             f"current strategy, {name}. Use only one: train outside the "
             "strategy's scope, or use the plain optimizer with the strategy."
         )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.dropin.engine import Engine
 from keras_towers.errors import TowerError
-from keras_towers.horovod.functions import allgather_object
-from keras_towers.horovod.matching import waiting
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -26,6 +24,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         device: the device on which the values are reduced.
     """
 
+    engine: Engine
+
     def __init__(self, device: str = ""):
         super().__init__()
         self.device = device
@@ -36,25 +36,23 @@ class MetricAverageCallback(keras.callbacks.Callback):
         Raises:
             TowerError: the names in the logs differ between ranks.
         """
-        if not logs or hvd.size() == 1:
+        if not logs or self.engine.size() == 1:
             return
         names = sorted(logs)
         self._check(names)
         values = [np.asarray(logs[name], "float64") for name in names]
-        with waiting("the mean of an epoch's logs"), tf.device(self.device):
-            sums = hvd.allreduce(
-                tf.concat([value.reshape(-1) for value in values], 0),
-                op=hvd.Average,
-                name="MetricAverageCallback",
-            ).numpy()
+        with tf.device(self.device):
+            means = self.engine.mean(
+                np.concatenate([value.reshape(-1) for value in values])
+            )
         for name, value in zip(names, values, strict=True):
-            mean, sums = sums[: value.size], sums[value.size :]
+            mean, means = means[: value.size], means[value.size :]
             logs[name] = (
                 float(mean[0]) if value.ndim == 0 else mean.reshape(value.shape)
             )
 
     def _check(self, names: list[str]) -> None:
-        everyone = allgather_object(names)
+        everyone = self.engine.gather_objects(names)
         for rank, others in enumerate(everyone):
             if others != everyone[0]:
                 odd = ", ".join(sorted({*others} ^ {*everyone[0]}))

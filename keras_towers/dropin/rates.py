@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin.engine import Engine
 from keras_towers.errors import TowerError
 
 
@@ -127,7 +127,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Warms the learning rate up to ``initial_lr``.
 
-    It grows linearly with every batch, from ``initial_lr / hvd.size()`` to
+    It grows linearly with every batch, from ``initial_lr / size()`` to
     ``initial_lr`` at the end of the last warm-up epoch.
 
     Args:
@@ -137,6 +137,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: the number of batches per epoch; None: as Keras says.
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
+
+    engine: Engine
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
             part = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
-            return (1 - part) / hvd.size() + part
+            return (1 - part) / self.engine.size() + part
 
         super().__init__(
             initial_lr,
@@ -164,7 +166,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Print a message when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose and hvd.rank() == 0:
+        over = epoch + 1 == self.end_epoch
+        if over and self.verbose and self.engine.rank() == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.horovod.options import variable_key
+from keras_towers.dropin.engine import variable_key
 
 
 class Passes:

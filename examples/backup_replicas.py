@@ -1,0 +1,131 @@
+"""Draw loss and global step against time, with and without a backup replica.
+
+Run it with ``python examples/backup_replicas.py [PNG]``; needs what
+``async_vs_sync.py`` needs, and has its model, its data and its slow device: one
+of four replicas takes ten times as long as the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import async_vs_sync as device
+import tensorflow as tf
+import typer
+from matplotlib import pyplot
+from matplotlib.ticker import LogLocator, ScalarFormatter
+from sklearn.datasets import load_digits
+
+import keras_towers as kt
+from keras_towers.bench.machine import machine_facts
+from keras_towers.bench.report import describe_machine
+
+REPLICAS = device.TOWERS
+PICTURE = Path(__file__).parents[1] / "docs/images/backup_replicas.png"
+
+# How many gradients an update averages, with title and colour.
+RUNS = {
+    REPLICAS: (f"R = {REPLICAS} of {REPLICAS}, waits", "#1f6feb"),
+    REPLICAS - 1: (
+        f"R = {REPLICAS - 1} of {REPLICAS}, one backup",
+        "#d9822b",
+    ),
+}
+
+
+class Progress(device.Curve):
+    """The loss, and the number of updates, after every epoch."""
+
+    def __init__(self, x: Any, y: Any, seconds: float, strategy: Any):
+        super().__init__(x, y, seconds)
+        self._strategy = strategy
+        self.updates: list[int] = []
+
+    def _note(self) -> None:
+        super()._note()
+        trained = self._strategy.counts.updates if self._spent else 0
+        self.updates.append(trained)
+
+
+def train(aggregate: int, seconds: float) -> Progress:
+    """Train for some seconds, averaging so many gradients an update."""
+    digits = load_digits()
+    x = (digits.images / 16).astype("float32").reshape(-1, 64)
+    with kt.SyncReplicasStrategy(aggregate, REPLICAS) as strategy:
+        progress = Progress(x, digits.target, seconds, strategy)
+        device.make_model().fit(
+            x,
+            digits.target,
+            batch_size=device.BATCH_SIZE,
+            epochs=1000,
+            verbose=0,
+            callbacks=[progress],
+        )
+    print(f"R = {aggregate}: {strategy.counts}")
+    return progress
+
+
+def draw(
+    curves: dict[int, tuple[list[float], list[int], list[float]]], machine: str
+) -> pyplot.Figure:
+    """Draw the curves.
+
+    Args:
+        curves: seconds, updates and losses, by gradients in an update.
+        machine: where they were measured.
+    """
+    figure, (steps, losses) = pyplot.subplots(
+        1, 2, figsize=(8.4, 3.8), layout="constrained"
+    )
+    for aggregate, (title, colour) in RUNS.items():
+        times, updates, loss = curves[aggregate]
+        steps.plot(times, updates, label=title, color=colour)
+        losses.plot(times, loss, label=title, color=colour)
+    steps.set_ylabel("global step (updates), higher is better")
+    losses.set_ylabel("loss over 1,797 digits, lower is better")
+    losses.set_yscale("log")
+    losses.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    losses.yaxis.set_major_formatter(ScalarFormatter())
+    losses.yaxis.set_minor_formatter("")
+    for axes in (steps, losses):
+        axes.set_xlim(0)
+        axes.set_xlabel("seconds")
+        axes.spines[["top", "right"]].set_visible(False)
+    steps.set_ylim(0)
+    steps.legend(frameon=False)
+    figure.suptitle(
+        f"{REPLICAS} replicas, one of them {device.SLOW} times slower"
+    )
+    figure.supxlabel(
+        f"A layer sleeps {device.SECONDS * 1000:.0f} ms a step in place of a "
+        f"device's work, {device.SECONDS * device.SLOW * 1000:.0f} ms on the "
+        f"slow replica.\n{machine}",
+        fontsize=7,
+    )
+    return figure
+
+
+def main(
+    picture: Annotated[Path, typer.Argument(help="PNG to write")] = PICTURE,
+    seconds: Annotated[float, typer.Option(help="training of each")] = 6.0,
+) -> None:
+    """Train without and with a backup replica, and draw the curves."""
+    kt.virtual_towers(REPLICAS)
+    # A replica that sleeps keeps a thread.
+    tf.config.threading.set_inter_op_parallelism_threads(4 * REPLICAS)
+    curves = {}
+    for aggregate, (title, _) in RUNS.items():
+        run = train(aggregate, seconds)
+        curves[aggregate] = run.times, run.updates, run.losses
+        rate = run.updates[-1] / run.times[-1]
+        print(
+            f"{title}: {rate:.1f} updates a second, loss "
+            f"{run.losses[-1]:.3f} after {run.times[-1]:.1f} s"
+        )
+    machine = describe_machine(machine_facts(timeout_s=60))
+    draw(curves, machine).savefig(picture, dpi=130)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,41 @@
+// Included before every source file of ps-lite, BytePS's network layer.
+//
+// Its receiving threads ask ZeroMQ for messages again and again and never
+// sleep, several of them in each process: on a machine with few cores they take
+// the time that the model needs, and that the threads need which they wait for.
+// Here they sleep a little longer each time that there was nothing.
+#if __has_include("ps/internal/van.h") && __has_include(<zmq.h>)
+#include <zmq.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+namespace keras_towers {
+
+// Args:
+//   lock: held by the caller, and by those who send. It is released meanwhile.
+inline int Receive(zmq_msg_t *message, void *socket, int flags,
+                   std::mutex &lock) {
+  constexpr int kStepMicroseconds = 10, kMostMicroseconds = 500;
+  static thread_local int pause = 0;
+  int size = zmq_msg_recv(message, socket, flags);
+  if (size != -1 || errno != EAGAIN) {
+    pause = 0;
+    return size;
+  }
+  lock.unlock();
+  pause = std::min(pause + kStepMicroseconds, kMostMicroseconds);
+  std::this_thread::sleep_for(std::chrono::microseconds(pause));
+  lock.lock();
+  errno = EAGAIN;
+  return -1;
+}
+
+}  // namespace keras_towers
+
+#define zmq_msg_recv(message, socket, flags) \
+  keras_towers::Receive(message, socket, flags, mu_)
+#endif

@@ -1,0 +1,140 @@
+"""BytePS's operations on tensors, Keras variables, arrays and numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import byteps.tensorflow as bps
+import keras
+import tensorflow as tf
+
+from keras_towers.dropin import compiling
+from keras_towers.errors import TowerError
+from keras_towers.transport import next_key
+from keras_towers.transport.byteps import BytePSTransport
+
+
+@functools.cache
+def transport() -> BytePSTransport:
+    """The connection to the other ranks, made when first asked for."""
+    return BytePSTransport()
+
+
+def init(lazy: bool = True) -> None:
+    """Connect this process to the others, and wait for them.
+
+    Args:
+        lazy: ignored: BytePS would connect at the first operation, in which no
+            error can be raised.
+
+    Raises:
+        TowerError: the variables that describe the job are wrong.
+    """
+    del lazy
+    transport()
+    compiling.replace(lambda: True)
+
+
+def shutdown() -> None:
+    """Restore Keras; this process leaves the job when it ends."""
+    compiling.restore()
+
+
+def push_pull(
+    value: Any,
+    scope: str = "",
+    average: bool = True,
+    compression: Any = bps.Compression.none,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Combine a value of the same shape on all ranks.
+
+    In BytePS, calls without a name get a random one each, which only a single
+    worker can find; and a name that is used again at once may give a wrong sum.
+    Here neither happens.
+
+    Args:
+        value: a tensor, variable, array or number, or ``tf.IndexedSlices``,
+            which become dense.
+        scope: put before the name.
+        average: the mean over the ranks, or else the sum.
+        compression: how the value is sent: ``bps.Compression.none`` or
+            ``bps.Compression.fp16``.
+        name: the name of the operation, the same on all ranks.
+
+    Returns:
+        A tensor with the shape and dtype of the value.
+    """
+    tensor = tf.convert_to_tensor(_plain(value))
+    key = f"{scope}{name}" if scope or name else next_key("push_pull")
+    small, how = compression.compress(tensor)
+    (total,) = transport().all_reduce([small], f"bps.{key}")
+    total = compression.decompress(total, how)
+    if not average:
+        return total
+    mean = tf.math.divide(total, bps.size())
+    return tf.cast(mean, tensor.dtype)
+
+
+def broadcast(
+    value: Any, root_rank: int, scope: str = "", name: str | None = None
+) -> tf.Tensor:
+    """Send the value of one rank to all ranks.
+
+    Args:
+        value: as in ``push_pull``.
+        root_rank: the rank whose value is sent.
+        scope: put before the name.
+        name: the name of the operation, the same on all ranks.
+
+    Returns:
+        The value of rank ``root_rank``, bit by bit.
+    """
+    key = f"{scope}{name}" if scope or name else next_key("broadcast")
+    tensor = tf.convert_to_tensor(_plain(value))
+    return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, scope: str = ""
+) -> None:
+    """Set variables to their values on one rank.
+
+    Args:
+        variables: Keras or TensorFlow variables, in the same order on all
+            ranks.
+        root_rank: the rank whose values are used.
+        scope: put before the names.
+    """
+    found = [_plain(variable) for variable in variables]
+    values = transport().broadcast(
+        [variable.read_value() for variable in found],
+        f"bps.{scope}{next_key('variables')}",
+        root_rank,
+    )
+    for variable, value in zip(found, values, strict=True):
+        variable.assign(value)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raise an error: TensorFlow 2 has no global variables.
+
+    Raises:
+        TowerError: always.
+    """
+    raise TowerError(
+        f"broadcast_global_variables({root_rank}) is not possible: "
+        "TensorFlow 2 keeps no list of all variables. Name them: "
+        "bps.broadcast_variables(model.weights + model.optimizer.variables, "
+        f"root_rank={root_rank}). In fit, use callbacks="
+        f"[bps.callbacks.BroadcastGlobalVariablesCallback({root_rank})]."
+    )
+
+
+def _plain(variable: Any) -> Any:
+    """Return the ``tf.Variable`` inside a Keras variable."""
+    if isinstance(variable, keras.Variable):
+        return variable.value
+    return variable

@@ -1,0 +1,145 @@
+"""``DistributedOptimizer``: an optimizer that sums its gradients over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import byteps.tensorflow as bps
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.byteps.functions import transport
+from keras_towers.dropin import wrapping
+from keras_towers.dropin.engine import variable_key
+from keras_towers.dropin.passes import Passes
+from keras_towers.errors import TowerError
+from keras_towers.reduction import sum_over_ranks
+
+
+class _Mean:
+    """The mean of gradients over the ranks."""
+
+    called = "bps"
+
+    def __init__(self, compression: Any, sparse_as_dense: bool):
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self.local_keys: set[Any] = set()
+        self.local_layers: list[Any] = []
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        reduced = list(grads)
+        if bps.size() == 1:
+            return reduced
+        chosen = [
+            i
+            for i, grad in enumerate(grads)
+            if grad is not None
+            and variable_key(variables[i]) not in self.local_keys
+        ]
+        small: list[Any] = []
+        how: list[Any] = []
+        for i in chosen:
+            grad = grads[i]
+            if isinstance(grad, tf.IndexedSlices) and not self._sparse_as_dense:
+                small.append(grad)
+                how.append(None)
+                continue
+            sent, back = self._compression.compress(tf.convert_to_tensor(grad))
+            small.append(sent)
+            how.append(back)
+        totals = sum_over_ranks(transport(), small)
+        for i, total, back in zip(chosen, totals, how, strict=True):
+            reduced[i] = self._divided(total, back)
+        return reduced
+
+    def _divided(self, total: Any, back: Any) -> Any:
+        if isinstance(total, tf.IndexedSlices):
+            values = total.values / tf.cast(bps.size(), total.values.dtype)
+            return tf.IndexedSlices(values, total.indices, total.dense_shape)
+        total = self._compression.decompress(total, back)
+        return total / tf.cast(bps.size(), total.dtype)
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = bps.Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer average its gradients over all ranks before it updates.
+
+    As ``keras_towers.horovod.DistributedOptimizer``, the optimizer itself is
+    modified and returned.
+
+    Args:
+        optimizer: any optimizer of Keras 3, possibly a ``LossScaleOptimizer``.
+        name: ignored: names are chosen so that ranks have the same.
+        device_dense: ignored: BytePS sums on its servers.
+        device_sparse: likewise.
+        compression: how dense gradients are sent: ``bps.Compression.none`` or
+            ``bps.Compression.fp16``.
+        sparse_as_dense: send sparse gradients as dense ones.
+        backward_passes_per_step: the number of calls whose gradients are summed
+            for one update; only updates communicate.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        TowerError: it is not an optimizer of Keras 3, or is distributed
+            already.
+    """
+    del name, device_dense, device_sparse
+    if not isinstance(optimizer, compat.BaseOptimizer):
+        raise TowerError(
+            f"bps.DistributedOptimizer takes an optimizer of Keras 3, such as "
+            f"keras.optimizers.SGD(0.1), and got {optimizer!r}."
+        )
+    inner = optimizer
+    while inner is not None:
+        if wrapping.distribution_of(inner) is not None:
+            raise TowerError(
+                f"the optimizer {inner.name!r} is already distributed: call "
+                "bps.DistributedOptimizer only once per optimizer."
+            )
+        inner = getattr(inner, "inner_optimizer", None)
+    passes = None
+    if backward_passes_per_step > 1:
+        passes = Passes(backward_passes_per_step, average=False)
+    reducer = _Mean(compression, sparse_as_dense)
+    wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
+    return optimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = bps.Compression.none,
+) -> keras.Model:
+    """Load a model and make its optimizer a distributed one.
+
+    Args:
+        filepath: a ``.keras`` or ``.h5`` file of any Keras 3 model.
+        custom_optimizers: optimizer classes that are not part of Keras.
+        custom_objects: objects by name, as for ``keras.models.load_model``.
+        compression: as for ``DistributedOptimizer``.
+
+    Returns:
+        The model.
+    """
+    names = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(
+        filepath, custom_objects={**names, **(custom_objects or {})}
+    )
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+    return model

@@ -1,0 +1,136 @@
+"""Calls of Keras's methods, with training steps of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers._notices import announce
+from keras_towers.callbacks import Start
+from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.calls import AsyncCalls, TrainFunction
+from keras_towers.fit.asynchronous.pace import Pace
+from keras_towers.fit.asynchronous.replicas import InStep
+from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.sync_replicas import ReplicaCounts
+
+
+class ReplicaCalls(AsyncCalls):
+    """Runs training on replicas whose gradients are averaged.
+
+    Args:
+        step: as for ``AsyncCalls``.
+        adoption: likewise.
+        aggregate: how many gradients an update averages.
+        shared: whether any replica may take any token.
+        also: what to do with each update, or None.
+    """
+
+    def __init__(
+        self,
+        step: GlobalStep,
+        adoption: Adoption,
+        aggregate: int,
+        shared: bool,
+        also: Callable[[Sequence[Any]], Any] | None,
+    ):
+        super().__init__(step, adoption)
+        self._aggregate = aggregate
+        self._shared = shared
+        self._also = also
+        self._last: InStep | None = None
+        # At the end of the last epoch, and in it.
+        self._before = (0,) * self._config.num_replicas
+        self._dropped = self._before
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has become of the gradients of the last ``fit``."""
+        if self._last is not None:
+            return self._last.counts
+        none = (0,) * self._config.num_replicas
+        return ReplicaCounts(0, none, none)
+
+    @property
+    def _alone(self) -> bool:
+        every = self._aggregate == 1 and self._also is None
+        return super()._alone and every
+
+    @property
+    def _drops(self) -> bool:
+        """Whether gradients can be dropped."""
+        return self._shared or self._config.num_replicas > self._aggregate
+
+    def pace(self) -> Pace:
+        return InStep(
+            self.update,
+            self._config.num_replicas,
+            self._aggregate,
+            self._shared,
+            self._begin,
+            self._also,
+        )
+
+    def _begin(self, replicas: InStep) -> None:
+        self._last = replicas
+        self._before = (0,) * self._config.num_replicas
+
+    def open(
+        self,
+        model: keras.Model,
+        kind: str,
+        prepared: bool,
+        start: Start | None,
+    ) -> TowerCall:
+        if kind in TRAINING and model.run_eagerly:
+            raise TowerError(
+                f"{self._config.name} needs compiled steps, but model "
+                f"{model.name!r} is set to run_eagerly=True: compile it "
+                "without, or debug it outside of the strategy."
+            )
+        function = model.train_function
+        if kind == "fit" and isinstance(function, TrainFunction):
+            pace = function.training.pace
+            if isinstance(pace, InStep) and pace.runs:
+                raise TowerError(
+                    f"fit of model {model.name!r} is called inside its own "
+                    f"fit, whose replicas are busy: {self._config.name} can "
+                    "run train_on_batch there, or fit of another model."
+                )
+        return super().open(model, kind, prepared, start)
+
+    def _run(
+        self,
+        call: TowerCall,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        result = super()._run(call, original, args, kwargs)
+        if call.kind == "fit" and any(self.counts.dropped):
+            announce(f"{self._config.name}: {self.counts}")
+        return result
+
+    def also_logged(self) -> dict[str, Any]:
+        if not self._drops:
+            return {}
+        dropped = self.counts.dropped
+        self._dropped = tuple(
+            now - before
+            for now, before in zip(dropped, self._before, strict=True)
+        )
+        self._before = dropped
+        return {"dropped_gradients": sum(self._dropped)}
+
+    def _write(self, epoch: int) -> None:
+        if not self._drops:
+            return
+        for replica, dropped in enumerate(self._dropped):
+            name = f"dropped_gradients/replica_{replica}"
+            tf.summary.scalar(name, dropped, step=epoch)

@@ -1,0 +1,32 @@
+"""Telling that a worker's values are not joined with those of the others."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+logger = logging.getLogger("keras_towers")
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def warn(strategy: Any) -> None:
+    """Warn, once, where a step joins the values of one worker's towers only.
+
+    Args:
+        strategy: the strategy whose step joins values of its towers.
+    """
+    config = strategy._components.config
+    joined = config.peers.size == config.transport.size
+    if joined or config.batches == "each" or strategy in _told:
+        return
+    _told.add(strategy)
+    logger.warning(
+        "the step joins values of the whole batch (for a mask, for sample "
+        "weights in a denominator, for synchronized BatchNormalization or by "
+        "kt.gather), but workers with %s join those of their own part of it "
+        "only: weights will differ a little from those of one device. "
+        "HorovodStrategy and MultiWorkerTowerStrategy join all.",
+        config.name,
+    )

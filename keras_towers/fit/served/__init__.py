@@ -1,0 +1,1 @@
+"""Weights that parameter servers hold for several processes."""

@@ -1,0 +1,155 @@
+"""Workers that apply their own gradients to the weights on the servers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.update import adding_atomically, takes_turns
+from keras_towers.fit.served.barrier import Barrier
+from keras_towers.fit.served.session import Session
+from keras_towers.fit.update.averages import done
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.reduction import scaled
+
+logger = logging.getLogger("keras_towers")
+
+
+class DirectSession(Session):
+    """A model whose workers update the weights on the servers themselves.
+
+    Args:
+        sync: whether all workers finish a step before any begins the next.
+        split: whether every worker takes its part of each batch.
+        scale: factor for a worker's gradients.
+        **given: for ``Session``.
+    """
+
+    def __init__(self, sync: bool, split: bool, scale: float, **given: Any):
+        super().__init__(**given)
+        self._scale = scale
+        self._traced: dict[str, Any] = {}
+        self._barrier: Barrier | None = None
+        self.in_step = sync and split
+        if sync:
+            self._barrier = Barrier(
+                f"{self.name}/barrier",
+                self.connection.devices[0],
+                self.rank,
+                self.connection.size,
+            )
+
+    def take(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        sums: Sequence[Any],
+        weight: float,
+    ) -> None:
+        """Apply the gradients of this worker."""
+        factor = weight * self._scale
+        grads = [None if g is None else scaled(g, factor) for g in sums]
+        with self.at_servers(optimizer, variables), adding_atomically():
+            original(grads, list(variables))
+
+    def _call(self, name: str, body: Callable[[], Any]) -> Any:
+        if name not in self._traced:
+            with compat.single_device_mode():
+                function = tf.function(body, autograph=False)
+                self._traced[name] = function.get_concrete_function()
+        return self.run(self._traced[name])
+
+    def forget_traces(self) -> None:
+        super().forget_traces()
+        self._traced.clear()
+
+    def _initialise(self) -> None:
+        if self._barrier is not None:
+            self._call("clear", self._barrier.clear)
+
+    def hold(self, model: keras.Model) -> None:
+        super().hold(model)
+        for optimizer in state_lib.collect(model).optimizers:
+            if takes_turns(optimizer, self._trained):
+                raise TowerError(
+                    f"the optimizer {optimizer.name!r} accumulates gradients, "
+                    "averages weights, scales the loss or has a constraint to "
+                    "obey, which workers cannot do at the same time: use "
+                    "SyncReplicasStrategy, which updates once for all of them."
+                )
+
+        if self._barrier is not None and self.rank == 0:
+            for optimizer in state_lib.collect(model).optimizers:
+                _warn_of_differences(optimizer)
+
+    def first(self) -> None:
+        if self._barrier is None:
+            self._call("first", self._refresh)
+            return
+        self._barrier.begin()
+        if self.connection.starts == 1:
+            self._call("first", self._refresh)
+            return
+        # The others come an odd number of times to read the weights, and an
+        # even number of times when they have updated them.
+        (phase,) = self._call("find", self._barrier.find)
+        step = self._refresh if int(phase) % 2 else self._end_of_step
+        self._call("first" if int(phase) % 2 else "stepped", step)
+
+    def stepped(self) -> bool:
+        (stopped,) = self._call("stepped", self._end_of_step)
+        return self.goes_on(stopped)
+
+    def _end_of_step(self) -> tf.Tensor:
+        """Get the weights when all updates have been made."""
+        if self._barrier is None:
+            self._refresh()
+            return self.stopped()
+        with tf.control_dependencies([self._barrier.wait()]):
+            # Before the second wait: so all stop behind the same step.
+            stopped = self.stopped()
+            with tf.control_dependencies([stopped]):
+                self._refresh()
+        return stopped
+
+    def _refresh(self) -> None:
+        """Get the weights, before anyone updates them again."""
+        here = done(self.masters.copy_here, self._trained)
+        if self._barrier is not None:
+            with tf.control_dependencies([here]):
+                self._barrier.wait()
+
+    def _leave(self) -> None:
+        if self._barrier is not None:
+            self._call("leave", self._barrier.leave)
+
+
+def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
+    """Say why the weights will not be those of one device, if they will not."""
+    config = optimizer.get_config()
+    reasons = [
+        f"{name}={config[name]}"
+        for name in (
+            *("momentum", "weight_decay"),
+            *("clipnorm", "global_clipnorm", "clipvalue"),
+        )
+        if config.get(name)
+    ]
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        reasons.insert(0, type(optimizer).__name__)
+    if isinstance(config.get("learning_rate"), dict):
+        reasons.append("a schedule of learning rates, which counts updates")
+    if reasons:
+        logger.warning(
+            "every worker updates the weights by itself, several times a step: "
+            "with %s they will not be those of one device. "
+            "SyncReplicasStrategy updates once a step.",
+            ", ".join(reasons),
+        )

@@ -1,0 +1,83 @@
+"""Updates of weights that parameter servers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.update import gradients
+from keras_towers.fit.update.at_variable import UpdateAtVariable
+from keras_towers.fit.update.reduce import UpdateOnce
+
+
+class TakesSums(Protocol):
+    """Receives the gradients of a worker, summed over its towers."""
+
+    def take(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        sums: Sequence[Any],
+        weight: float,
+    ) -> None:
+        """Take N gradients, as part of the step that is being traced.
+
+        Args:
+            optimizer: the optimizer that the step called.
+            original: its own ``apply``.
+            variables: the N variables.
+            sums: their gradients; None for a missing one.
+            weight: what to multiply them by, so that the mean over the workers
+                is the gradient of the whole batch.
+        """
+        ...
+
+
+class _ToServers:
+    """What the updates below have in common."""
+
+    _config: Any
+    taker: TakesSums | None = None
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(
+        self,
+        optimizer: Any,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        towers: Sequence[gradients.TowerGradients],
+    ) -> None:
+        if self.taker is None:
+            raise TowerError(
+                f"{self._config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and loops of your own use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        # Each tower's part of what the mean over the workers is to be.
+        parts = self._config.batches == "split" or not self._config.average
+        weight = float(self._config.peers.size if parts else 1)
+        sums = self._sums(variables, towers)[0]
+        self.taker.take(optimizer, original, variables, sums, weight)
+
+
+class CopiesOnTowers(_ToServers, UpdateOnce):
+    """Every tower has a copy of each weight; servers update theirs."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedOnce(_ToServers, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )

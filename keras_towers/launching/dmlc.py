@@ -1,0 +1,205 @@
+"""The variables by which BytePS's processes find one another.
+
+BytePS's network layer comes from DMLC. Where a variable is missing or wrong it
+waits for ever or aborts without a traceback, so they are checked before.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import SECRET
+
+ROLE = "DMLC_ROLE"
+WORKER_ID = "DMLC_WORKER_ID"
+NUM_WORKER = "DMLC_NUM_WORKER"
+NUM_SERVER = "DMLC_NUM_SERVER"
+ROOT_URI = "DMLC_PS_ROOT_URI"
+ROOT_PORT = "DMLC_PS_ROOT_PORT"
+NODE_HOST = "DMLC_NODE_HOST"
+LOCAL_RANK = "BYTEPS_LOCAL_RANK"
+LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
+# Set where the launcher ends the servers, so that workers need not.
+LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
+START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
+
+_REQUIRED = (WORKER_ID, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT)
+_ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
+_START_TIMEOUT_S = 300
+_SIGN = "DMLC_"
+_HOW = (
+    "`keras-towers run -np 2 --strategy byteps script.py` sets all of them; to "
+    "start processes by hand see the page on BytePS in the documentation."
+)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker's place in a job of BytePS.
+
+    Attributes:
+        worker: which of BytePS's machines this is, from 0.
+        workers: how many there are.
+        servers: the number of servers.
+        root: the scheduler's host.
+        port: the scheduler's port.
+        local_rank: this process among those of its machine, from 0.
+        local_size: how many there are on its machine.
+    """
+
+    worker: int
+    workers: int
+    servers: int
+    root: str
+    port: int
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train."""
+        return self.workers * self.local_size
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.worker} of {self.workers}, with {self.servers} "
+            f"server(s) and the scheduler at {self.root}:{self.port}"
+        )
+
+
+def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
+    """This process's place, None if no variable says that it has one.
+
+    Raises:
+        TowerError: a variable is missing, wrong, or contradicts another one.
+    """
+    if not any(name.startswith(_SIGN) for name in environment):
+        return None
+    role = environment.get(ROLE)
+    if role != "worker":
+        raise _wrong(
+            f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
+        )
+    needed: list[str] = list(_REQUIRED)
+    if environment.get(NUM_WORKER) not in ("0", "1"):
+        # What ranks send one another is unpickled.
+        needed.append(SECRET)
+    missing = [name for name in needed if not environment.get(name)]
+    if missing:
+        secret = (
+            f" ({SECRET} is any text that only this job's processes know, the "
+            "same on all of them)"
+        )
+        raise _wrong(
+            f"not set: {', '.join(missing)}{secret * (SECRET in missing)}"
+        )
+    place = Worker(
+        _number(environment, WORKER_ID, 0),
+        _number(environment, NUM_WORKER, 1),
+        _number(environment, NUM_SERVER, 1),
+        environment[ROOT_URI],
+        _number(environment, ROOT_PORT, 1),
+        _number(environment, LOCAL_RANK, 0, default=0),
+        _number(environment, LOCAL_SIZE, 1, default=1),
+    )
+    for name, value, end in (
+        (WORKER_ID, place.worker, f"{NUM_WORKER}={place.workers}"),
+        (LOCAL_RANK, place.local_rank, f"{LOCAL_SIZE}={place.local_size}"),
+        (ROOT_PORT, place.port, "65536"),
+    ):
+        if value >= int(end.rpartition("=")[2]):
+            raise _wrong(f"{name}={value} has to be less than {end}")
+    if environment.get(_ASYNCHRONOUS, "0") != "0":
+        raise _wrong(
+            f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
+            "of, which no strategy here can do with: unset it on all processes"
+        )
+    _check_addresses(place, environment.get(NODE_HOST))
+    return place
+
+
+def prepare(place: Worker | None) -> None:
+    """Set what BytePS reads besides, where the user has not."""
+    if place is None:
+        # Alone: BytePS wants to be told even that.
+        os.environ.update({ROLE: "worker", NUM_WORKER: "1", WORKER_ID: "0"})
+        os.environ.setdefault(NUM_SERVER, "0")
+    else:
+        # Also one worker goes by the servers, as several do.
+        os.environ.setdefault("BYTEPS_FORCE_DISTRIBUTED", "1")
+    os.environ.setdefault(LOCAL_RANK, "0")
+    os.environ.setdefault(LOCAL_SIZE, "1")
+    # Its other ways to choose a tensor's server read memory that is freed.
+    os.environ.setdefault("BYTEPS_KEY_HASH_FN", "naive")
+    if os.environ[LOCAL_SIZE] == "1":
+        # Sockets between the processes of a machine, of which it is alone.
+        path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
+        os.environ.setdefault("BYTEPS_SOCKET_PATH", path)
+
+
+def start_timeout_s() -> float:
+    """Seconds that a worker waits for the others to start.
+
+    Raises:
+        TowerError: the variable that sets it is no number.
+    """
+    told = os.environ.get(START_TIMEOUT, str(_START_TIMEOUT_S))
+    try:
+        return float(told)
+    except ValueError:
+        raise TowerError(
+            f"{START_TIMEOUT}={told!r} has to be a number of seconds."
+        ) from None
+
+
+def _check_addresses(place: Worker, own: str | None) -> None:
+    """Check that this machine and the scheduler's can be reached."""
+    try:
+        root = socket.gethostbyname(place.root)
+    except OSError as error:
+        raise _wrong(
+            f"{ROOT_URI}={place.root} is no host that this machine knows "
+            f"({error})"
+        ) from None
+    if own is None:
+        return
+    try:
+        address = socket.gethostbyname(own)
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise _wrong(
+            f"{NODE_HOST}={own} has to be an address of this machine ({error})"
+        ) from None
+    if _is_loopback(address) != _is_loopback(root):
+        raise _wrong(
+            f"{NODE_HOST}={own} and {ROOT_URI}={place.root}: either both are "
+            "addresses of loopback, or none is"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    default: int | None = None,
+) -> int:
+    told = environment.get(name, "" if default is None else str(default))
+    if not told.isdecimal() or int(told) < least:
+        raise _wrong(
+            f"{name}={told!r} has to be a whole number, at least {least}"
+        )
+    return int(told)
+
+
+def _wrong(what: str) -> TowerError:
+    return TowerError(f"BytePS cannot start: {what}. {_HOW}")

@@ -1,0 +1,170 @@
+"""TensorFlow's runtime over several processes.
+
+Each process of a job is a client of its own: it runs operations and functions
+on the devices of the parameter servers, where resources are shared by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.launching import tf_cluster
+from keras_towers.listening import only_at
+
+# Otherwise a call of a server that has died waits for it to come back.
+_FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
+
+_CANCEL_S = 5.0
+_LOOK_S = 2.0
+# TensorFlow cannot free functions of other processes, and says so in its log
+# for each that Python frees.
+_kept: list[Any] = []
+
+
+def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
+    """Make this process a task of TensorFlow's runtime.
+
+    It has to be done before TensorFlow starts: afterwards, assignments to older
+    variables would be lost.
+
+    Args:
+        jobs: the addresses of all tasks that it is to know, itself included,
+            by job and index.
+        job: this process's job.
+        index: of this process in its job.
+
+    Raises:
+        TowerError: its own address is in use, or TensorFlow has started.
+        tf.errors.OpError: TensorFlow cannot connect.
+    """
+    if compat.eager_context()._context_handle is not None:
+        raise TowerError(
+            "TensorFlow has started in this process before the process was "
+            f"made {job} {index} of its job, and what was made since (models, "
+            "variables, tensors) would not work any more. Create the strategy "
+            "first, before any model; or start each task with `keras-towers "
+            "run SCRIPT`, which connects before the script begins."
+        )
+    os.environ.setdefault(*_FAIL_FAST)
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    with only_at(jobs[job][index]):
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs), job_name=job, task_index=index
+        )
+        # The server starts when TensorFlow does.
+        tf.config.list_logical_devices()
+    # TensorFlow sets up the program's logging if the program has not.
+    root.handlers[:] = handlers
+    tf_cluster.tell_of_joining()
+
+
+def device_of(index: int) -> str:
+    """The full name of a parameter server's device."""
+    return f"/job:ps/replica:0/task:{index}/device:CPU:0"
+
+
+def traced(body: Callable[[], Any], device: str) -> Any:
+    """Make a concrete function of operations on one device.
+
+    An operation that fails in a function raises an error. By itself, it would
+    also break whatever runs on that device later.
+    """
+
+    def function() -> Any:
+        with tf.device(device):
+            return body()
+
+    made: Any = tf.function(function, autograph=False)
+    concrete = made.get_concrete_function()
+    _kept.append(concrete)
+    return concrete
+
+
+def run(
+    function: Any,
+    timeout_s: float | None = None,
+    look: Callable[[], None] | None = None,
+) -> list[Any]:
+    """Run a concrete function that may block; Ctrl-C ends it.
+
+    Args:
+        function: it takes no arguments.
+        timeout_s: seconds until it is cancelled; None: never.
+        look: called every 2 s until it is done; what it raises cancels it.
+
+    Returns:
+        Its flat outputs.
+
+    Raises:
+        TimeoutError: it was cancelled.
+        tf.errors.OpError: it has failed.
+    """
+    manager = compat.CancellationManager()
+    outputs: list[Any] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def call() -> None:
+        try:
+            outputs.extend(compat.call_cancellable(function, manager) or ())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    # Signals are handled between the main thread's own steps only.
+    threading.Thread(target=call, daemon=True).start()
+    cancelled = False
+    try:
+        _wait(done, timeout_s, look)
+    finally:
+        if not done.is_set():
+            cancelled = True
+            manager.start_cancel()
+            # Python cannot end while a thread is inside TensorFlow.
+            done.wait(_CANCEL_S)
+    if errors and not (
+        cancelled and isinstance(errors[0], tf.errors.CancelledError)
+    ):
+        raise errors[0]
+    if cancelled and not outputs:
+        raise TimeoutError(f"not done after {timeout_s} s")
+    return outputs
+
+
+def _wait(
+    done: threading.Event,
+    timeout_s: float | None,
+    look: Callable[[], None] | None,
+) -> None:
+    if look is None:
+        done.wait(timeout_s)
+        return
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while (left_s := until - time.monotonic()) > 0:
+        if done.wait(min(_LOOK_S, left_s)):
+            return
+        look()
+
+
+def reachable(address: str) -> bool:
+    """Whether somebody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as it:
+            # The kernel may give the caller the very port that nobody has.
+            return bool(it.getsockname() != it.getpeername())
+    except OSError:
+        return False

@@ -1,0 +1,100 @@
+"""What a task of the role ``ps`` does: it serves until training has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import tensorflow as tf
+
+from keras_towers._notices import announce as tell
+from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers.remote import join, reachable
+from keras_towers.tf_config import Cluster
+
+# How often to look for workers once the chief has ended, and how long one may
+# be away until it counts as dead.
+_LOOK_S = 1.0
+_GONE_S = 10.0
+# The workers, which notice it too, are to find this server when they do.
+_CHIEF_GONE_S = 30.0
+
+
+def serve(cluster: Cluster) -> None:
+    """Serve the workers of a job until all of them have ended.
+
+    A worker that dies, or ends with an error, may come back: it has said no
+    goodbye, and is waited for. When the chief has ended well, only workers that
+    can be reached at their addresses are. A chief that dies has lost what it
+    knew of the training, which ends.
+
+    The server listens at its own address of ``TF_CONFIG``, and is not
+    authenticated, as TensorFlow's servers are not: it belongs in a private
+    network. Models that this process has made before cannot be used any more.
+
+    Args:
+        cluster: the job, as a task of the role ``"ps"`` sees it.
+
+    Raises:
+        TowerError: the address is in use, another server of the job has other
+            versions, or the chief has died.
+
+    Example:
+        >>> serve(keras_towers.tf_config.required())
+        keras_towers: ps 0 at 10.0.0.3:4000 serves 2 workers
+    """
+    me = cluster.index
+    # Variables are in this machine's memory. Too late where it has begun.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    try:
+        join({"ps": {me: cluster.address}}, job="ps", index=me)
+    except tf.errors.OpError as error:
+        raise TowerError(
+            f"TensorFlow cannot serve as {cluster}: {error.message}"
+        ) from error
+    introduction.introduce(cluster, me)
+    introduction.opened(me).set()
+    workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
+    tell(f"{cluster} serves {workers}")
+    lost = _farewells(cluster)
+    names = [introduction.task_name(cluster, rank) for rank in lost]
+    tell(
+        f"ps {me} ends: "
+        + ("the chief has ended" if lost else "all workers have ended")
+        + (f", and {', '.join(names)} cannot be reached" if lost else "")
+    )
+
+
+def _farewells(cluster: Cluster) -> list[int]:
+    """Wait until nobody needs the server any more.
+
+    Returns:
+        The workers that have died.
+    """
+    mailbox = introduction.goodbyes(cluster, cluster.index)
+    missing = set(range(cluster.size))
+    chief_seen: float | None = None
+    while 0 in missing:
+        with contextlib.suppress(TimeoutError):
+            missing.discard(mailbox.take(_LOOK_S))
+        now = time.monotonic()
+        if reachable(cluster.workers[0]):
+            chief_seen = now
+        elif chief_seen is not None and now - chief_seen > _CHIEF_GONE_S:
+            raise TowerError(
+                f"{cluster} ends: the chief cannot be reached any more. Start "
+                "all tasks of the job again, from a backup."
+            )
+    seen = dict.fromkeys(missing, time.monotonic())
+    while missing:
+        with contextlib.suppress(TimeoutError):
+            missing.discard(mailbox.take(_LOOK_S))
+        now = time.monotonic()
+        for rank in missing:
+            if reachable(cluster.workers[rank]):
+                seen[rank] = now
+        if all(now - seen[rank] > _GONE_S for rank in missing):
+            break
+    return sorted(missing)

@@ -1,0 +1,157 @@
+"""What strategies over parameter servers are composed of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_towers import devices as devices_lib
+from keras_towers import tf_config
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig, Update
+from keras_towers.fit.served.calls import ServedCalls
+from keras_towers.fit.served.session import Session
+from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.parameter_servers import Connection, take_role
+from keras_towers.reduction import Reduction
+from keras_towers.strategies.base import Parts
+from keras_towers.strategies.processes import devices_of_rank, share_cores
+from keras_towers.transport.servers import ServerPeers
+
+_numbers = itertools.count()
+
+MakeSession = Callable[..., Session]
+
+
+class Servers:
+    """Connects a strategy with the parameter servers of its job.
+
+    In a task of the role ``ps`` creating one serves, and ends the process when
+    training has ended.
+
+    Args:
+        strategy: the name of the strategy, for messages.
+        towers: the devices of a worker, as for ``HorovodStrategy``.
+        cluster: the job, None: the one that ``TF_CONFIG`` describes.
+        stall_timeout: seconds to wait for other workers.
+
+    Raises:
+        SystemExit: this was a ps task.
+        TowerError: a wrong timeout, no parameter servers, no such devices, or
+            no connection.
+
+    Attributes:
+        connection: with the parameter servers.
+        peers: the workers.
+        devices: the towers of this worker.
+    """
+
+    def __init__(
+        self,
+        strategy: str,
+        towers: devices_lib.Towers,
+        cluster: tf_config.Cluster | None,
+        stall_timeout: float,
+    ):
+        self._stall_timeout = checked_timeout(stall_timeout)
+        cluster = cluster or tf_config.required()
+        if cluster.trains:
+            share_cores(cluster)
+            towers = devices_of_rank(cluster, towers)
+        self.connection: Connection = take_role(strategy, cluster)
+        self.devices: list[str] = devices_lib.resolve(towers)
+        self._name = f"{self.connection.prefix}strategy_{next(_numbers)}"
+        self.peers: ServerPeers = ServerPeers(
+            self.connection, self._name, stall_timeout
+        )
+
+    def calls(
+        self, make: MakeSession, run: Callable[..., Any]
+    ) -> Callable[[GlobalStep, Adoption], ServedCalls]:
+        """Return what creates the calls of a strategy.
+
+        Args:
+            make: creates a session, given the arguments of ``Session``.
+            run: TensorFlow's own ``Strategy.run`` of the strategy.
+        """
+
+        def session(number: int) -> Session:
+            return make(
+                connection=self.connection,
+                name=f"{self._name}/model_{number}",
+                peers=self.peers,
+                stall_timeout_s=self._stall_timeout,
+            )
+
+        def calls(step: GlobalStep, adoption: Adoption) -> ServedCalls:
+            alone = GlobalStep(
+                step.config.alone(),
+                step.order,
+                step.update,
+                run,
+                step.spread,
+            )
+            return ServedCalls(step, alone, adoption, session)
+
+        return calls
+
+    def described(self) -> list[str]:
+        """Lines for ``describe()``."""
+        me = self.connection
+        servers = len(me.devices)
+        return [
+            f"worker {me.rank} of {me.size}, {servers} parameter "
+            f"server{'s' * (servers > 1)}",
+        ]
+
+
+class AmongWorkers:
+    """What tells a worker its place, for strategies of several workers."""
+
+    _config: TowerConfig
+
+    @property
+    def rank(self) -> int:
+        """This worker, 0 to size - 1."""
+        return self._config.peers.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._config.peers.size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, which writes files."""
+        return self.rank == 0
+
+
+def copies(parts: Parts, reduce: Reduction) -> Update:
+    """Give every tower a copy of each weight."""
+    return CopiesOnTowers(parts.config, parts.spread, parts.order, reduce)
+
+
+def cached(parts: Parts, place: Callable[[keras.Variable], str]) -> Update:
+    """Give the towers of a worker one copy of each weight."""
+    return CachedOnce(parts.config, parts.spread, parts.order, place)
+
+
+def checked_timeout(seconds: Any) -> float:
+    """Check a time that a user gives.
+
+    Raises:
+        TowerError: it is no positive number.
+    """
+    valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not valid or not 0 < seconds < math.inf:
+        raise TowerError(
+            f"stall_timeout={seconds!r} is not allowed: give the seconds after "
+            "which waiting for other workers is an error."
+        )
+    return float(seconds)

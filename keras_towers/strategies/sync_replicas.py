@@ -1,0 +1,298 @@
+"""Towers whose updates average the gradients of the fastest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat, tf_config
+from keras_towers import devices as devices_lib
+from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.replica_calls import ReplicaCalls
+from keras_towers.fit.asynchronous.update import UpdateAlone
+from keras_towers.fit.contract import Batches, Update
+from keras_towers.fit.served.calls import ServedCalls
+from keras_towers.fit.served.replicas import ReplicaSession
+from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.strategies import modes
+from keras_towers.strategies.base import BaseStrategy, Parts, one_of
+from keras_towers.strategies.servers import (
+    AmongWorkers,
+    Servers,
+    checked_timeout,
+    copies,
+)
+from keras_towers.sync_replicas import ReplicaCounts
+from keras_towers.sync_replicas.quotas import most_of_one
+
+Tokens = Literal["per_replica", "shared"]
+
+
+class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
+    """Trains an existing Keras model without waiting for its slowest replicas.
+
+    Each of T replicas takes the next whole batch and computes its gradients.
+    As soon as R gradients have come, their average is applied once, as one
+    device would apply the gradient of these R batches together, and every
+    replica goes on with the new weights. A gradient that is older than the
+    weights is dropped, and counted.
+
+    With T > R there are T - R backup replicas: a slow replica, or one that
+    has stopped, does not hold up the others. With T = R nothing is dropped:
+    the weights are those of one device that trains on R batches at a time, up
+    to float rounding. With T < R replicas compute several gradients for each
+    update, for batches that are larger than the devices have memory for.
+
+    Each gradient is that of the mean loss of its batch, and all have the same
+    weight in an average, whatever the size of their batches; what else depends
+    on a batch as a whole, as the statistics of a BatchNormalization, is that of
+    one replica's batch. An epoch's last update averages what there is, if the
+    number of batches is no multiple of R. ``optimizer.iterations`` counts
+    updates.
+
+    Where gradients can be dropped, the logs of an epoch have their number as
+    ``"dropped_gradients"``, and a ``TensorBoard`` callback that of each replica
+    of this process.
+
+    Callbacks see batches as with ``AsyncTowerStrategy``; so do
+    ``train_on_batch``, ``evaluate``, ``predict`` and custom training loops
+    behave. In a callback of ``fit`` the same model cannot ``fit`` once more.
+
+    With parameter servers in ``TF_CONFIG`` every worker is a replica: weights,
+    gradients and the optimizer are on the servers, and the chief has averages
+    applied. There ``fit`` is all that trains, ``counts`` are known to the chief
+    only, and ``fit`` ends in all workers together, with the same model.
+
+    Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is that of
+    Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous
+    SGD", 2016.
+
+    Args:
+        replicas_to_aggregate: how many gradients an update averages, R. None:
+            as many as there are replicas.
+        total_num_replicas: number of replicas, T. None: as many as there are
+            devices.
+        variable_averages: a ``tf.train.ExponentialMovingAverage`` of the
+            trained weights, to be updated with them; see ``average_of``. A
+            custom training loop has to call its ``apply``.
+        tokens: ``"per_replica"``: each replica computes its share of every
+            update. ``"shared"``: as in TensorFlow 1, any replica may compute
+            any gradient, so that a fast one may compute several of an update;
+            the weights are then not those of one device, and gradients can be
+            dropped whatever T and R are.
+        towers: the devices, as for ``TowerStrategy``; one for each replica.
+            Across processes those of this worker, 1 by default.
+        stall_timeout: across processes: seconds that a worker waits for others
+            before it fails.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
+        batches: across processes: ``"split"``: all workers get the same data,
+            and each takes its part of every batch. ``"each"``: every worker
+            reads its own data.
+
+    Raises:
+        SystemExit: this is a parameter server, and training has ended.
+        TowerError: numbers that cannot be met, or devices that do not exist;
+            when training, a model that is set to ``run_eagerly``, or a step
+            that does not apply one gradient of each optimizer.
+
+    Example:
+        >>> with kt.SyncReplicasStrategy(3, 4) as strategy:
+        ...     model.fit(x, y, epochs=5)
+        >>> print(strategy.counts)
+        94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
+    """
+
+    def __init__(
+        self,
+        replicas_to_aggregate: int | None = None,
+        total_num_replicas: int | None = None,
+        variable_averages: Any = None,
+        tokens: Tokens = "per_replica",
+        towers: devices_lib.Towers | None = None,
+        stall_timeout: float = 600,
+        cluster: tf_config.Cluster | None = None,
+        batches: Batches = "split",
+    ):
+        one_of("tokens", tokens, ("per_replica", "shared"))
+        one_of("batches", batches, ("split", "each"))
+        checked_timeout(stall_timeout)
+        self._servers: Servers | None = None
+        cluster = cluster or tf_config.from_environment()
+        if cluster is not None and (cluster.ps or cluster.size > 1):
+            self._servers = Servers(
+                type(self).__name__,
+                1 if towers is None else towers,
+                cluster,
+                stall_timeout,
+            )
+        if self._servers is not None:
+            devices = self._servers.devices
+            replicas = self._servers.connection.size
+            if total_num_replicas not in (None, replicas):
+                raise TowerError(
+                    f"total_num_replicas={total_num_replicas!r} is not "
+                    f"allowed: TF_CONFIG names {replicas} workers, each of "
+                    "which is a replica. Leave it out."
+                )
+        else:
+            devices = _devices(towers, total_num_replicas)
+            replicas = len(devices)
+        aggregate = replicas_to_aggregate
+        if aggregate is None:
+            aggregate = replicas
+        if isinstance(aggregate, bool) or not isinstance(aggregate, int):
+            raise TowerError(
+                f"replicas_to_aggregate={aggregate!r} is not allowed: give the "
+                "number of gradients that an update averages."
+            )
+        if aggregate < 1:
+            raise TowerError(
+                f"replicas_to_aggregate={aggregate} is not allowed: an update "
+                "averages at least 1 gradient."
+            )
+        most_of_one(aggregate, replicas, tokens == "shared")
+        averages = variable_averages
+        if averages is not None and not isinstance(
+            averages, tf.train.ExponentialMovingAverage
+        ):
+            raise TowerError(
+                f"variable_averages={averages!r} is not allowed: give a "
+                "tf.train.ExponentialMovingAverage."
+            )
+        self.replicas_to_aggregate: int = aggregate
+        self.tokens: Tokens = tokens
+        self._moving = averages
+        reduce = modes.choose(devices, None).reduce
+
+        also = None if averages is None else self._average
+        self._calls: ReplicaCalls | ServedCalls
+        servers = self._servers
+
+        def update(parts: Parts) -> Update:
+            if servers is not None:
+                return copies(parts, reduce)
+            return UpdateAlone(
+                1.0, parts.config, parts.spread, parts.order, reduce
+            )
+
+        def session(**given: Any) -> ReplicaSession:
+            return ReplicaSession(
+                aggregate, tokens == "shared", batches == "split", also, **given
+            )
+
+        def calls(
+            step: GlobalStep, adoption: Adoption
+        ) -> ReplicaCalls | ServedCalls:
+            if servers is not None:
+                make = servers.calls(session, self.run)
+                self._calls = make(step, adoption)
+            else:
+                self._calls = ReplicaCalls(
+                    step, adoption, aggregate, tokens == "shared", also
+                )
+            return self._calls
+
+        super().__init__(
+            devices,
+            update,
+            reduce,
+            calls,
+            batches=batches if servers is not None else "each",
+            replicas_are_called="replica",
+            others=None if servers is None else servers.peers,
+        )
+
+    @property
+    def mode(self) -> Literal["sync-replicas"]:
+        """How the towers work together: ``"sync-replicas"``."""
+        return "sync-replicas"
+
+    @property
+    def total_num_replicas(self) -> int:
+        """The number of replicas, T."""
+        if self._servers is not None:
+            return self._servers.connection.size
+        return self.num_replicas
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has become of each replica's gradients in the last ``fit``."""
+        if isinstance(self._calls, ReplicaCalls):
+            return self._calls.counts
+        session = self._calls.last
+        if isinstance(session, ReplicaSession):
+            return session.counts
+        none = (0,) * self.total_num_replicas
+        return ReplicaCounts(0, none, none)
+
+    def average_of(self, variable: keras.Variable) -> tf.Tensor:
+        """Return the moving average of a trained weight.
+
+        Across processes only the chief has it.
+
+        Args:
+            variable: a trainable variable of the model trained last.
+
+        Raises:
+            TowerError: there is none.
+        """
+        trained = variable.value
+        if isinstance(self._calls, ServedCalls) and self._calls.last:
+            masters = self._calls.last.masters
+            trained = masters.of(variable) if variable in masters else trained
+        average = None
+        if self._moving is not None:
+            average = self._moving.average(trained)
+        if average is None:
+            raise TowerError(
+                f"there is no moving average of {variable.path}: create the "
+                "strategy with variable_averages=tf.train."
+                "ExponentialMovingAverage(0.999), train the variable, and ask "
+                "for it on the chief."
+            )
+        return tf.convert_to_tensor(average)
+
+    def _average(self, variables: Sequence[Any]) -> None:
+        assert self._moving is not None
+        with compat.single_device_mode():
+            self._moving.apply([getattr(v, "_value", v) for v in variables])
+
+    def _described(self) -> list[str]:
+        wanted, there = self.replicas_to_aggregate, self.total_num_replicas
+        spare = there - wanted
+        extra = "each computes one"
+        if spare > 0:
+            extra = f"{spare} backup replica{'s' * (spare > 1)}"
+        elif spare < 0:
+            extra = f"{there} compute {wanted}"
+        return [
+            f'mode "sync-replicas": every update averages {wanted} gradients '
+            f"({extra})",
+            f"tokens are {self.tokens.replace('_', ' ')}",
+            *self._data_described(),
+        ]
+
+    def _data_described(self) -> list[str]:
+        if self._servers is None:
+            return ["every replica takes the next whole batch"]
+        data = {
+            "split": "every worker takes its part of each batch",
+            "each": "every worker reads its own data",
+        }[self.batches]
+        return [data, *self._servers.described()]
+
+
+def _devices(towers: devices_lib.Towers | None, total: int | None) -> list[str]:
+    if towers is None:
+        return devices_lib.resolve(total)
+    devices = devices_lib.resolve(towers)
+    if total not in (None, len(devices)):
+        raise TowerError(
+            f"total_num_replicas={total!r} contradicts towers={towers!r}, "
+            f"which are {len(devices)}: leave one of them out."
+        )
+    return devices

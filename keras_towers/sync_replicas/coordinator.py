@@ -1,0 +1,190 @@
+"""The thread that has averages applied and hands out tokens."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+
+from keras_towers.sync_replicas.counts import ReplicaCounts
+from keras_towers.sync_replicas.group import Event, Group
+from keras_towers.sync_replicas.quotas import quotas
+
+NAME = "keras_towers-coordinator"
+
+
+class Coordinator(threading.Thread):
+    """Counts arrivals; applies the average as soon as enough have come.
+
+    Where every replica has its own tokens, one that has pushed a gradient gets
+    a token with the next update. If that update has already been made without
+    it, its gradient was dropped, and it gets a token at once. Replicas whose
+    data has ended are not waited for.
+
+    Args:
+        group: the replicas, T.
+        apply: given the number of gradients that have arrived, and how many
+            tokens to hand out to each queue, applies the average of the
+            gradients, increments the global step and hands out the tokens;
+            returns the number of gradients averaged of each replica.
+        failed: called, in this thread, with the error that ends it.
+        until_left: once so many replicas have left, the training is over, and
+            the others are told to end; None: they go on by themselves.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        apply: Callable[[int, Sequence[int]], Sequence[int]],
+        failed: Callable[[BaseException], None],
+        until_left: int | None = None,
+    ):
+        super().__init__(name=NAME, daemon=True)
+        self._group = group
+        self._aggregate = aggregate = group.aggregate
+        self._apply = apply
+        self._failed = failed
+        self._until_left = until_left
+        replicas = group.replicas
+        # How many gradients of an update each replica computes.
+        self._quota = quotas(aggregate, replicas)
+        self._here: set[int] = set()
+        self._left: set[int] = set()
+        self._held = [0] * replicas
+        self._arrived = [0] * replicas
+        # Averaged before their arrival was told.
+        self._ahead = [0] * replicas
+        self._used = [0] * replicas
+        self._dropped = [0] * replicas
+        self._step = self._first = group.global_step()
+        self._waited_for: collections.deque[threading.Event] = (
+            collections.deque()
+        )
+        self._ended = threading.Event()
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has become of the gradients so far."""
+        return ReplicaCounts(
+            self._step - self._first, tuple(self._used), tuple(self._dropped)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as many replicas have left as end the training."""
+        enough = self._until_left
+        return enough is not None and len(self._left) >= enough
+
+    def flush(self) -> None:
+        """Have what has arrived applied, even if it is not enough; wait."""
+        self._wait_for(Event.FLUSH)
+
+    def wait(self) -> None:
+        """Wait until what has arrived is applied, if it is enough."""
+        self._wait_for(Event.ASKED)
+
+    def _wait_for(self, event: Event) -> None:
+        done = threading.Event()
+        self._waited_for.append(done)
+        self._group.tell(event)
+        while not done.wait(0.1) and not self._ended.is_set():
+            pass
+
+    def end(self) -> None:
+        """End the thread, and wait for it."""
+        if self.is_alive():
+            self._group.tell(Event.END)
+            self.join()
+
+    def run(self) -> None:
+        """Handle events until the end."""
+        try:
+            if self._group.shared:
+                # Each replica computes its first gradient without one.
+                (tokens,) = self._tokens()
+                self._group.hand_out([tokens - self._group.replicas])
+            while True:
+                event, replica, step = self._group.next_event()
+                if event is Event.END:
+                    return
+                self._handle(event, replica, step)
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._ended.set()
+
+    def _handle(self, event: Event, replica: int, step: int) -> None:
+        if event is Event.JOINED:
+            self._here.add(replica)
+            self._left.discard(replica)
+            self._held[replica] = 1
+            self._give_now(replica)
+        elif event is Event.LEFT:
+            self._here.discard(replica)
+            self._left.add(replica)
+            if self.is_over:
+                for straggler in self._here:
+                    self._group.end(straggler)
+        elif event is Event.ARRIVED:
+            self._count(replica, step)
+        arrived = sum(self._arrived)
+        enough = arrived >= self._needed()
+        if arrived and (enough or event is Event.FLUSH) and not self.is_over:
+            self._update(arrived)
+        if event in (Event.FLUSH, Event.ASKED):
+            self._waited_for.popleft().set()
+
+    def _count(self, replica: int, step: int) -> None:
+        self._held[replica] -= 1
+        if self._ahead[replica]:
+            self._ahead[replica] -= 1
+            self._give_now(replica)
+        elif step < self._step:
+            self._dropped[replica] += 1
+            self._give_now(replica)
+        else:
+            self._arrived[replica] += 1
+
+    def _needed(self) -> int:
+        """How many gradients the next update waits for."""
+        if self._until_left is not None:
+            return max(1, self._aggregate - len(self._left))
+        left = sum(self._quota[replica] for replica in self._left)
+        return max(1, min(self._aggregate, sum(self._quota) - left))
+
+    def _update(self, arrived: int) -> None:
+        tokens = self._tokens()
+        averaged = self._apply(arrived, tokens)
+        self._step += 1
+        for replica, number in enumerate(averaged):
+            self._used[replica] += number
+            self._ahead[replica] += number - self._arrived[replica]
+        self._arrived = [0] * self._group.replicas
+        if not self._group.shared:
+            for replica, number in enumerate(tokens):
+                self._held[replica] += number
+
+    def _tokens(self) -> list[int]:
+        """How many tokens each queue gets with an update."""
+        if self._group.shared:
+            return [max(self._aggregate, self._group.replicas)]
+        return [
+            self._missing(replica) for replica in range(self._group.replicas)
+        ]
+
+    def _missing(self, replica: int) -> int:
+        if replica not in self._here:
+            return 0
+        return max(0, self._quota[replica] - self._held[replica])
+
+    def _give_now(self, replica: int) -> None:
+        """Hand out the tokens of one replica between two updates."""
+        if self._group.shared:
+            return
+        tokens = [0] * self._group.replicas
+        # What it has pushed for this step counts as if it were held.
+        missing = self._missing(replica) - self._arrived[replica]
+        tokens[replica] = max(0, missing)
+        if tokens[replica]:
+            self._group.hand_out(tokens)
+            self._held[replica] += tokens[replica]

@@ -1,0 +1,116 @@
+"""Resources of TensorFlow's runtime, found by name.
+
+A resource of a name lives on its device as long as the process that owns the
+device, or until it is destroyed; every process that is connected to it can get
+a handle by the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+
+
+@contextlib.contextmanager
+def on(device: str) -> Iterator[None]:
+    """Create handles on a device, outside of any graph and strategy."""
+    with tf.init_scope(), compat.single_device_mode(), tf.device(device):
+        yield
+
+
+class Queue:
+    """A queue of tuples, unbounded, on one device.
+
+    Its methods work eagerly and inside a ``tf.function``.
+
+    Args:
+        name: of the resource.
+        device: the device that holds it.
+        dtypes: of the parts of an element, which are scalars.
+    """
+
+    def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
+        self._device = device
+        self._dtypes = list(dtypes)
+        with on(device):
+            self._handle = tf.raw_ops.FIFOQueueV2(
+                component_types=self._dtypes,
+                shapes=[[]] * len(self._dtypes),
+                shared_name=name,
+            )
+
+    def put(self, *values: Any) -> tf.Operation | None:
+        """Add one element.
+
+        Args:
+            *values: its parts.
+        """
+        parts = [
+            tf.cast(value, dtype)
+            for value, dtype in zip(values, self._dtypes, strict=True)
+        ]
+        with tf.device(self._device):
+            return tf.raw_ops.QueueEnqueueV2(
+                handle=self._handle, components=parts
+            )
+
+    def put_many(self, *values: tf.Tensor) -> tf.Operation | None:
+        """Add N elements.
+
+        Args:
+            *values: their parts, each of shape [N].
+        """
+        parts = [
+            tf.cast(value, dtype)
+            for value, dtype in zip(values, self._dtypes, strict=True)
+        ]
+        with tf.device(self._device):
+            return tf.raw_ops.QueueEnqueueManyV2(
+                handle=self._handle, components=parts
+            )
+
+    def get(self) -> list[tf.Tensor]:
+        """Remove the first element; wait for one."""
+        with tf.device(self._device):
+            parts = tf.raw_ops.QueueDequeueV2(
+                handle=self._handle, component_types=self._dtypes
+            )
+        return [tf.ensure_shape(part, ()) for part in parts]
+
+    def clear(self) -> None:
+        """Remove all elements, while nobody else does."""
+        with tf.device(self._device):
+            size = tf.raw_ops.QueueSizeV2(handle=self._handle)
+            tf.raw_ops.QueueDequeueManyV2(
+                handle=self._handle, n=size, component_types=self._dtypes
+            )
+
+    def destroy(self) -> None:
+        """Free the queue on its device."""
+        destroy(self._handle, self._device)
+
+
+def destroy(handle: tf.Tensor, device: str) -> None:
+    """Free a resource on its device, if it is still there."""
+    with on(device):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
+def variable(
+    name: str, device: str, shape: Sequence[int], dtype: tf.DType
+) -> tf.Variable:
+    """Return the variable of a name, without giving it a value.
+
+    Args:
+        name: of the resource.
+        device: the device that holds it.
+        shape: its shape.
+        dtype: its dtype.
+    """
+    with on(device):
+        return compat.shared_variable(name, tf.TensorShape(shape), dtype)

@@ -1,0 +1,257 @@
+"""The cluster that ``TF_CONFIG`` describes, and this process's task in it.
+
+``TF_CONFIG`` is TensorFlow's convention for jobs on several machines: a JSON
+object with the addresses of all tasks and the task of this process, the same
+on all machines apart from the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from keras_towers.errors import TowerError
+
+VARIABLE = "TF_CONFIG"
+EXAMPLE: str = (
+    '{"cluster": {"worker": ["10.0.0.1:4000", "10.0.0.2:4000"], '
+    '"ps": ["10.0.0.3:4000"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+_TRAINING = ("chief", "worker")
+_ROLES = (*_TRAINING, "ps", "evaluator")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The tasks of a job.
+
+    Attributes:
+        jobs: the addresses of the tasks of each role, as ``host:port``.
+        role: of this process: ``"chief"``, ``"worker"``, ``"ps"`` or
+            ``"evaluator"``.
+        index: of this process among those of its role.
+
+    Example:
+        >>> cluster = from_environment()
+        >>> cluster.rank, cluster.size, cluster.ps
+        (0, 2, ('10.0.0.3:4000',))
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    role: str
+    index: int
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of the tasks that train; the chief's is the first."""
+        return tuple(
+            address for role in _TRAINING for address in self.jobs.get(role, ())
+        )
+
+    @property
+    def ps(self) -> tuple[str, ...]:
+        """The addresses of the parameter servers."""
+        return self.jobs.get("ps", ())
+
+    @property
+    def address(self) -> str:
+        """The address of this process."""
+        return self.jobs[self.role][self.index]
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process is one of ``workers``."""
+        return self.role in _TRAINING
+
+    @property
+    def rank(self) -> int:
+        """This process among ``workers``, from 0.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        return self.tasks.index((self.role, self.index))
+
+    @property
+    def tasks(self) -> tuple[tuple[str, int], ...]:
+        """Role and index of each of ``workers``."""
+        return tuple(
+            (role, index)
+            for role in _TRAINING
+            for index in range(len(self.jobs.get(role, ())))
+        )
+
+    @property
+    def size(self) -> int:
+        """The number of tasks that train."""
+        return len(self.workers)
+
+    @property
+    def local_rank(self) -> int:
+        """This process among ``workers`` with its host, from 0."""
+        return self._neighbours().index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """The number of ``workers`` with this process's host."""
+        return len(self._neighbours())
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all tasks have the same host."""
+        hosts = {
+            _host(a) for addresses in self.jobs.values() for a in addresses
+        }
+        return len(hosts) == 1
+
+    def _neighbours(self) -> list[int]:
+        here = _host(self.address)
+        return [r for r, a in enumerate(self.workers) if _host(a) == here]
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index} at {self.address}"
+
+
+def from_environment(
+    environment: Mapping[str, str] = os.environ,
+) -> Cluster | None:
+    """Read the cluster from ``TF_CONFIG``.
+
+    Args:
+        environment: the environment variables.
+
+    Returns:
+        The cluster; None if the variable is missing or names no cluster, as
+        for a process that trains alone.
+
+    Raises:
+        TowerError: the variable is malformed; the message says what is wrong
+            where.
+    """
+    text = environment.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        _refuse(f"is not valid JSON: {error}")
+    if not isinstance(config, dict):
+        _refuse(f"is {_shown(config)} instead of an object")
+    if not config.get("cluster"):
+        return None
+    jobs = _jobs(config["cluster"])
+    role, index = _task(config.get("task"), jobs)
+    return Cluster(jobs, role, index)
+
+
+def required(environment: Mapping[str, str] = os.environ) -> Cluster:
+    """Read the cluster from ``TF_CONFIG``, which has to be there.
+
+    Raises:
+        TowerError: it is missing or malformed.
+    """
+    cluster = from_environment(environment)
+    if cluster is None:
+        _refuse("is not set, or names no cluster")
+    return cluster
+
+
+def written(cluster: Cluster) -> str:
+    """Return the value of ``TF_CONFIG`` that describes a cluster."""
+    return json.dumps(
+        {
+            "cluster": {
+                job: list(tasks) for job, tasks in cluster.jobs.items()
+            },
+            "task": {"type": cluster.role, "index": cluster.index},
+        }
+    )
+
+
+def _jobs(given: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(given, dict):
+        _refuse(f'has {_shown(given)} as "cluster" instead of an object')
+    jobs = {role: _addresses(role, tasks) for role, tasks in given.items()}
+    if not any(jobs.get(role) for role in _TRAINING):
+        _refuse('names no task that trains: "cluster" has no "worker"')
+    if len(jobs.get("chief", ())) > 1:
+        _refuse('names more than one "chief"')
+    seen: dict[str, str] = {}
+    for role, tasks in jobs.items():
+        for index, address in enumerate(tasks):
+            name = f"{role} {index}"
+            if address in seen:
+                _refuse(
+                    f"gives {seen[address]} and {name} the same address, "
+                    f"{address}"
+                )
+            seen[address] = name
+    return jobs
+
+
+def _addresses(role: str, tasks: Any) -> tuple[str, ...]:
+    if role not in _ROLES:
+        _refuse(f"names the unknown role {role!r} (known: {', '.join(_ROLES)})")
+    if isinstance(tasks, dict):
+        # TensorFlow takes addresses by index, too.
+        if sorted(tasks, key=str) != sorted(map(str, range(len(tasks)))):
+            _refuse(
+                f'has {_shown(tasks)} as "{role}": the indices have to be '
+                '"0", "1", ...'
+            )
+        tasks = [tasks[str(index)] for index in range(len(tasks))]
+    if not isinstance(tasks, list):
+        _refuse(
+            f'has {_shown(tasks)} as "{role}" instead of a list of addresses'
+        )
+    for address in tasks:
+        host, _, port = str(address).rpartition(":")
+        valid = isinstance(address, str) and host and port.isdecimal()
+        if not valid or not 0 < int(port) < 65536:
+            _refuse(
+                f'has {_shown(address)} among the addresses of "{role}": each '
+                "is host:port"
+            )
+    return tuple(tasks)
+
+
+def _task(given: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(given, dict):
+        found = "is missing" if given is None else f"is {_shown(given)}"
+        _refuse(f'does not say which task this process is: "task" {found}')
+    role, index = given.get("type"), given.get("index")
+    if not isinstance(role, str) or role not in jobs:
+        _refuse(
+            f'has {_shown(role)} as the "type" of "task", but "cluster" names '
+            f"{', '.join(map(repr, jobs))}"
+        )
+    if isinstance(index, str) and index.isdecimal():
+        index = int(index)
+    count = len(jobs[role])
+    if isinstance(index, bool) or not isinstance(index, int):
+        _refuse(f'has {_shown(index)} as the "index" of "task": give a number')
+    if not 0 <= index < count:
+        _refuse(
+            f'has {index} as the "index" of "task", but "cluster" names '
+            f"{count} {role!r}: 0 to {count - 1}"
+        )
+    return role, index
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise TowerError(
+        f"{VARIABLE} {what}. It describes the tasks of the job and which of "
+        f"them this process is, for example {EXAMPLE}"
+    )

@@ -1,0 +1,155 @@
+"""Starting BytePS in a process, and leaving it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.launching import clusters, dmlc
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+INSTALL = "run `keras-towers install byteps`"
+
+_WARNING_S = 30.0
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 500_000
+
+
+def load() -> ModuleType:
+    """Import ``byteps.tensorflow``, or raise an error with instructions.
+
+    Raises:
+        TowerError: BytePS is not installed, or not for this TensorFlow.
+    """
+    try:
+        import byteps.tensorflow as bps
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("byteps"):
+            raise
+        raise TowerError(
+            f"BytePS is not installed in this environment: {INSTALL}."
+        ) from error
+    except (ImportError, OSError, tf.errors.NotFoundError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TowerError(
+            f"BytePS does not load with TensorFlow {tf.__version__}; it was "
+            f"probably built for another version, or on another machine: "
+            f"{INSTALL} to build it for this one. (The error was: {reason})"
+        ) from error
+    return bps
+
+
+_place: dmlc.Worker | None = None
+_connected = False
+
+
+def connect(bps: ModuleType) -> None:
+    """Start BytePS in this process, and wait for the others.
+
+    Raises:
+        TowerError: what this process is told of the others is wrong, or they
+            cannot be found.
+    """
+    global _connected, _place
+    if _connected:
+        return
+    _place = dmlc.worker()
+    member = clusters.member()
+    if _place is None and member and not member.alone:
+        raise TowerError(
+            f"this process is {member}, but nothing has started BytePS's "
+            "scheduler and servers, so that each process would train a model "
+            "of its own: use `keras-towers run -np 2 --strategy byteps "
+            "script.py`, or, if the script enters the strategy itself, "
+            f"`keras-towers run -np 2 --servers 1`. {clusters.HOW_TO_BE_ALONE}"
+        )
+    dmlc.prepare(_place)
+    with _waited_for(_place), _patient_threads():
+        bps.init(lazy=False)
+    # Its own way to leave waits for all others, also after an error.
+    atexit.unregister(bps.shutdown)
+    atexit.register(_leave, bps)
+    _connected = True
+
+
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Let threads that are started meanwhile sleep no shorter than needed.
+
+    Each of BytePS's looks for work every microsecond. On a machine with few
+    cores that leaves little for the model. A thread inherits the slack of its
+    timers from the one that starts it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
+
+
+def was_launched() -> bool:
+    """Whether something has described a job, maybe of one process."""
+    return _place is not None or clusters.member() is not None
+
+
+@contextmanager
+def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
+    """End the process if the others do not come: no exception reaches C++."""
+    done = threading.Event()
+    limit_s = dmlc.start_timeout_s()
+
+    def watch() -> None:
+        waited_s = 0.0
+        while not done.wait(min(_WARNING_S, limit_s - waited_s)):
+            waited_s += min(_WARNING_S, limit_s - waited_s)
+            text = (
+                f"{place} has waited {waited_s:.0f} s for the scheduler and "
+                "all servers and workers. Do they run, reach that address, and "
+                f"have the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and "
+                f"each worker another {dmlc.WORKER_ID}?"
+            )
+            if waited_s < limit_s:
+                logger.warning("%s", text)
+                continue
+            print(
+                f"keras_towers: {text} {dmlc.START_TIMEOUT} sets the seconds.",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+
+    if place is not None:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _leave(bps: ModuleType) -> None:
+    """Leave the job at the end of Python.
+
+    BytePS's ``shutdown`` ends the servers too, once all workers have called it.
+    Where the launcher ends them there is nothing to wait for, and after an
+    error in this process there would be no end to it.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    if _place is not None and (dmlc.LAUNCHED in os.environ or failed):
+        # Destructors of BytePS would find its threads running. This is called
+        # after Python's end, with the exit code.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        return
+    bps.shutdown()

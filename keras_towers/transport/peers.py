@@ -1,0 +1,126 @@
+"""The other ranks of TensorFlow's runtime: waiting for them, losing them.
+
+TensorFlow's collectives wait for ever for a rank that has stopped, and for one
+that has died unless they were just talking to it. So a thread asks all others
+for a sign of life, and ends the collectives of this process if one gives none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.transport.runtime import Task
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_PATIENCE_S = 5.0
+_LONGEST_BEAT_S = 2.0
+_ANSWER_S = 2.0
+
+
+def wait_for(task: Task, timeout_s: float) -> None:
+    """Wait until all ranks have started.
+
+    Args:
+        task: this process.
+        timeout_s: for how long.
+
+    Raises:
+        TowerError: some have not; the message names them.
+    """
+    start = time.monotonic()
+    missing, told = _others(task), False
+    while True:
+        missing = [rank for rank in missing if not _answers(task, rank)]
+        if not missing:
+            return
+        waited = time.monotonic() - start
+        if waited > timeout_s:
+            raise TowerError(
+                f"{_named(task, missing)} did not start within {timeout_s:g} "
+                "seconds. Every task that TF_CONFIG names has to run the "
+                "script, and to be reached at its address; `start_timeout` "
+                "waits for longer."
+            )
+        if waited > _PATIENCE_S and not told:
+            told = True
+            logger.warning(
+                "%s waits for %s to start.",
+                task.cluster,
+                _named(task, missing),
+            )
+        time.sleep(0.2)
+
+
+def lost(task: Task) -> str:
+    """The ranks that do not answer, in words; empty if all do."""
+    silent = [rank for rank in _others(task) if not _answers(task, rank)]
+    return _named(task, silent)
+
+
+def _others(task: Task) -> list[int]:
+    return [r for r in range(task.cluster.size) if r != task.cluster.rank]
+
+
+def _named(task: Task, ranks: list[int]) -> str:
+    return ", ".join(
+        f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks
+    )
+
+
+def _answers(task: Task, rank: int, limit_s: float = _ANSWER_S) -> bool:
+    """Whether a rank runs, and is the same process as before."""
+    try:
+        compat.eager_context().check_collective_ops_peer_health(
+            task.name_of(rank), int(limit_s * 1000)
+        )
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+class PeerWatch(threading.Thread):
+    """Ends the collectives of this process if a rank does not answer.
+
+    Args:
+        task: this process; all others have answered.
+        timeout_s: how long a rank may be silent.
+    """
+
+    def __init__(self, task: Task, timeout_s: float):
+        super().__init__(name="keras-towers-peers", daemon=True)
+        self._task = task
+        self.timeout_s = timeout_s
+        self._ended = threading.Event()
+        # TensorFlow must not be asked while Python takes it down.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the thread, which may take until the last answer."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Ask all others at every beat."""
+        answered = dict.fromkeys(_others(self._task), time.monotonic())
+        beat_s = min(self.timeout_s / 4, _LONGEST_BEAT_S)
+        while not self._ended.wait(beat_s):
+            for rank in answered:
+                if _answers(self._task, rank, beat_s):
+                    answered[rank] = time.monotonic()
+            longest = time.monotonic() - self.timeout_s
+            silent = [r for r, last in answered.items() if last < longest]
+            if silent:
+                compat.eager_context().abort_collective_ops(
+                    tf.errors.UNAVAILABLE,
+                    f"{_named(self._task, silent)} has given no sign of life "
+                    f"for {self.timeout_s:g} seconds",
+                )
+                return

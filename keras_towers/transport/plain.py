@@ -1,0 +1,125 @@
+"""Values as text that holds data only.
+
+What other processes send is read with this: unlike a pickle, it cannot run
+anything in the process that reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.transport.base import Transport
+
+
+def encode(value: Any) -> bytes:
+    """Write a value down.
+
+    Args:
+        value: None, a truth value, number, string, bytes or NumPy array; or a
+            tuple, list, set or dictionary of such.
+
+    Raises:
+        TowerError: it is, or contains, something else.
+
+    Example:
+        >>> encode((1, None, [2.5]))
+        b'{"tuple": [1, null, [2.5]]}'
+    """
+    return json.dumps(_plain(value)).encode()
+
+
+def decode(data: bytes) -> Any:
+    """Read what ``encode`` has written.
+
+    Raises:
+        ValueError: it has not.
+    """
+    try:
+        return _read(json.loads(data))
+    except (KeyError, TypeError, LookupError) as error:
+        raise ValueError(f"not a value of `encode`: {data[:80]!r}") from error
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_plain(item) for item in value]
+    if type(value) in (tuple, set, frozenset):
+        return {type(value).__name__: [_plain(item) for item in value]}
+    if type(value) is dict:
+        return {"dict": [[_plain(k), _plain(v)] for k, v in value.items()]}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if (
+        isinstance(value, (np.ndarray, np.generic))
+        and not value.dtype.hasobject
+    ):
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        content = base64.b64encode(np.ascontiguousarray(value).tobytes())
+        # The name, because bfloat16 has no code of NumPy's.
+        name = value.dtype.str if value.dtype.kind in "US" else value.dtype.name
+        return {kind: [name, list(value.shape), content.decode()]}
+    raise TowerError(
+        f"a value of type {type(value).__name__} cannot be sent to other "
+        "ranks: send numbers, strings, bytes, arrays, or tuples, lists, sets "
+        "and dictionaries of them."
+    )
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_read(content))
+    if kind == "dict":
+        return {_read(k): _read(v) for k, v in content}
+    if kind == "bytes":
+        return base64.b64decode(content)
+    name, shape, text = content
+    flat = np.frombuffer(base64.b64decode(text), _dtype(name))
+    if kind == "scalar":
+        return flat[0]
+    if kind == "array":
+        return flat.reshape(shape).copy()
+    raise KeyError(kind)
+
+
+_SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _dtype(name: str) -> np.dtype:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)
+
+
+def gather(transport: Transport, value: Any) -> list[Any]:
+    """Gather values from all ranks on all ranks, in rank order; eager only.
+
+    Raises:
+        TowerError: a value cannot be written down.
+    """
+    data = encode(value)
+    # Four bytes each, which every transport carries as they are.
+    padded = data + b" " * (-len(data) % 4)
+    words = tf.constant(np.frombuffer(padded, np.int32))
+    sizes = transport.all_gather(tf.constant([len(padded)]), "kt.values.sizes")
+    whole = transport.all_gather(words, "kt.values").numpy().tobytes()
+    found, start = [], 0
+    for size in sizes.numpy().tolist():
+        found.append(decode(whole[start : start + size]))
+        start += size
+    return found

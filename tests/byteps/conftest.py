@@ -1,0 +1,19 @@
+"""What needs BytePS is skipped where it is not installed."""
+
+import importlib.util
+import socket
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _needs_byteps(request):
+    if importlib.util.find_spec("byteps") is None:
+        pytest.skip("BytePS is not installed: make .venv/byteps-cpu")
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,71 @@
+"""Checks of a worker: the drop-in for BytePS's own module, on two ranks."""
+
+import keras
+import numpy as np
+
+import keras_towers.byteps as bps
+from tests.kit.ranks import check
+from tests.processes.small import RANK, X, Y, assert_same_model, model, refused
+
+
+@check
+def the_drop_in_trains_as_one_process():
+    bps.init()
+    mine, reference = model(), model()
+    # Each rank has other weights, and half of every batch.
+    if RANK == 1:
+        mine.set_weights([w + 1 for w in mine.get_weights()])
+    mine.compile(bps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    half = np.arange(48).reshape(-1, 2, 4)[:, RANK].ravel()
+    history = mine.fit(
+        X[half],
+        Y[half],
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            bps.callbacks.BroadcastGlobalVariablesCallback(0),
+            bps.callbacks.MetricAverageCallback(),
+        ],
+    )
+    reference.compile(keras.optimizers.SGD(0.1), "mse")
+    wanted = reference.fit(
+        X[:48], Y[:48], batch_size=8, shuffle=False, verbose=0
+    )
+    assert_same_model(mine, reference)
+    np.testing.assert_allclose(
+        history.history["loss"], wanted.history["loss"], rtol=1e-5
+    )
+
+
+@check
+def values_of_the_drop_in():
+    bps.init()
+    assert bps.push_pull(float(RANK), name="mean").numpy() == 0.5
+    assert bps.push_pull([RANK, 3], average=False).numpy().tolist() == [1, 6]
+    variable = keras.Variable([float("nan"), 1.0] if RANK else [2.0, 3.0])
+    bps.broadcast_variables([variable], 0)
+    assert variable.numpy().tolist() == [2.0, 3.0]
+    with refused("already distributed", "bps.DistributedOptimizer"):
+        bps.DistributedOptimizer(bps.DistributedOptimizer(_sgd()))
+
+
+@check
+def a_warm_up_begins_with_the_rate_of_one_rank():
+    bps.init()
+    mine = model()
+    mine.compile(bps.DistributedOptimizer(_sgd()), "mse")
+    warm_up = bps.callbacks.LearningRateWarmupCallback(0.4, 2)
+    rates = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(
+            float(mine.optimizer.learning_rate)
+        )
+    )
+    mine.fit(X, Y, epochs=2, verbose=0, callbacks=[warm_up, note])
+    assert 0.2 < rates[0] < 0.4
+    np.testing.assert_allclose(rates[-1], 0.4, rtol=1e-5)
+
+
+def _sgd():
+    return keras.optimizers.SGD(0.4)

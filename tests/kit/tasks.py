@@ -1,0 +1,71 @@
+"""Tasks of a cluster, each a process that a test can stop or kill."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from keras_towers.launching.tf_cluster import task_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+class Task:
+    """A script that runs as a task.
+
+    Args:
+        folder: for its script and output.
+        cluster: the cluster, as the task sees it.
+        script: the source of what it runs.
+        name: of its files; given where a task is started again.
+    """
+
+    def __init__(self, folder, cluster, script, name=None):
+        name = name or f"{cluster.role}-{cluster.index}"
+        path = folder / f"{name}.py"
+        path.write_text(script)
+        self._output = folder / f"{name}.txt"
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", path],
+                env={
+                    **os.environ,
+                    **task_environment(cluster),
+                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has written so far."""
+        return self._output.read_text()
+
+    def wait_for(self, text: str, limit_s: float = 60) -> None:
+        """Wait until it has written something."""
+        until = time.monotonic() + limit_s
+        while text not in self.output:
+            ended = self.process.poll()
+            # It may have written it before it ended.
+            if text not in self.output and (
+                ended is not None or time.monotonic() > until
+            ):
+                raise AssertionError(f"{ended}: {text!r}\n{self.output}")
+            time.sleep(0.05)
+
+    def end(self, limit_s: float = 20) -> int:
+        """Wait for its end; the exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"has not ended\n{self.output}") from None
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        self.process.kill()
+        self.process.wait()

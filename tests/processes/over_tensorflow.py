@@ -1,0 +1,157 @@
+"""Checks of a worker: TensorFlow's collectives themselves, on two ranks."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.transport import joining
+from tests.kit.ranks import check
+from tests.processes.small import RANK, Strategy, gather, refused
+
+DTYPES = (
+    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32),
+    *(tf.int64, tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64),
+    tf.complex64,
+)
+
+
+def transport():
+    return Strategy()._config.transport
+
+
+def assert_is(found, wanted, dtype):
+    assert found.dtype == dtype
+    wanted = tf.cast(tf.constant(wanted), dtype)
+    assert found.shape == wanted.shape, (found.shape, wanted.shape)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+@check
+def dtypes_of_collectives():
+    over = transport()
+    for dtype in DTYPES:
+
+        def own(*values, dtype=dtype):
+            return tf.cast(tf.constant(values), dtype)
+
+        found = over.all_gather(own(*[RANK] * (RANK + 1)), "gather")
+        assert_is(found, [0, 1, 1], dtype)
+        found = over.all_to_all(own(RANK, 1 - RANK), "swap")
+        assert_is(found, [[0, 1], [1, 0]][RANK], dtype)
+        (found,) = over.broadcast([own(RANK, 1)], "broadcast", root=1)
+        assert_is(found, [1, 1], dtype)
+        (found,) = over.all_reduce([own(RANK, 0)], "sum")
+        assert_is(found, [1, 0], dtype)
+    for send in (over.all_gather, over.all_to_all):
+        with refused("string", "cannot be sent"):
+            send(tf.constant(["a", "b"]), "strings")
+
+
+@check
+def shapes_that_differ_between_calls_and_ranks():
+    over = transport()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def collected(x):
+        return over.all_gather(x, "rows")
+
+    for rows in (1, 0, 7, 300, 2):
+        mine = tf.fill([rows * RANK, 2], 1.0)
+        assert collected(mine).shape == over.all_gather(mine, "eager").shape
+        assert collected(mine).shape == (rows, 2)
+    empty = over.all_reduce([tf.zeros([0, 3]), tf.ones([])], "empty")
+    assert [t.shape for t in empty] == [(0, 3), ()]
+    for length in (3, 5):
+        (total,) = over.all_reduce([tf.ones([length])], "another")
+        assert total.numpy().tolist() == [2.0] * length
+    for unlike in (
+        tf.ones([2, 2 + RANK]),
+        tf.ones([2], (tf.int32, tf.int64)[RANK]),
+        tf.ones([2] * (1 + RANK)),
+    ):
+        try:
+            over.all_gather(unlike, "unlike")
+        except tf.errors.InvalidArgumentError as error:
+            assert "differ" in str(error)
+        else:
+            raise AssertionError("not refused")
+    with refused("every dimension has to be known"):
+        tf.function(
+            lambda x: over.all_reduce([x], "unknown"),
+            input_signature=[tf.TensorSpec([None])],
+        ).get_concrete_function()
+    # They have not harmed what comes next.
+    assert gather(RANK) == [0, 1]
+
+
+@check
+def collectives_run_at_once_in_any_order():
+    over = transport()
+    many = list(range(60))
+
+    @tf.function
+    def sums(x):
+        order = many[::-1] if RANK else many
+        found = {i: over.all_reduce([x * i], f"sum.{i}")[0] for i in order}
+        return [found[i] for i in many]
+
+    @tf.function
+    def repeated(x):
+        for _ in tf.range(5):
+            (x,) = over.all_reduce([x], "repeated")
+        return x
+
+    for _ in range(3):
+        totals = sums(tf.ones([3]))
+        assert [t.numpy().tolist() for t in totals] == [
+            [2.0 * i] * 3 for i in many
+        ]
+    assert repeated(tf.ones([])).numpy() == 2.0**5
+
+
+@check
+def a_large_sum_and_many_small_ones():
+    over = transport()
+    sizes = [1_100_000, 5, 0, 70_000, 1]
+    for dtype, tolerance in ((tf.float32, 1e-6), (tf.bfloat16, 1e-2)):
+        tensors = [
+            tf.cast(tf.random.stateless_uniform([size], [i, RANK]), dtype)
+            for i, size in enumerate(sizes)
+        ]
+        totals = over.all_reduce(tensors, "large")
+        for mine, total in zip(tensors, totals, strict=True):
+            assert total.dtype == dtype
+            mine, total = (
+                tf.cast(t, tf.float32).numpy() for t in (mine, total)
+            )
+            np.testing.assert_allclose(total, sum(gather(mine)), rtol=tolerance)
+
+
+@check
+def other_versions_are_refused():
+    real, keras.__version__ = keras.__version__, f"3.{RANK}"
+    try:
+        with refused("rank 0: TensorFlow", "Keras 3.0", "Keras 3.1"):
+            joining.check_versions(transport())
+    finally:
+        keras.__version__ = real
+
+
+@check
+def objects_that_are_no_data_are_refused():
+    with refused("a value of type Model", "cannot be sent"):
+        gather(keras.Model())
+    value = {"a": (1, None, [2.5, "b"]), 3: {b"c"}, "d": np.arange(4)}
+    for found in gather(value):
+        np.testing.assert_equal(found, value)
+
+
+@check
+def towers_alone_work_in_the_same_process():
+    mine = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    mine.compile("sgd", "mse")
+    with kt.TowerStrategy(["/cpu:0"]):
+        mine.fit(np.ones((4, 2)), np.ones((4, 1)) * RANK, verbose=0)
+    first, second = gather(mine.get_weights()[1].tolist())
+    assert first != second

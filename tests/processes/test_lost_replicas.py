@@ -1,0 +1,136 @@
+"""Workers and parameter servers that stop, die and come back."""
+
+import contextlib
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_towers.launching.tf_cluster import local_cluster
+from tests.kit.tasks import Task
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).with_name("lost_replicas.py").read_text()
+
+
+@pytest.fixture
+def job(tmp_path, ctrl_c):
+    """Starts a job of one server; all of its tasks end with the test."""
+    tasks = []
+    with contextlib.ExitStack() as held:
+
+        def start(strategy, workers, epochs, **options):
+            given = ["", strategy, json.dumps(options), str(epochs)]
+            script = f"import sys\nsys.argv = {given!r}\n{SCRIPT}"
+            clusters = held.enter_context(
+                local_cluster({"ps": 1, "worker": workers})
+            )
+
+            def again(index, name=None):
+                task = Task(tmp_path, clusters[index], script, name)
+                tasks.append(task)
+                return task
+
+            server, *others = (again(i) for i in range(workers + 1))
+            for task in others:
+                task.wait_for("step", 90)
+            return server, *others, again
+
+        yield start
+        for task in tasks:
+            if task.process.poll() is None:
+                task.process.send_signal(signal.SIGCONT)
+            task.kill()
+
+
+def lines(task, word):
+    return [
+        line.split()
+        for line in task.output.splitlines()
+        if line.split()[:1] == [word]
+    ]
+
+
+def longest_gap(task):
+    times = [float(line[1]) for line in lines(task, "step")]
+    return max(b - a for a, b in zip(times, times[1:], strict=False))
+
+
+def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(job):
+    server, chief, stops, dies, _ = job(
+        "SyncReplicasStrategy", 3, 10, replicas_to_aggregate=2, stall_timeout=30
+    )
+    stops.process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    stops.process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    dies.kill()
+    assert chief.end(60) == stops.end(30) == 0, chief.output + stops.output
+    assert server.end(30) == 0, server.output
+    # It would have been 4 s, or as long as the death is not noticed.
+    assert longest_gap(chief) < 2, longest_gap(chief)
+    assert len(lines(chief, "epoch")) == 10
+    (steps,) = (line[1] for line in lines(chief, "counts"))
+    assert int(steps) >= 110, chief.output
+    assert lines(chief, "weights") == lines(stops, "weights")
+
+
+def test_worker_that_comes_back_and_one_that_does_not(job):
+    server, chief, dies, start = job(
+        "SyncReplicasStrategy", 2, 40, stall_timeout=20
+    )
+    dies.kill()
+    again = start(2, "again")
+    again.wait_for("step", 60)
+    begun = len(lines(chief, "step"))
+    time.sleep(1)
+    assert len(lines(chief, "step")) > begun, chief.output
+    # Where the others are, not at the beginning.
+    first, last = lines(again, "epoch")[0], lines(dies, "epoch")[-1]
+    assert int(first[1]) >= int(last[1])
+    again.kill()
+    assert chief.end(50) == 1, chief.output
+    assert (
+        "worker 0 has waited 20 s for the other workers: worker 1 cannot be "
+        "reached any more" in chief.output
+    )
+    assert server.end(30) == 1
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "SyncReplicasStrategy",
+        pytest.param("DistributedReplicatedStrategy", marks=pytest.mark.long),
+    ],
+)
+def test_dead_chief_ends_all(job, strategy):
+    server, chief, worker, _ = job(strategy, 2, 100)
+    killed = time.time()
+    chief.kill()
+    assert worker.end(20) == 1, worker.output
+    assert "the chief cannot be reached any more" in worker.output
+    (told,) = lines(worker, "refused")
+    assert float(told[2].rstrip(":")) - killed < 10
+    assert server.end(30) == 1
+    assert "the chief cannot be reached any more" in server.output
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("SyncReplicasStrategy", marks=pytest.mark.long),
+        "DistributedParameterServerStrategy",
+    ],
+)
+def test_dead_server_ends_all(job, strategy):
+    server, *workers, _ = job(strategy, 2, 100, towers=2)
+    killed = time.time()
+    server.kill()
+    for worker in workers:
+        assert worker.end(20) == 1, worker.output
+        (told,) = lines(worker, "refused")
+        assert float(told[2].rstrip(":")) - killed < 10
+        assert "cannot be reached any more. Start all tasks" in worker.output

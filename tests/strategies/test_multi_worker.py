@@ -1,0 +1,76 @@
+"""What is said where a ``MultiWorkerTowerStrategy`` cannot be."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import TowerError
+from keras_towers.launching import clusters
+from keras_towers.launching.tf_cluster import local_cluster, task_environment
+from keras_towers.strategies import base
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Make this process a task of a cluster."""
+
+    def be(role, index, **jobs):
+        config = {"cluster": jobs, "task": {"type": role, "index": index}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return be
+
+
+def test_without_a_cluster(place):
+    with pytest.raises(TowerError, match="TF_CONFIG is not set"):
+        kt.MultiWorkerTowerStrategy()
+
+
+def test_tasks_that_do_not_train(place):
+    place("evaluator", 0, worker=["a:1", "b:1"], evaluator=["c:1"])
+    with pytest.raises(TowerError, match="evaluator 0 at c:1, and Multi"):
+        kt.strategy("multi-worker")
+
+
+@pytest.mark.parametrize("name", ["timeout", "start_timeout"])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_times_that_cannot_be(place, name, seconds):
+    place("worker", 0, worker=["a:1", "b:1"])
+    with pytest.raises(TowerError, match=f"{name}={seconds}"):
+        kt.MultiWorkerTowerStrategy(**{name: seconds})
+
+
+def test_after_the_first_tensor(monkeypatch):
+    tf.zeros(1)
+    with local_cluster({"worker": 2}) as clusters:
+        for name, value in task_environment(clusters[0]).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(TowerError, match="before the first tensor"):
+            kt.MultiWorkerTowerStrategy()
+
+
+def test_a_cluster_of_one_trains_alone(place, caplog):
+    place("chief", 0, chief=["localhost:1"])
+    strategy = kt.MultiWorkerTowerStrategy()
+    assert (strategy.rank, strategy.size, strategy.is_chief) == (0, 1, True)
+    assert "trains in a single process" in caplog.text
+
+
+@pytest.mark.parametrize("index", [0, None])
+def test_towers_of_one_process_in_a_cluster_are_warned_of(
+    place, caplog, monkeypatch, index
+):
+    for name in clusters.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    base._warn_of_others.cache_clear()
+    place("worker", index, worker=["a:1", "b:1"])
+    with kt.TowerStrategy(1):
+        pass
+    base._warn_of_others.cache_clear()
+    told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
+    assert told == (index is not None)

@@ -1,0 +1,228 @@
+"""The coordinator: who is waited for, who gets tokens, and what is counted.
+
+Replicas are played by the test; an update takes what they have pushed.
+"""
+
+import contextlib
+import itertools
+import threading
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.sync_replicas import Coordinator, Group
+from keras_towers.sync_replicas.group import Event
+from keras_towers.sync_replicas.quotas import quotas
+from tests.kit.leaving import Boom
+
+DEVICE = "/device:CPU:0"
+SECONDS = 20
+_numbers = itertools.count()
+
+
+class Played:
+    """A group of replicas, and its coordinator.
+
+    Attributes:
+        updates: the number of gradients in each update.
+    """
+
+    def __init__(self, replicas, aggregate, shared=False):
+        name = f"tests/coordinator_{next(_numbers)}"
+        self.group = Group(name, DEVICE, replicas, aggregate, shared)
+        self.group.initialise()
+        self.updates = []
+        self.errors = []
+        self.coordinator = Coordinator(
+            self.group, self.apply, self.errors.append
+        )
+        self.step = {}
+        for replica in range(replicas):
+            self.group.tell(Event.JOINED, replica)
+            self.step[replica] = self.group.global_step()
+        self.coordinator.start()
+
+    def apply(self, count, tokens):
+        @tf.function(autograph=False)
+        def take():
+            return self.group.take(tf.constant(count))
+
+        @tf.function(autograph=False)
+        def advance():
+            self.group.advance(tf.constant(tokens, tf.int32))
+
+        averaged = take().numpy().tolist()
+        self.updates.append(sum(averaged))
+        advance()
+        return averaged
+
+    def push(self, replica):
+        """Push the gradient of a replica that has a token."""
+
+        @tf.function(autograph=False)
+        def arrive():
+            step = tf.constant(self.step[replica], tf.int64)
+            self.group.arrive(replica, step)
+
+        arrive()
+
+    def token(self, replica):
+        """Wait for a token; return its number."""
+        found = []
+
+        def wait():
+            body = lambda: self.group.get_token(replica)  # noqa: E731
+            found.append(int(self.group.call(("token", replica), body)))
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        thread.join(SECONDS)
+        assert found, f"no token for replica {replica}"
+        self.step[replica] = max(found[0], self.group.global_step())
+        return found[0]
+
+    def counts(self):
+        """Return the counts once what has been told is handled."""
+        self.coordinator.flush()
+        return self.coordinator.counts
+
+    def has_token(self, replica):
+        queue = self.group._tokens[replica]
+        return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
+
+
+@contextlib.contextmanager
+def played(*args, **kwargs):
+    found = Played(*args, **kwargs)
+    try:
+        yield found
+    finally:
+        found.coordinator.end()
+        found.group.destroy()
+    assert not found.coordinator.is_alive()
+    assert not found.errors
+
+
+def test_quotas():
+    assert quotas(3, 4) == [1, 1, 1, 1]
+    assert quotas(4, 4) == [1, 1, 1, 1]
+    assert quotas(5, 2) == [3, 2]
+
+
+def test_one_gradient_of_each_replica():
+    with played(2, 2) as game:
+        for step in range(3):
+            game.push(0)
+            game.push(1)
+            assert [game.token(0), game.token(1)] == [step + 1] * 2
+        assert game.updates == [2, 2, 2]
+        counts = game.counts()
+    assert (counts.updates, counts.used, counts.dropped) == (3, (3, 3), (0, 0))
+    assert str(counts) == "3 updates; used by replica: 3 3; dropped: 0 0"
+
+
+def test_several_gradients_of_each_replica():
+    with played(2, 5) as game:
+        game.push(0)
+        assert game.token(0) == 0
+        game.push(0)
+        assert game.token(0) == 0
+        game.push(0)
+        assert not game.has_token(0)
+        game.push(1)
+        assert game.token(1) == 0
+        game.push(1)
+        assert game.token(0) == 1
+        assert game.updates == [5]
+        assert game.counts().used == (3, 2)
+
+
+def test_what_comes_too_late_is_dropped():
+    with played(3, 2) as game:
+        game.push(0)
+        game.push(1)
+        assert [game.token(0), game.token(1)] == [1, 1]
+        # Too late; it may go on at once.
+        game.push(2)
+        assert game.token(2) == 1
+        game.push(2)
+        game.push(0)
+        assert game.token(2) == 2
+        assert game.updates == [2, 2]
+        counts = game.counts()
+    assert counts.used == (2, 1, 1)
+    assert counts.dropped == (0, 0, 1)
+
+
+def test_replicas_that_have_left_are_not_waited_for():
+    with played(3, 3) as game:
+        game.push(0)
+        game.push(1)
+        game.group.tell(Event.LEFT, 2)
+        assert game.token(0) == 1
+        assert game.updates == [2]
+        assert game.token(1) == 1
+        game.group.tell(Event.LEFT, 1)
+        game.push(0)
+        assert game.token(0) == 2
+
+
+def test_flush_applies_what_there_is():
+    with played(2, 4) as game:
+        game.push(1)
+        game.coordinator.wait()
+        assert game.updates == []
+        game.coordinator.flush()
+        assert game.updates == [1]
+        game.coordinator.flush()
+        assert game.updates == [1]
+        assert game.counts().used == (0, 1)
+
+
+def test_shared_tokens():
+    with played(2, 3, shared=True) as game:
+        # One more than the two that need none.
+        game.push(0)
+        assert game.token(0) == 0
+        game.push(0)
+        game.push(1)
+        assert [game.token(0) for _ in range(3)] == [1, 1, 1]
+        assert game.updates == [3]
+        assert game.counts().used == (2, 1)
+
+
+def test_the_end_lets_replicas_go():
+    with played(2, 2) as game:
+        game.group.end(1)
+        assert game.token(1) < 0
+
+
+def test_an_error_ends_it():
+    game = Played(1, 1)
+    game.coordinator._apply = lambda count, tokens: _fail()
+    game.push(0)
+    game.coordinator.join(SECONDS)
+    assert not game.coordinator.is_alive()
+    (error,) = game.errors
+    assert isinstance(error, Boom)
+    # Nobody waits for what will not come.
+    game.coordinator.flush()
+    game.coordinator.end()
+
+
+def _fail():
+    raise Boom
+
+
+@pytest.mark.parametrize("fits", [1, 2])
+def test_counts_are_those_of_one_fit(fits):
+    name = f"tests/coordinator_{next(_numbers)}"
+    group = Group(name, DEVICE, 1, 1, False)
+    group.initialise()
+    for _ in range(fits - 1):
+        anew = tf.function(group.begin_anew, autograph=False)
+        anew()
+    assert group.global_step() == fits - 1
+    counts = Coordinator(group, lambda *_: [], lambda _: None).counts
+    assert (counts.updates, counts.used, counts.dropped) == (0, (0,), (0,))
+    group.destroy()

@@ -1,0 +1,110 @@
+"""When TensorFlow is told that it is a task; it is not started here."""
+
+import socket
+
+import pytest
+import tensorflow as tf
+
+from keras_towers import TowerError, compat, tf_config
+from keras_towers.tf_config import Cluster
+from keras_towers.transport import runtime
+
+pytestmark = pytest.mark.core
+
+
+class Context:
+    """TensorFlow, before it has started."""
+
+    _context_handle = None
+    _collective_leader = ""
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 3})
+    task = None
+    started = 0
+
+    def configure_collective_ops(self, collective_leader, **options):
+        self._collective_leader = collective_leader
+
+    def enable_collective_ops(self, task):
+        self.task = task
+
+    def ensure_initialized(self):
+        self.started += 1
+
+
+@pytest.fixture
+def context(monkeypatch):
+    made = Context()
+    monkeypatch.setattr(compat, "eager_context", lambda: made)
+    monkeypatch.setattr(runtime, "_told", None)
+    return made
+
+
+@pytest.fixture
+def ports():
+    """Two free ports."""
+    held = [socket.socket() for _ in range(2)]
+    for one in held:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+    yield [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+
+
+def cluster(ports, role="worker", index=0, **more):
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    jobs = {"chief": (addresses[0],), "worker": (addresses[1],), **more}
+    return Cluster(jobs, role, index)
+
+
+def tell(monkeypatch, described):
+    monkeypatch.setenv("TF_CONFIG", tf_config.written(described))
+    runtime.prepare()
+
+
+def test_a_task_is_described_when_tensorflow_starts(
+    context, ports, monkeypatch
+):
+    evaluator = {"evaluator": ("127.0.0.1:1",)}
+    tell(monkeypatch, cluster(ports, **evaluator))
+    assert context._collective_leader == "/job:chief/replica:0/task:0"
+    definition = tf.train.ServerDef.FromString(context.task.SerializeToString())
+    assert (definition.job_name, definition.task_index) == ("worker", 0)
+    assert [job.name for job in definition.cluster.job] == ["chief", "worker"]
+    # As TensorFlow has it by then, not as it was when it was told.
+    assert definition.default_session_config.device_count["CPU"] == 3
+    assert (context.task.job_name, context.task.task_index) == ("worker", 0)
+    assert context.task.host.startswith("/job:worker/replica:0/task:0/")
+    assert not context.started
+
+
+def test_tasks_that_are_not_ours(context, ports, monkeypatch):
+    servers = {"ps": ("127.0.0.1:1",), "evaluator": ("127.0.0.1:2",)}
+    tell(monkeypatch, cluster(ports, **servers))
+    tell(monkeypatch, cluster(ports, "evaluator", **servers))
+    alone = {"worker": (f"127.0.0.1:{ports[0]}",)}
+    tell(monkeypatch, Cluster(alone, "worker", 0))
+    monkeypatch.setenv("TF_CONFIG", "{")
+    runtime.prepare()
+    monkeypatch.delenv("TF_CONFIG")
+    runtime.prepare()
+    monkeypatch.setattr(runtime.multiprocessing, "parent_process", lambda: 1)
+    tell(monkeypatch, cluster(ports))
+    assert context.task is None
+
+
+def test_a_port_in_use(context, ports, monkeypatch):
+    described = cluster(ports)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", ports[1]))
+        other.listen()
+        # A script that has nothing to do with the job is left alone.
+        tell(monkeypatch, described)
+        assert context.task is None
+        with pytest.raises(TowerError, match="is in use by another process"):
+            runtime.start(described)
+    assert runtime.start(described) is context.task
+    assert runtime.start(described) is context.task
+    with pytest.raises(TowerError, match="started without knowing that"):
+        runtime.start(cluster(ports, "chief"))
