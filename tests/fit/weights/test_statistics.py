@@ -265,8 +265,11 @@ def test_random_layers(kind, seed):
         assert not np.array_equal(seen[index][0], seen[index][1])
         for other in range(index):
             assert not np.array_equal(seen[index][0], seen[other][0])
+    # Two traces may add the same numbers in another order.
     for name, value in weights.items():
-        np.testing.assert_array_equal(same_weights[name], value)
+        np.testing.assert_allclose(
+            same_weights[name], value, rtol=1e-6, atol=1e-8
+        )
     # Tower 0 draws what one device would draw.
     np.testing.assert_array_equal(seen[0], alone[0])
 
