@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers import introduction, memory
 from keras_towers.parameter_servers.remote import join, reachable
 from keras_towers.tf_config import Cluster
 
@@ -48,6 +48,7 @@ def serve(cluster: Cluster) -> None:
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
+    memory.keep_freed()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:
