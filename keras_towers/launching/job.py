@@ -25,6 +25,7 @@ from keras_towers.launching.ranks import Console, Place, Rank
 from keras_towers.launching.rendezvous import RendezvousServer, horovod
 from keras_towers.launching.slots import assign
 from keras_towers.launching.supervision import (
+    OVER_HOROVOD,
     Connected,
     Event,
     Outcome,
@@ -32,6 +33,8 @@ from keras_towers.launching.supervision import (
     supervise,
 )
 from keras_towers.rendezvous import new_secret
+
+_OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,12 @@ def run_job(job: Job) -> Outcome:
                     )
                 )
             return supervise(
-                ranks, events, console, job.grace_s, helpers=helpers
+                ranks,
+                events,
+                console,
+                job.grace_s,
+                how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
+                helpers=helpers,
             )
     finally:
         end_all([*ranks, *helpers])

@@ -99,7 +99,7 @@ def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
 
 def started_by_hand(role, port, **variables):
     """A process of a job that no launcher knows of."""
-    command = [sys.executable, "-c", "import byteps.server"]
+    command = [sys.executable, "-m", "keras_towers.launching.byteps_server"]
     if role == "worker":
         command = [sys.executable, "-m", SMALL]
     environment = {
