@@ -10,7 +10,6 @@ was lost, meets anew.
 
 from __future__ import annotations
 
-import collections
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,8 @@ from keras_towers.launching.environment import (
     slot_environment,
 )
 from keras_towers.launching.hosts import LOOPBACK
-from keras_towers.launching.job import assign
-from keras_towers.launching.rendezvous import rendezvous_server
+from keras_towers.launching.rendezvous import RendezvousServer
+from keras_towers.launching.slots import Slot, slots
 from keras_towers.rendezvous import OWN_GPUS, new_secret
 
 
@@ -37,13 +36,13 @@ class Meeting:
         address: where worker 0 listens.
         port: on which port.
         secret: the job's.
-        plan: Horovod's ``SlotInfo`` of each worker.
+        plan: the place of each worker.
     """
 
     address: str
     port: int
     secret: str
-    plan: list[Any]
+    plan: list[Slot]
 
 
 @dataclass
@@ -87,16 +86,13 @@ def meet(hosts: list[str]) -> Meeting:
     """Open the server that all workers meet at, in this process.
 
     Args:
-        hosts: the address of each worker's machine, machine by machine.
-
-    Raises:
-        TowerError: Horovod is not installed.
+        hosts: the address of each worker's machine.
     """
     address = hosts[0] if len(set(hosts)) > 1 else LOOPBACK
     secret = new_secret()
-    server = rendezvous_server(address, secret)
+    server = RendezvousServer(address, secret)
     port = server.start()
-    plan = assign(dict(collections.Counter(hosts)), len(hosts))
+    plan = slots(hosts)
     server.init(plan)
     return Meeting(address, port, secret, plan)
 

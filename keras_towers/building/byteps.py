@@ -8,8 +8,6 @@ a machine without a GPU the parts of CUDA and NCCL that BytePS calls.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import platform
 import sysconfig
 from collections.abc import Mapping
@@ -17,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from keras_towers.building import target, toolchain
+from keras_towers.building import nvidia, target, toolchain
 from keras_towers.building.build_log import Hints
-from keras_towers.building.recipe import Recipe
+from keras_towers.building.recipe import Recipe, chosen, put_first, without
 from keras_towers.errors import TowerError
 
 VARIABLES = "BYTEPS"
@@ -52,6 +50,8 @@ _BUILD_VARIABLES = (
 )
 # Settings of BytePS that would contradict the options given here.
 _OVERRULED = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
+# It uses a header that its others included once, and NCCL's.
+_INCLUDED = "-include memory"
 # Its loops read numbers through pointers of other types.
 _FLAGS = "-fno-strict-aliasing -w"
 # Libraries that it is linked to, and that are headers only here.
@@ -104,8 +104,8 @@ class BytePS(Recipe):
     def tools(self) -> list[toolchain.Tool]:
         tools = [_processor(), toolchain.find_compiler(), toolchain.find_make()]
         if self.with_nccl:
-            tools.append(toolchain.find_nvcc(VARIABLES))
-            tools.append(toolchain.find_nccl(VARIABLES))
+            tools.append(nvidia.find_cuda(VARIABLES))
+            tools.append(nvidia.find_nccl(VARIABLES))
         return tools
 
     def build_tools(self) -> list[str]:
@@ -114,44 +114,53 @@ class BytePS(Recipe):
     def key(self) -> dict[str, str]:
         nccl = ""
         if self.with_nccl:
-            found = toolchain.find_nccl(VARIABLES)
-            nvcc = toolchain.find_nvcc(VARIABLES).version
-            nccl = f"{found.path} {found.version}, nvcc {nvcc}"
-        chosen = {
-            name: os.environ[name]
-            for name in _BUILD_VARIABLES
-            if name in os.environ
-        }
+            nccl = ", ".join(
+                f"{tool.path} {tool.version}"
+                for tool in (
+                    nvidia.find_nccl(VARIABLES),
+                    nvidia.find_cuda(VARIABLES),
+                )
+            )
         return {
             "recipe": str(_RECIPE),
             self.name: self.version,
             # It is compiled for this processor, and may not run on others.
             "cpu": target.cpu_type(),
             "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-            "environment": json.dumps(chosen, sort_keys=True),
+            "environment": chosen(_BUILD_VARIABLES),
         }
 
     def environment(
         self, variables: Mapping[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        result = {
-            name: value
-            for name, value in variables.items()
-            if not name.startswith(_OVERRULED)
-        }
+        result = without(variables, _OVERRULED)
         stand_ins = folder / "stand-ins"
         # "." is the root of the sources, which a header here refers to.
         includes = [".", str(_HEADERS / "always")]
         archives = ["numa"]
-        if not self.with_nccl:
+        flags = [result.pop("LDFLAGS", "")]
+        if self.with_nccl:
+            cuda = nvidia.find_cuda(VARIABLES).path or ""
+            nccl = nvidia.find_nccl(VARIABLES).path or ""
+            includes += nvidia.headers_of_parts(cuda)
+            cuda, of_cuda = nvidia.linkable(cuda, folder / "cuda")
+            nccl, of_nccl = nvidia.linkable(nccl, folder / "nccl")
+            places = [of_nccl, of_cuda or f"{cuda}/lib64"]
+            flags.append(nvidia.rpath(places))
+            result["BYTEPS_NCCL_LINK"] = "SHARED"
+        else:
+            cuda = nccl = str(stand_ins)
             includes.append(str(_HEADERS / "host"))
             archives += ["cudart", "nccl_static"]
         for name in archives:
             _empty_library(stand_ins / "lib", name)
-        if result.get("CPLUS_INCLUDE_PATH"):
-            includes.append(result["CPLUS_INCLUDE_PATH"])
+        put_first(result, "CPLUS_INCLUDE_PATH", includes)
+        put_first(result, "LIBRARY_PATH", [str(stand_ins / "lib")])
+        _add_to_linker(result, " ".join(filter(None, flags)))
         result.update(
             {
+                "BYTEPS_CUDA_HOME": cuda,
+                "BYTEPS_NCCL_HOME": nccl,
                 "BYTEPS_WITH_TENSORFLOW": "1",
                 "BYTEPS_WITHOUT_PYTORCH": "1",
                 "BYTEPS_WITHOUT_MXNET": "1",
@@ -161,19 +170,10 @@ class BytePS(Recipe):
                 "WGET": "cp -t .",
                 "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
                 # Of its network layer, for which there are no other flags.
-                "CXX": f"{result['CXX']} -include {_PATIENCE}",
-                "CPLUS_INCLUDE_PATH": os.pathsep.join(includes),
+                "CXX": f"{result['CXX']} {_INCLUDED} -include {_PATIENCE}",
                 "CFLAGS": f"{result.get('CFLAGS', '')} {_FLAGS}".strip(),
-                "LIBRARY_PATH": _joined(
-                    str(stand_ins / "lib"), result.get("LIBRARY_PATH")
-                ),
             }
         )
-        if self.with_nccl:
-            _add_nccl(result, folder)
-        else:
-            result["BYTEPS_CUDA_HOME"] = str(stand_ins)
-            result["BYTEPS_NCCL_HOME"] = str(stand_ins)
         return result
 
 
@@ -213,25 +213,14 @@ def _empty_library(folder: Path, name: str) -> None:
     (folder / f"lib{name}.a").write_bytes(_EMPTY_ARCHIVE)
 
 
-def _joined(first: str, others: str | None) -> str:
-    return f"{first}{os.pathsep}{others}" if others else first
+def _add_to_linker(variables: dict[str, str], flags: str) -> None:
+    """Give flags to the linker of the extensions.
 
-
-def _add_nccl(variables: dict[str, str], folder: Path) -> None:
-    nvcc = toolchain.find_nvcc(VARIABLES).path or ""
-    cuda = variables.setdefault("BYTEPS_CUDA_HOME", str(Path(nvcc).parents[1]))
-    variables["BYTEPS_NCCL_LINK"] = "SHARED"
-    home = toolchain.find_nccl(VARIABLES).path or ""
-    places = [f"{cuda}/lib64"]
-    if toolchain.is_pip_nccl(home):
-        # pip's NCCL lacks the file name that linkers look for, and no loader
-        # looks into its folder: use a path relative to BytePS's.
-        library = folder / "nccl" / "lib"
-        library.mkdir(parents=True)
-        (library / "libnccl.so").symlink_to(f"{home}/lib/libnccl.so.2")
-        (library.parent / "include").symlink_to(f"{home}/include")
-        home = str(library.parent)
-        places.insert(0, "$ORIGIN/../../nvidia/nccl/lib")
-    variables["BYTEPS_NCCL_HOME"] = home
-    rpath = ",".join(("-Wl", *(f"-rpath,{place}" for place in places)))
-    variables["LDFLAGS"] = f"{variables.get('LDFLAGS', '')} {rpath}".strip()
+    Not as LDFLAGS: its Makefile has a variable of that name, with libraries
+    that are not there yet when ZeroMQ is configured, and make would pass it on.
+    """
+    if not flags:
+        return
+    for name in ("LDSHARED", "LDCXXSHARED"):
+        linker = variables.get(name) or sysconfig.get_config_var(name)
+        variables[name] = f"{linker} {flags}"

@@ -7,16 +7,15 @@ into separate folders. The compiler is told where they are.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from keras_towers.building import target, toolchain
+from keras_towers.building import nvidia, target, toolchain
 from keras_towers.building.build_log import Hints
-from keras_towers.building.recipe import Recipe
+from keras_towers.building.recipe import Recipe, chosen, put_first, without
 
 VARIABLES = "HOROVOD"
 """The prefix of its environment variables."""
@@ -131,8 +130,8 @@ class Horovod(Recipe):
         if self.with_mpi:
             tools.append(toolchain.find_mpi())
         if self.with_nccl:
-            tools.append(toolchain.find_nvcc(VARIABLES))
-            tools.append(toolchain.find_nccl(VARIABLES))
+            tools.append(nvidia.find_nvcc(VARIABLES))
+            tools.append(nvidia.find_nccl(VARIABLES))
         return tools
 
     def build_tools(self) -> list[str]:
@@ -147,31 +146,22 @@ class Horovod(Recipe):
             flags = toolchain.first_line([tool.path or "mpicxx", "-show"])
             mpi = f"{tool.version} {flags}"
         if self.with_nccl:
-            found = toolchain.find_nccl(VARIABLES)
-            nvcc = toolchain.find_nvcc(VARIABLES).version
+            found = nvidia.find_nccl(VARIABLES)
+            nvcc = nvidia.find_nvcc(VARIABLES).version
             nccl = f"{found.path} {found.version}, nvcc {nvcc}"
-        chosen = {
-            name: os.environ[name]
-            for name in _BUILD_VARIABLES
-            if name in os.environ
-        }
         return {
             "recipe": str(_RECIPE),
             self.name: self.version,
             "cpu_flags": " ".join(target.cpu_flags(_CPU_FLAGS)),
             "with_mpi": f"{self.with_mpi} {mpi}".strip(),
             "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-            "environment": json.dumps(chosen, sort_keys=True),
+            "environment": chosen(_BUILD_VARIABLES),
         }
 
     def environment(
         self, variables: Mapping[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        result = {
-            name: value
-            for name, value in variables.items()
-            if not name.startswith(_OVERRULED)
-        }
+        result = without(variables, _OVERRULED)
         cmake = toolchain.find_cmake(VARIABLES).path
         mpi = "HOROVOD_WITH_MPI" if self.with_mpi else "HOROVOD_WITHOUT_MPI"
         result.update(
@@ -192,10 +182,7 @@ class Horovod(Recipe):
             # The flags in the cache key, independent of the compiler.
             result.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
         includes = _includes(folder / "include")
-        if result.get("CPLUS_INCLUDE_PATH"):
-            includes.append(result["CPLUS_INCLUDE_PATH"])
-        if includes:
-            result["CPLUS_INCLUDE_PATH"] = os.pathsep.join(includes)
+        put_first(result, "CPLUS_INCLUDE_PATH", includes)
         if self.with_nccl:
             _add_nccl(result, folder)
         return result
@@ -227,22 +214,17 @@ def _includes(folder: Path) -> list[str]:
 
 def _add_nccl(variables: dict[str, str], folder: Path) -> None:
     variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-    nvcc = toolchain.find_nvcc(VARIABLES).path or ""
+    nvcc = nvidia.find_nvcc(VARIABLES).path or ""
     variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
-    home = toolchain.find_nccl(VARIABLES).path or ""
-    if not toolchain.is_pip_nccl(home):
+    given = nvidia.find_nccl(VARIABLES).path or ""
+    home, place = nvidia.linkable(given, folder / "nccl")
+    if home == given:
         variables.setdefault("HOROVOD_NCCL_HOME", home)
         return
-    # pip's NCCL lacks the file name that linkers look for, and its folder is
-    # not in the loader's search path: use a path relative to Horovod's.
-    library = folder / "nccl"
-    library.mkdir()
-    (library / "libnccl.so").symlink_to(Path(home) / "lib" / "libnccl.so.2")
     variables.update(
         HOROVOD_NCCL_INCLUDE=f"{home}/include",
-        HOROVOD_NCCL_LIB=str(library),
+        HOROVOD_NCCL_LIB=f"{home}/lib",
         HOROVOD_NCCL_LINK="shared",
     )
-    rpath = "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
-    flags = variables.get("LDFLAGS", "")
-    variables["LDFLAGS"] = f"{flags} {rpath}".strip()
+    flags = f"{variables.get('LDFLAGS', '')} {nvidia.rpath([place])}"
+    variables["LDFLAGS"] = flags.strip()

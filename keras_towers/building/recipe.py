@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +43,32 @@ class Found:
     def built_in(self) -> str:
         """The parts that are built in, such as ``"Gloo, MPI"``."""
         return ", ".join(filter(self.parts.get, self.parts)) or "nothing"
+
+
+def chosen(names: Sequence[str]) -> str:
+    """What the user has set of some environment variables, as JSON."""
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return json.dumps(found, sort_keys=True)
+
+
+def without(
+    variables: Mapping[str, str], prefixes: tuple[str, ...]
+) -> dict[str, str]:
+    """The environment variables that begin with none of some prefixes."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith(prefixes)
+    }
+
+
+def put_first(
+    variables: dict[str, str], name: str, values: Sequence[str]
+) -> None:
+    """Put folders before those of an environment variable, if any."""
+    kept = [variables[name]] if variables.get(name) else []
+    if values:
+        variables[name] = os.pathsep.join([*values, *kept])
 
 
 class Recipe(ABC):

@@ -154,63 +154,6 @@ def find_mpi() -> Tool:
     )
 
 
-def find_nvcc(variables: str) -> Tool:
-    """CUDA's compiler; for ``variables`` see ``find_cmake``."""
-    homes = (
-        os.environ.get(f"{variables}_CUDA_HOME"),
-        os.environ.get("CUDA_HOME"),
-        "/usr/local/cuda",
-    )
-    candidates = [f"{home}/bin/nvcc" for home in homes if home]
-    # Only the engine's own variable takes precedence over the search path.
-    candidates.insert(1 if homes[0] else 0, which("nvcc") or "")
-    for path in candidates:
-        if path and os.access(path, os.X_OK):
-            version = first_line([path, "--version"])
-            if version is not None:
-                return Tool("nvcc", path, _nvcc_release(path))
-    return Tool(
-        "nvcc",
-        None,
-        problem="no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit "
-        "of the version that TensorFlow was built for, and set "
-        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl",
-    )
-
-
-def find_nccl(variables: str) -> Tool:
-    """The folder with NCCL's ``include`` and ``lib``.
-
-    The order is: the user's setting, the package that TensorFlow's GPU build
-    installs, the system.
-
-    Args:
-        variables: as for ``find_cmake``.
-    """
-    homes = [os.environ.get(f"{variables}_NCCL_HOME"), _pip_nccl()]
-    homes += [os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr"]
-    include = os.environ.get(f"{variables}_NCCL_INCLUDE")
-    if include and (Path(include) / "nccl.h").is_file():
-        return Tool("NCCL", include, _nccl_version(Path(include) / "nccl.h"))
-    for home in homes:
-        header = Path(home or "/nonexistent") / "include" / "nccl.h"
-        if home and header.is_file():
-            return Tool("NCCL", home, _nccl_version(header))
-    return Tool(
-        "NCCL",
-        None,
-        problem="NCCL's header nccl.h not found: pip install "
-        "'keras-towers[gpu]' installs it with TensorFlow (Debian and Ubuntu: "
-        "apt-get install libnccl-dev from NVIDIA's repository), or set "
-        f"{variables}_NCCL_HOME to its folder",
-    )
-
-
-def is_pip_nccl(home: str) -> bool:
-    """Whether this is the NCCL that TensorFlow's GPU build installs."""
-    return home == _pip_nccl()
-
-
 def problems(tools: list[Tool]) -> list[str]:
     """What must be installed manually before a build can start.
 
@@ -230,29 +173,3 @@ def jobs() -> int:
     """How many compiler processes the cores and the memory allow."""
     memory = psutil.virtual_memory().total
     return max(1, min(usable_cores(), memory // _BYTES_PER_JOB))
-
-
-def _pip_nccl() -> str | None:
-    try:
-        spec = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return None
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    return folders[0] if folders else None
-
-
-def _nvcc_release(path: str) -> str:
-    ended = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=60
-    )
-    found = re.search(r"release [\d.]+", ended.stdout)
-    return found.group() if found else ""
-
-
-def _nccl_version(header: Path) -> str:
-    text = header.read_text(errors="replace")
-    parts = [
-        re.search(rf"#define NCCL_{part} (\d+)", text)
-        for part in ("MAJOR", "MINOR", "PATCH")
-    ]
-    return ".".join(part.group(1) for part in parts if part)

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from keras_towers.errors import TowerError
+from keras_towers.strategies.registry import STRATEGIES
+
+_NAME = "byteps"
 
 Servers = Annotated[
     int | None,
@@ -29,9 +32,15 @@ def servers_of(
         only_here: whether this command starts a fixed number of processes.
 
     Raises:
-        TowerError: it does not, and so cannot start servers beside them.
+        TowerError: it does not, and so cannot start servers beside them; or
+            the strategy has no use for any.
     """
-    servers = given or (1 if strategy == "byteps" else None)
+    if given and strategy != _NAME and strategy in STRATEGIES:
+        raise TowerError(
+            f"--servers is for --strategy {_NAME}: the strategy {strategy} has "
+            "no use for BytePS's servers"
+        )
+    servers = given or (1 if strategy == _NAME else None)
     if servers and not only_here:
         raise TowerError(
             "BytePS's servers are for jobs with a fixed number of processes "

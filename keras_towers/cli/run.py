@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,6 +19,7 @@ from keras_towers.cli.elastic_options import (
     ResetLimit,
     Slots,
 )
+from keras_towers.cli.rank_command import check_script, rank_command
 from keras_towers.cli.tf_tasks import (
     Ps,
     Workers,
@@ -32,7 +32,7 @@ from keras_towers.launching.elastic import elastic_options, run_elastic
 from keras_towers.launching.hosts import parse_hostfile, parse_hosts
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.tf_job import run_cluster
-from keras_towers.strategies.registry import STRATEGIES, find
+from keras_towers.strategies.registry import STRATEGIES
 
 
 def run(
@@ -196,12 +196,12 @@ def run(
         ):
             if value is not None and value < 1:
                 _refuse(f"{name} must be at least 1, not {value}")
-        _check_script(command[0], module)
+        check_script(command[0], module)
         task = None
         if not (elastic or named or processes or tasks):
             task = tf_config.from_environment()
         served = bool(task.ps if task else tasks and tasks.get("ps"))
-        program = _program(command, strategy, towers, module, served)
+        program = rank_command(command, strategy, towers, module, served)
         if task is not None:
             inside.become_task(task, program, seed, strategy is not None)
         known = STRATEGIES.get(strategy or "")
@@ -263,39 +263,6 @@ def run(
     except TowerError as error:
         _refuse(str(error))
     raise typer.Exit(code)
-
-
-def _program(
-    command: list[str],
-    strategy: str | None,
-    towers: int | None,
-    module: bool,
-    served: bool,
-) -> list[str]:
-    """The command that a rank runs."""
-    if strategy is None and towers is not None:
-        _refuse("--towers needs --strategy")
-    if strategy is None and not served:
-        return [sys.executable, *(["-m"] if module else []), *command]
-    if strategy is not None:
-        find(strategy)
-    return [
-        *(sys.executable, "-m", "keras_towers.launching.script"),
-        *(["--strategy", strategy] if strategy else []),
-        *(["--connects"] if served else []),
-        *(["--towers", str(towers)] if towers else []),
-        *(["--module"] if module else []),
-        *command,
-    ]
-
-
-def _check_script(script: str, module: bool) -> None:
-    if module or Path(script).is_file():
-        return
-    hint = ""
-    if Path(script).name.startswith("python"):
-        hint = "; give the script itself, without 'python'"
-    _refuse(f"script not found: {script}{hint}")
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keras_towers.building import toolchain
+from keras_towers.building import nvidia, toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import VARIABLES, Horovod
 from keras_towers.building.recipe import Found
@@ -214,8 +214,8 @@ def build_tools(needed: bool) -> list[Finding]:
     )
     for tool in (
         toolchain.find_mpi(),
-        toolchain.find_nvcc(VARIABLES),
-        toolchain.find_nccl(VARIABLES),
+        nvidia.find_nvcc(VARIABLES),
+        nvidia.find_nccl(VARIABLES),
     ):
         value = tool.version or tool.path or "none (optional)"
         state = Status.OK if tool.path else Status.NOTE

@@ -8,8 +8,12 @@ import socket
 
 from keras_towers.errors import TowerError
 from keras_towers.launching.clusters import Member
-from keras_towers.launching.hosts import LOOPBACK, is_local, resolve
-from keras_towers.launching.job import meeting_point
+from keras_towers.launching.hosts import (
+    LOOPBACK,
+    is_local,
+    meeting_point,
+    resolve,
+)
 
 INTERFACE = "HOROVOD_GLOO_IFACE"
 # Of documentation: to be asked for the way there, not to be reached.

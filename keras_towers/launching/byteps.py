@@ -17,11 +17,11 @@ from typing import Any
 
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
-from keras_towers.launching import dmlc
+from keras_towers.launching import byteps_server, dmlc
 from keras_towers.launching.hosts import is_local, resolve
 from keras_towers.launching.ranks import Console, Place, Rank
 
-_SERVE = [sys.executable, "-c", "import byteps.server"]
+_SERVE = [sys.executable, "-m", byteps_server.__name__]
 
 
 class Servers:

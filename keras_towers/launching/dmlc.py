@@ -6,10 +6,12 @@ waits for ever or aborts without a traceback, so they are checked before.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_towers.errors import TowerError
@@ -28,7 +30,10 @@ LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
 LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
 START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 
-_REQUIRED = (WORKER_ID, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT)
+_REQUIRED = (NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT)
+_SERVING = ("scheduler", "server")
+_PORTS = 65536
+_SOCKETS = "BYTEPS_SOCKET_PATH"
 _ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
 _START_TIMEOUT_S = 300
 _SIGN = "DMLC_"
@@ -85,42 +90,55 @@ def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
         raise _wrong(
             f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
         )
-    needed: list[str] = list(_REQUIRED)
+    needed = [WORKER_ID, *_REQUIRED]
     if environment.get(NUM_WORKER) not in ("0", "1"):
         # What ranks send one another is unpickled.
         needed.append(SECRET)
-    missing = [name for name in needed if not environment.get(name)]
-    if missing:
-        secret = (
-            f" ({SECRET} is any text that only this job's processes know, the "
-            "same on all of them)"
-        )
-        raise _wrong(
-            f"not set: {', '.join(missing)}{secret * (SECRET in missing)}"
-        )
+    workers, servers, root, port = _job(environment, needed)
     place = Worker(
         _number(environment, WORKER_ID, 0),
-        _number(environment, NUM_WORKER, 1),
-        _number(environment, NUM_SERVER, 1),
-        environment[ROOT_URI],
-        _number(environment, ROOT_PORT, 1),
+        workers,
+        servers,
+        root,
+        port,
         _number(environment, LOCAL_RANK, 0, default=0),
         _number(environment, LOCAL_SIZE, 1, default=1),
     )
-    for name, value, end in (
-        (WORKER_ID, place.worker, f"{NUM_WORKER}={place.workers}"),
-        (LOCAL_RANK, place.local_rank, f"{LOCAL_SIZE}={place.local_size}"),
-        (ROOT_PORT, place.port, "65536"),
-    ):
-        if value >= int(end.rpartition("=")[2]):
-            raise _wrong(f"{name}={value} has to be less than {end}")
+    _check_less(WORKER_ID, place.worker, NUM_WORKER, workers)
+    _check_less(LOCAL_RANK, place.local_rank, LOCAL_SIZE, place.local_size)
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
             f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
             "of, which no strategy here can do with: unset it on all processes"
         )
-    _check_addresses(place, environment.get(NODE_HOST))
     return place
+
+
+def check_server(environment: Mapping[str, str] = os.environ) -> None:
+    """Check what the scheduler or a server is told.
+
+    Raises:
+        TowerError: a variable is missing, wrong, or contradicts another one.
+    """
+    role = environment.get(ROLE)
+    if role not in _SERVING:
+        raise _wrong(
+            f"{ROLE} is {role!r}, but a process that serves has to be "
+            f"{' or '.join(map(repr, _SERVING))}"
+        )
+    _, _, root, port = _job(environment, _REQUIRED)
+    if role == "scheduler":
+        try:
+            with socket.socket() as probe:
+                # As where it was in use a moment ago.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((root, port))
+        except OSError as error:
+            raise _wrong(
+                f"{ROOT_URI}={root} and {ROOT_PORT}={port} have to be an "
+                "address of the scheduler's machine, which this is, and a "
+                f"free port ({error.strerror})"
+            ) from None
 
 
 def prepare(place: Worker | None) -> None:
@@ -136,10 +154,11 @@ def prepare(place: Worker | None) -> None:
     os.environ.setdefault(LOCAL_SIZE, "1")
     # Its other ways to choose a tensor's server read memory that is freed.
     os.environ.setdefault("BYTEPS_KEY_HASH_FN", "naive")
-    if os.environ[LOCAL_SIZE] == "1":
-        # Sockets between the processes of a machine, of which it is alone.
+    if os.environ[LOCAL_SIZE] == "1" and _SOCKETS not in os.environ:
+        # Those between the processes of a machine, of which it is alone.
         path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
-        os.environ.setdefault("BYTEPS_SOCKET_PATH", path)
+        atexit.register(shutil.rmtree, path, ignore_errors=True)
+        os.environ[_SOCKETS] = path
 
 
 def start_timeout_s() -> float:
@@ -157,14 +176,41 @@ def start_timeout_s() -> float:
         ) from None
 
 
-def _check_addresses(place: Worker, own: str | None) -> None:
+def _job(
+    environment: Mapping[str, str], needed: Sequence[str]
+) -> tuple[int, int, str, int]:
+    """The workers, the servers, and the scheduler's host and port."""
+    missing = [name for name in needed if not environment.get(name)]
+    if missing:
+        secret = (
+            f" ({SECRET} is any text that only this job's processes know, the "
+            "same on all of them)"
+        )
+        raise _wrong(
+            f"not set: {', '.join(missing)}{secret * (SECRET in missing)}"
+        )
+    workers = _number(environment, NUM_WORKER, 1)
+    servers = _number(environment, NUM_SERVER, 1)
+    port = _number(environment, ROOT_PORT, 1)
+    if port >= _PORTS:
+        raise _wrong(f"{ROOT_PORT}={port} has to be less than {_PORTS}")
+    root = environment[ROOT_URI]
+    _check_addresses(root, environment.get(NODE_HOST))
+    return workers, servers, root, port
+
+
+def _check_less(name: str, value: int, of: str, end: int) -> None:
+    if value >= end:
+        raise _wrong(f"{name}={value} has to be less than {of}={end}")
+
+
+def _check_addresses(host: str, own: str | None) -> None:
     """Check that this machine and the scheduler's can be reached."""
     try:
-        root = socket.gethostbyname(place.root)
+        root = socket.gethostbyname(host)
     except OSError as error:
         raise _wrong(
-            f"{ROOT_URI}={place.root} is no host that this machine knows "
-            f"({error})"
+            f"{ROOT_URI}={host} is no host that this machine knows ({error})"
         ) from None
     if own is None:
         return
@@ -178,7 +224,7 @@ def _check_addresses(place: Worker, own: str | None) -> None:
         ) from None
     if _is_loopback(address) != _is_loopback(root):
         raise _wrong(
-            f"{NODE_HOST}={own} and {ROOT_URI}={place.root}: either both are "
+            f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "
             "addresses of loopback, or none is"
         )
 

@@ -25,13 +25,17 @@ from typing import Any
 from keras_towers.errors import TowerError
 from keras_towers.launching.discovery import Discover, from_script, patient
 from keras_towers.launching.environment import job_environment
-from keras_towers.launching.hosts import check_reachable, is_local
-from keras_towers.launching.job import Job, meeting_point, signals_to
+from keras_towers.launching.hosts import (
+    check_reachable,
+    is_local,
+    meeting_point,
+)
+from keras_towers.launching.job import Job, signals_to
 from keras_towers.launching.ranks import Console
 from keras_towers.launching.rendezvous import (
+    RendezvousServer,
     elastic_handler,
     horovod,
-    rendezvous_server,
 )
 from keras_towers.launching.rounds import Rounds, slot_name
 from keras_towers.launching.supervision import stopped_by
@@ -140,7 +144,7 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
     secret = new_secret()
-    server = rendezvous_server(address, secret)
+    server = RendezvousServer(address, secret)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, events.put)
     discover = patient(elastic.discover, first, console.say)

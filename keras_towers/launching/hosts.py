@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 from keras_towers.errors import TowerError
 
 LOOPBACK = "127.0.0.1"
@@ -128,6 +130,39 @@ def meeting_address(remote: Iterable[str]) -> str:
                 raise TowerError(f"no route to host {host}: {error}") from None
             return str(probe.getsockname()[0])
     return LOOPBACK
+
+
+def meeting_point(
+    interface: str | None, remote: Iterable[str]
+) -> tuple[str, str | None]:
+    """The rendezvous address, and the interface of each rank if known.
+
+    Args:
+        interface: the one to use; None: detected.
+        remote: the hosts that are other machines.
+
+    Raises:
+        TowerError: the interface does not exist, or a host has no route.
+    """
+    addresses = {
+        name: entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    }
+    if interface:
+        if interface not in addresses:
+            raise TowerError(
+                f"there is no network interface {interface} with an IPv4 "
+                f"address here; choose from {', '.join(sorted(addresses))}"
+            )
+        return addresses[interface], interface
+    if remote:
+        # Interface names differ between hosts: each rank's agent looks up the
+        # one with a route to this machine.
+        return meeting_address(remote), None
+    local = (n for n, address in addresses.items() if address == LOOPBACK)
+    return LOOPBACK, next(local, None)
 
 
 def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:

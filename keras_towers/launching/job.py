@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers.errors import TowerError
 from keras_towers.launching.byteps import Servers
 from keras_towers.launching.environment import (
     job_environment,
     slot_environment,
 )
 from keras_towers.launching.hosts import (
-    LOOPBACK,
     check_reachable,
     is_local,
-    meeting_address,
+    meeting_point,
 )
 from keras_towers.launching.ranks import Console, Place, Rank
-from keras_towers.launching.rendezvous import horovod, rendezvous_server
+from keras_towers.launching.rendezvous import RendezvousServer, horovod
+from keras_towers.launching.slots import assign
 from keras_towers.launching.supervision import (
+    OVER_HOROVOD,
     Connected,
     Event,
     Outcome,
@@ -33,6 +33,8 @@ from keras_towers.launching.supervision import (
     supervise,
 )
 from keras_towers.rendezvous import new_secret
+
+_OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def run_job(job: Job) -> Outcome:
     Raises:
         TowerError: it cannot be started.
     """
+    if not job.servers:
+        horovod("runner")  # Else every rank would say that it is missing.
     plan = assign(job.hosts, job.ranks)
     used = dict.fromkeys(slot.hostname for slot in plan)
     remote = [host for host in used if not is_local(host)]
@@ -84,7 +88,7 @@ def run_job(job: Job) -> Outcome:
     address, interface = meeting_point(job.interface, remote)
     secret = new_secret()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    server = rendezvous_server(
+    server = RendezvousServer(
         address, secret, lambda rank: events.put(Connected(rank))
     )
     console = Console(job.output, events.put, job.launcher)
@@ -130,7 +134,12 @@ def run_job(job: Job) -> Outcome:
                     )
                 )
             return supervise(
-                ranks, events, console, job.grace_s, helpers=helpers
+                ranks,
+                events,
+                console,
+                job.grace_s,
+                how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
+                helpers=helpers,
             )
     finally:
         end_all([*ranks, *helpers])
@@ -138,48 +147,6 @@ def run_job(job: Job) -> Outcome:
             byteps.clean()
         server.stop()
         console.close()
-
-
-def assign(hosts: dict[str, int], ranks: int) -> list[Any]:
-    """Assign ranks to hosts as Horovod does: fill one host after another.
-
-    Raises:
-        TowerError: there are more ranks than slots.
-    """
-    slots = sum(hosts.values())
-    if ranks > slots:
-        raise TowerError(
-            f"{ranks} processes do not fit into the hosts' {slots} slots: "
-            "give -H host:slots,... with more slots, or a smaller -np"
-        )
-    module = horovod("runner.common.util.hosts")
-    infos = [module.HostInfo(host, count) for host, count in hosts.items()]
-    return module.get_host_assignments(infos, ranks, ranks)
-
-
-def meeting_point(
-    interface: str | None, remote: list[str]
-) -> tuple[str, str | None]:
-    """The rendezvous address, and the interface of each rank if known.
-
-    Raises:
-        TowerError: the interface does not exist, or a host has no route.
-    """
-    network = horovod("runner.util.network")
-    if interface:
-        try:
-            return network.get_driver_ip([interface]), interface
-        except (KeyError, RuntimeError):
-            names = ", ".join(sorted(network.net_if_addrs()))
-            raise TowerError(
-                f"there is no network interface {interface} with an IPv4 "
-                f"address here; choose from {names}"
-            ) from None
-    if remote:
-        # Interface names differ between hosts: each rank's agent looks up the
-        # one with a route to this machine.
-        return meeting_address(remote), None
-    return LOOPBACK, next(iter(network.get_local_intfs()), None)
 
 
 @contextlib.contextmanager

@@ -34,15 +34,15 @@ from keras_towers.launching.invitation import (
     Letter,
     given,
 )
-from keras_towers.launching.rendezvous import rendezvous_server
+from keras_towers.launching.rendezvous import RendezvousServer
 from keras_towers.launching.seats import (
     Guest,
     introduce,
-    places,
     seats,
     seconds,
     variables,
 )
+from keras_towers.launching.slots import slots
 from keras_towers.rendezvous import (
     SECRET,
     Rendezvous,
@@ -108,7 +108,7 @@ def _receive(
     """Wait as rank 0 for all others, and tell them their places."""
     point = point or Invitation(own_address(member), 0, new_secret())
     bound = bound_to(point.address)
-    server = rendezvous_server(bound, point.secret)
+    server = RendezvousServer(bound, point.secret)
     try:
         port = server.start(port=point.port)
     except OSError as error:
@@ -147,7 +147,7 @@ def _receive(
         if letter:
             letter.remove()
     everyone = [guests[rank] for rank in range(size)]
-    plan = places(everyone)
+    plan = slots([guest.host for guest in everyone])
     seated = seats(everyone, plan)
     server.init(plan)
     server.put(_PLAN, _signed(point.secret, {"seats": seated}))

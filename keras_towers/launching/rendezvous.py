@@ -1,4 +1,8 @@
-"""Horovod's rendezvous server, on one address, for the job's own ranks."""
+"""The job's rendezvous server, on one address, for the job's own ranks.
+
+It answers as Horovod's does, whose clients ask it, and which listens on all
+addresses of the machine and asks nobody who they are.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import importlib
 import io
 import ipaddress
 import json
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler
 from types import ModuleType
 from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.launching.rounds import Rounds
+from keras_towers.launching.values import Values, ValuesHandler
 from keras_towers.rendezvous import (
     SCOPE,
     SIGNATURE,
@@ -22,8 +27,6 @@ from keras_towers.rendezvous import (
     sign,
     token,
 )
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # Where each rank first leaves its address for the others.
 _FIRST_SCOPE = "global"
@@ -54,75 +57,93 @@ def horovod(module: str) -> ModuleType:
         raise TowerError(f"{reason}: {advice}.") from error
 
 
-def rendezvous_server(
-    address: str, secret: str, on_come: Callable[[int], None] | None = None
-) -> Any:
-    """Horovod's ``RendezvousServer``, reachable at ``address`` alone.
+class RendezvousServer:
+    """Where a job's ranks find one another, reachable at one address alone.
 
-    Horovod's listens on all addresses of the machine and asks nobody who they
-    are. On loopback, only users of this machine can get at the job, and without
-    its secret they are refused.
+    On loopback, only users of this machine can get at the job, and without its
+    secret they are refused.
 
     Args:
         address: the address of this machine that ranks meet at.
         secret: the job's.
         on_come: called from another thread with each rank that connects.
+
+    Attributes:
+        begin_round: called with the places of the ranks whenever they begin to
+            meet, several times in an elastic job.
     """
-    http_server = horovod("runner.http.http_server")
 
-    class _HTTPServer(
-        http_server.RendezvousHTTPServer  # type: ignore[name-defined]
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        on_come: Callable[[int], None] | None = None,
     ):
-        # A worker that waits for the others must not hold up the exit.
-        daemon_threads = True
+        self.begin_round: Callable[[Sequence[Any]], None] = lambda plan: None
+        self._address = address
+        self._secret = secret
+        self._on_come = on_come
+        self._values: Values | None = None
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            # As a rule who asked is gone, which is said where it is noticed.
-            logger.debug("request from %s", client_address, exc_info=True)
+    def start(
+        self,
+        handler: type[BaseHTTPRequestHandler] = ValuesHandler,
+        port: int = 0,
+    ) -> int:
+        """Listen, and return the port.
 
-    class _Server(http_server.RendezvousServer):  # type: ignore[name-defined]
-        _httpd: _HTTPServer | None
+        Args:
+            handler: answers requests that know the secret.
+            port: where to listen; 0: anywhere.
 
-        def start(self, handler_cls=http_server.RendezvousHandler, port=0):
-            self._httpd = _HTTPServer(
-                (address, port),
-                guarded(_noting(handler_cls, on_come), secret),
-                self._verbose,
-            )
-            self._listen_thread = threading.Thread(
-                target=self._httpd.serve_forever, daemon=True
-            )
-            self._listen_thread.start()
-            return self._httpd.server_address[1]
+        Raises:
+            OSError: it is in use.
+        """
+        self._values = Values(
+            (self._address, port),
+            guarded(_noting(handler, self._on_come), self._secret),
+        )
+        threading.Thread(target=self._values.serve_forever, daemon=True).start()
+        return int(self._values.server_address[1])
 
-        def init(self, host_alloc_plan):
-            super().init(host_alloc_plan)
-            self.begin_round(host_alloc_plan)
+    def init(self, host_alloc_plan: Sequence[Any]) -> None:
+        """Let ranks meet; the name is that of Horovod's server.
 
-        def begin_round(self, plan: Any) -> None:
-            """Take note of a round of an elastic job."""
+        Args:
+            host_alloc_plan: the ``Slot`` of each, or Horovod's ``SlotInfo``.
+        """
+        scopes: dict[str, int] = {}
+        for slot in host_alloc_plan:
+            scopes[_FIRST_SCOPE] = slot.size
+            scopes[f"local_{slot.hostname}"] = slot.local_size
+            scopes[f"cross_{slot.local_rank}"] = slot.cross_size
+        self._started().restart(scopes)
+        self.begin_round(host_alloc_plan)
 
-        def put(self, key: str, value: Any) -> None:
-            """Leave word for the ranks, until the next round."""
-            assert self._httpd is not None  # It has been started.
-            with self._httpd.cache_lock:
-                scope = self._httpd.cache.setdefault(SCOPE, {})
-                scope[key] = json.dumps(value).encode()
+    def put(self, key: str, value: Any) -> None:
+        """Leave word for the ranks, until the next round."""
+        values = self._started()
+        with values.cache_lock:
+            scope = values.cache.setdefault(SCOPE, {})
+            scope[key] = json.dumps(value).encode()
 
-        def get(self, key: str) -> Any:
-            """What a rank has left word of, None if nothing."""
-            assert self._httpd is not None  # It has been started.
-            with self._httpd.cache_lock:
-                said = self._httpd.cache.get(SCOPE, {}).get(key)
-            return None if said is None else json.loads(said)
+    def get(self, key: str) -> Any:
+        """What a rank has left word of, None if nothing."""
+        values = self._started()
+        with values.cache_lock:
+            said = values.cache.get(SCOPE, {}).get(key)
+        return None if said is None else json.loads(said)
 
-        def stop(self):
-            if self._httpd is not None:
-                super().stop()
-                self._httpd.server_close()
-                self._httpd = None
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._values is not None:
+            self._values.shutdown()
+            self._values.server_close()
+            self._values = None
 
-    return _Server(False)
+    def _started(self) -> Values:
+        assert self._values is not None
+        return self._values
 
 
 def _noting(base: Any, on_come: Callable[[int], None] | None) -> Any:
@@ -146,7 +167,7 @@ def guarded(base: Any, secret: str) -> Any:
     """A handler that answers only those who know the job's secret.
 
     Args:
-        base: Horovod's handler, or one made from it.
+        base: a ``ValuesHandler``, or Horovod's.
         secret: the job's.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 import socket
@@ -16,7 +15,7 @@ from keras_towers.launching.addresses import INTERFACE
 from keras_towers.launching.agent import interface_towards
 from keras_towers.launching.environment import job_environment, slot_environment
 from keras_towers.launching.invitation import Invitation
-from keras_towers.launching.rendezvous import horovod
+from keras_towers.launching.slots import Slot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,39 +52,9 @@ def introduce(address: str, nonce: str = "") -> Guest:
     )
 
 
-def places(guests: Sequence[Guest]) -> list[Any]:
-    """Horovod's ``SlotInfo`` of each rank, wherever the launcher has put it.
-
-    Args:
-        guests: by rank.
-    """
-    slot = horovod("runner.common.util.hosts").SlotInfo
-    on_host: dict[str, list[int]] = collections.defaultdict(list)
-    for rank, guest in enumerate(guests):
-        on_host[guest.host].append(rank)
-    found = []
-    for rank, guest in enumerate(guests):
-        mine = on_host[guest.host]
-        local = mine.index(rank)
-        # One of each machine that has as many.
-        across = [
-            ranks[local] for ranks in on_host.values() if len(ranks) > local
-        ]
-        found.append(
-            slot(
-                hostname=guest.host,
-                rank=rank,
-                local_rank=local,
-                cross_rank=across.index(rank),
-                size=len(guests),
-                local_size=len(mine),
-                cross_size=len(across),
-            )
-        )
-    return found
-
-
-def seats(guests: Sequence[Guest], plan: Sequence[Any]) -> list[dict[str, Any]]:
+def seats(
+    guests: Sequence[Guest], plan: Sequence[Slot]
+) -> list[dict[str, Any]]:
     """What each rank is told of its place.
 
     Args:
@@ -119,7 +88,7 @@ def variables(
         TowerError: a variable that the user has set is not understood.
         OSError: there is no interface with a route there.
     """
-    slot = horovod("runner.common.util.hosts").SlotInfo(**seat["slot"])
+    slot = Slot(**seat["slot"])
     set_by_user = os.environ.get(INTERFACE)
     found = {
         **job_environment(

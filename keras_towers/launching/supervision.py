@@ -20,6 +20,8 @@ _CULPRIT_S = 10.0
 # Time for those that served the others to notice that all have ended.
 _SERVERS_S = 5.0
 
+OVER_HOROVOD = "horovod, or use kt.HorovodStrategy()"
+"""How to connect ranks that the launcher has started."""
 _PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
 
@@ -56,7 +58,7 @@ def supervise(
     console: Console,
     grace_s: float,
     what: str = "rank",
-    how_to_connect: str = "horovod, or use kt.HorovodStrategy()",
+    how_to_connect: str = OVER_HOROVOD,
     helpers: Sequence[Rank] = (),
 ) -> Outcome:
     """Wait for the end of a job.

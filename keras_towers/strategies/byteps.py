@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from keras_towers import devices as devices_lib
-from keras_towers.fit.contract import Batches, Extent, Updates
-from keras_towers.reduction import Exchange, GradientPacker
+from keras_towers.devices import Towers
+from keras_towers.reduction import Exchange
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.reduction.compression import CompressionName
-from keras_towers.strategies.modes import ModeName
-from keras_towers.strategies.processes import (
-    ProcessStrategy,
-    devices_of_rank,
-    share_cores,
-)
+from keras_towers.strategies.processes import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import RankStrategy
+from keras_towers.transport import Transport
 from keras_towers.transport.byteps import BytePSTransport
 from keras_towers.transport.engine import Engine
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class BytePSStrategy(ProcessStrategy):
+class BytePSStrategy(RankStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
     Gradients are summed by servers, which run beside the processes that train,
@@ -30,26 +26,12 @@ class BytePSStrategy(ProcessStrategy):
     takes its share of every global batch. The weights are those that one
     process would have trained, up to float rounding, and bit-identical on every
     rank. Metrics and ``History`` are those of the global batch, on every rank.
+    With ``compression=None`` servers sum gradients without loss, as with
+    ``compression="none"``.
 
     Ports tensorpack's ``BytePSTrainer``; the engine is BytePS (Jiang et al., "A
     Unified Architecture for Accelerating Distributed DNN Training in
     Heterogeneous GPU/CPU Clusters", OSDI 2020).
-
-    Args:
-        average: True if the loss is a mean over the batch (Keras's default).
-            False sums the gradients of the towers.
-        compression: how gradients are exchanged. None: without loss. Else as
-            for ``HorovodStrategy``.
-        sync_every_epoch: at the end of each epoch, average moving statistics
-            and broadcast all state from rank 0 again.
-        batches: as for ``HorovodStrategy``.
-        towers: devices of this process, as for ``HorovodStrategy``.
-        exact: as for ``TowerStrategy``.
-        batch_norm: as for ``TowerStrategy``.
-        random: as for ``TowerStrategy``.
-        mode: as for ``TowerStrategy``, for several towers in a process.
-        updates: as for ``TowerStrategy``, likewise.
-        packer: as for ``TowerStrategy``, likewise.
 
     Attributes:
         engine: BytePS's module, with the names that it shares with Horovod's:
@@ -65,21 +47,7 @@ class BytePSStrategy(ProcessStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    def __init__(
-        self,
-        average: bool = True,
-        compression: CompressionName | Exchange | None = None,
-        sync_every_epoch: bool = True,
-        batches: Batches = "split",
-        towers: devices_lib.Towers = 1,
-        *,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
-        mode: ModeName | None = None,
-        updates: Updates | None = None,
-        packer: GradientPacker | bool | None = None,
-    ):
+    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
         transport = BytePSTransport()
         if transport.size == 1 and not transport.was_launched:
             logger.warning(
@@ -89,20 +57,16 @@ class BytePSStrategy(ProcessStrategy):
             )
         share_cores(transport)
         self.engine: Engine = Engine(transport.module)
-        super().__init__(
-            transport,
-            exchange=compression_lib.resolve(compression),
-            towers=devices_of_rank(transport, towers),
-            average=average,
-            sync_every_epoch=sync_every_epoch,
-            batches=batches,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-            mode=mode,
-            updates=updates,
-            packer=packer,
-        )
+        return transport, devices_of_rank(transport, towers)
+
+    def _exchange(
+        self,
+        compression: CompressionName | Exchange | None,
+        transport: Transport,
+        towers: Towers,
+    ) -> Exchange:
+        # Also where ranks share memory: servers are what was asked for.
+        return compression_lib.resolve(compression)
 
     def mpi_enabled(self) -> bool:
         """Whether the engine runs over MPI: never."""

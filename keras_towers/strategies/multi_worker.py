@@ -9,18 +9,15 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import tf_config
+from keras_towers.devices import Towers
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, Updates
 from keras_towers.launching import tf_cluster
 from keras_towers.reduction import Exchange, GradientPacker
 from keras_towers.reduction.compression import CompressionName
 from keras_towers.strategies.modes import ModeName
-from keras_towers.strategies.processes import (
-    ProcessStrategy,
-    devices_of_rank,
-    exchange_of,
-    share_cores,
-)
+from keras_towers.strategies.processes import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import RankStrategy
 from keras_towers.tf_config import Cluster
 from keras_towers.transport import SingleProcess, Transport, joining
 from keras_towers.transport.collectives import CollectiveTransport
@@ -28,7 +25,7 @@ from keras_towers.transport.collectives import CollectiveTransport
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class MultiWorkerTowerStrategy(ProcessStrategy):
+class MultiWorkerTowerStrategy(RankStrategy):
     """Trains an existing Keras model on several machines, over TensorFlow.
 
     Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
@@ -46,29 +43,9 @@ class MultiWorkerTowerStrategy(ProcessStrategy):
     Does in ``fit`` what ``tf.distribute.MultiWorkerMirroredStrategy`` did in
     that of Keras 2.
 
-    Args:
-        average: True if the loss is a mean over the batch (Keras's default).
-            False sums the gradients of the towers.
-        compression: how gradients are exchanged. None: without loss, through
-            shared memory if all tasks are on one machine without GPUs, else by
-            TensorFlow: a ring, or NCCL where towers are GPUs. ``"none"``:
-            without loss, always by TensorFlow. Others as for
-            ``HorovodStrategy``.
-        sync_every_epoch: as for ``HorovodStrategy``.
-        batches: as for ``HorovodStrategy``.
-        towers: devices of this process: a number, GPU ids or device names. On
-            a machine with GPUs, they are assigned to its tasks in turn.
-        timeout: seconds that a task may give no sign of life, until all others
-            get a ``tf.errors.UnavailableError``. Then start all tasks again:
-            ``keras.callbacks.BackupAndRestore`` and ``kt.Backup`` go on where
-            training was.
-        start_timeout: seconds to wait for the others to start.
-        exact: as for ``TowerStrategy``.
-        batch_norm: as for ``TowerStrategy``.
-        random: as for ``TowerStrategy``.
-        mode: as for ``TowerStrategy``, for several towers in a process.
-        updates: as for ``TowerStrategy``, likewise.
-        packer: as for ``TowerStrategy``, likewise.
+    With ``compression=None`` gradients are exchanged through shared memory if
+    all tasks are on one machine without GPUs, else by TensorFlow: a ring, or
+    NCCL where towers are GPUs.
 
     Raises:
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
@@ -87,7 +64,7 @@ class MultiWorkerTowerStrategy(ProcessStrategy):
         compression: CompressionName | Exchange | None = None,
         sync_every_epoch: bool = True,
         batches: Batches = "split",
-        towers: devices_lib.Towers = 1,
+        towers: Towers = 1,
         *,
         timeout: float = 30,
         start_timeout: float = 600,
@@ -98,12 +75,49 @@ class MultiWorkerTowerStrategy(ProcessStrategy):
         updates: Updates | None = None,
         packer: GradientPacker | bool | None = None,
     ):
+        """Connect this task with the others.
+
+        Args:
+            average: as for ``HorovodStrategy``.
+            compression: likewise.
+            sync_every_epoch: likewise.
+            batches: likewise.
+            towers: likewise; a machine's GPUs are assigned to its tasks in
+                turn.
+            timeout: seconds that a task may give no sign of life, until all
+                others get a ``tf.errors.UnavailableError``. Then start all
+                tasks again: ``keras.callbacks.BackupAndRestore`` and
+                ``kt.Backup`` go on where training was.
+            start_timeout: seconds to wait for the others to start.
+            exact: as for ``TowerStrategy``.
+            batch_norm: likewise.
+            random: likewise.
+            mode: likewise, for several towers in a process.
+            updates: likewise.
+            packer: likewise.
+        """
         for name, value in {
             "timeout": timeout,
             "start_timeout": start_timeout,
         }.items():
             if not value > 0:
                 raise TowerError(f"{name}={value}: give a number of seconds.")
+        self._timeout_s, self._start_timeout_s = timeout, start_timeout
+        super().__init__(
+            average,
+            compression,
+            sync_every_epoch,
+            batches,
+            towers,
+            exact=exact,
+            batch_norm=batch_norm,
+            random=random,
+            mode=mode,
+            updates=updates,
+            packer=packer,
+        )
+
+    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
         cluster = tf_config.required()
         if not cluster.trains:
             raise TowerError(
@@ -114,21 +128,10 @@ class MultiWorkerTowerStrategy(ProcessStrategy):
             )
         share_cores(cluster)
         towers = devices_of_rank(cluster, towers)
-        transport = _connected(cluster, towers, timeout, start_timeout)
-        super().__init__(
-            transport,
-            exchange=exchange_of(compression, transport, towers),
-            towers=towers,
-            average=average,
-            sync_every_epoch=sync_every_epoch,
-            batches=batches,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-            mode=mode,
-            updates=updates,
-            packer=packer,
+        transport = _connected(
+            cluster, towers, self._timeout_s, self._start_timeout_s
         )
+        return transport, towers
 
     def __exit__(self, *error: Any) -> None:
         transport = self._config.transport
@@ -146,7 +149,7 @@ class MultiWorkerTowerStrategy(ProcessStrategy):
 
 def _connected(
     cluster: Cluster,
-    towers: devices_lib.Towers,
+    towers: Towers,
     timeout_s: float,
     start_timeout_s: float,
 ) -> Transport:

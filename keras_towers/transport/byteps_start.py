@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-import tensorflow as tf
-
 from keras_towers.errors import TowerError
 from keras_towers.launching import clusters, dmlc
+from keras_towers.transport import modules
 
 logger: logging.Logger = logging.getLogger("keras_towers")
-
-INSTALL = "run `keras-towers install byteps`"
 
 _WARNING_S = 30.0
 _PR_SET_TIMERSLACK = 29
@@ -32,22 +29,7 @@ def load() -> ModuleType:
     Raises:
         TowerError: BytePS is not installed, or not for this TensorFlow.
     """
-    try:
-        import byteps.tensorflow as bps
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("byteps"):
-            raise
-        raise TowerError(
-            f"BytePS is not installed in this environment: {INSTALL}."
-        ) from error
-    except (ImportError, OSError, tf.errors.NotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TowerError(
-            f"BytePS does not load with TensorFlow {tf.__version__}; it was "
-            f"probably built for another version, or on another machine: "
-            f"{INSTALL} to build it for this one. (The error was: {reason})"
-        ) from error
-    return bps
+    return modules.load("byteps", "BytePS")
 
 
 _place: dmlc.Worker | None = None

@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_towers import rendezvous
 from keras_towers.errors import TowerError
 from keras_towers.launching import clusters, meeting
-from keras_towers.transport import plain, stall
+from keras_towers.transport import modules, plain, stall
 
 # Horovod's operations support few dtypes.
 _SENT_AS = {
@@ -42,8 +42,6 @@ _SUMMED_AS = {
 
 _MARGIN_S = 5.0
 
-INSTALL = "run `keras-towers install horovod`"
-
 
 def load() -> ModuleType:
     """Import ``horovod.tensorflow``, or raise an error with instructions.
@@ -51,22 +49,7 @@ def load() -> ModuleType:
     Raises:
         TowerError: Horovod is not installed, or not for this TensorFlow.
     """
-    try:
-        import horovod.tensorflow as hvd
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("horovod"):
-            raise
-        raise TowerError(
-            f"Horovod is not installed in this environment: {INSTALL}."
-        ) from error
-    except (ImportError, tf.errors.NotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TowerError(
-            f"Horovod does not load with TensorFlow {tf.__version__}; it was "
-            f"probably built for another version: {INSTALL} to build it for "
-            f"this one. (The error was: {reason})"
-        ) from error
-    return hvd
+    return modules.load("horovod", "Horovod")
 
 
 def was_launched() -> bool:

@@ -39,28 +39,34 @@ def test_a_machine_without_a_gpu(tmp_path, monkeypatch):
     assert variables["CFLAGS"].startswith("-g ")
 
 
-def test_a_machine_with_gpus(tmp_path, monkeypatch):
-    nvcc, nccl = tmp_path / "cuda/bin/nvcc", tmp_path / "nvidia/nccl"
-    monkeypatch.setattr(
-        toolchain, "find_nvcc", lambda _: toolchain.Tool("nvcc", str(nvcc))
-    )
-    monkeypatch.setattr(
-        toolchain, "find_nccl", lambda _: toolchain.Tool("NCCL", str(nccl))
-    )
-    monkeypatch.setattr(toolchain, "is_pip_nccl", lambda home: True)
+def test_a_machine_with_gpus(tmp_path, pip_packages):
     variables = environment(BytePS(with_nccl=True), tmp_path)
     found = {
         header.name
         for folder in headers(variables)[1:]
         for header in Path(folder).rglob("*.h")
     }
-    assert "numa.h" in found
+    assert {"numa.h", "host_config.h"} <= found
+    # communicator.h needs it, and NVIDIA's headers do not bring it in.
+    assert " -include memory " in variables["CXX"]
     assert not {"cuda_runtime.h", "nccl.h"} & found
-    assert variables["BYTEPS_CUDA_HOME"] == str(tmp_path / "cuda")
-    home = Path(variables["BYTEPS_NCCL_HOME"])
-    assert (home / "include").readlink() == nccl / "include"
-    assert (home / "lib/libnccl.so").readlink() == nccl / "lib/libnccl.so.2"
-    assert "$ORIGIN/../../nvidia/nccl/lib" in variables["LDFLAGS"]
+    for engine, library in (("CUDA", "libcudart.so"), ("NCCL", "libnccl.so")):
+        home = Path(variables[f"BYTEPS_{engine}_HOME"])
+        assert (home / "include").is_dir()
+        assert (home / "lib" / library).is_file()
+    for linker in (variables["LDSHARED"], variables["LDCXXSHARED"]):
+        assert linker.endswith(
+            " -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
+            ",-rpath,$ORIGIN/../../nvidia/cuda_runtime/lib"
+        )
+
+
+def test_a_linkers_flags_do_not_reach_the_makefile(tmp_path, monkeypatch):
+    """It has a variable of that name, which make would pass on instead."""
+    monkeypatch.setenv("LDFLAGS", "-L/mine")
+    variables = environment(BytePS(), tmp_path)
+    assert "LDFLAGS" not in variables
+    assert variables["LDCXXSHARED"].endswith(" -L/mine")
 
 
 @pytest.mark.parametrize("change", ["gpu", "cpu", "CXX"])

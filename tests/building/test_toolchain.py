@@ -20,7 +20,7 @@ def problems(recipe):
 def only(tmp_path, monkeypatch):
     """Make programs of the given texts the only ones on the search path."""
     monkeypatch.setattr(toolchain, "search_path", lambda: str(tmp_path))
-    for name in ("CXX", "X_CMAKE", "X_NCCL_HOME"):
+    for name in ("CXX", "X_CMAKE"):
         monkeypatch.delenv(name, raising=False)
 
     def make(**programs):
@@ -72,17 +72,6 @@ def test_cmake_is_new_enough(only, version, usable):
     tool = toolchain.find_cmake("X")
     assert (tool.path is not None) == usable
     assert usable or "pip install cmake" in tool.problem
-
-
-def test_nccl_of_the_users_choice(only, monkeypatch, tmp_path):
-    header = tmp_path / "include" / "nccl.h"
-    header.parent.mkdir()
-    header.write_text(
-        "#define NCCL_MAJOR 2\n#define NCCL_MINOR 27\n#define NCCL_PATCH 3\n"
-    )
-    monkeypatch.setenv("X_NCCL_HOME", str(tmp_path))
-    tool = toolchain.find_nccl("X")
-    assert (tool.path, tool.version) == (str(tmp_path), "2.27.3")
 
 
 def test_the_environments_own_programs_come_first(monkeypatch):

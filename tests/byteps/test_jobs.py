@@ -75,7 +75,10 @@ def test_an_exception_ends_the_job_with_its_traceback(tmp_path):
     assert "rank 1" in done.last
 
 
-def test_a_script_that_knows_of_nothing(tmp_path):
+def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
+    missing = tmp_path / "without" / "horovod.py"
+    missing.parent.mkdir()
+    missing.write_text("raise ModuleNotFoundError(name='horovod')\n")
     script = tmp_path / "script.py"
     script.write_text(
         "import keras, numpy as np\n"
@@ -86,7 +89,8 @@ def test_a_script_that_knows_of_nothing(tmp_path):
         "model.save('model.keras')\n"
     )
     arguments = "-np", "2", "--strategy", "byteps", str(script)
-    job = Launched(tmp_path, arguments)
+    paths = f"{missing.parent}:{ROOT}"
+    job = Launched(tmp_path, arguments, PYTHONPATH=paths)
     done = job.finish(LIMIT_S)
     assert done.code == 0, done.err
     assert "BytePSStrategy: 1 tower" in done.err
@@ -95,7 +99,7 @@ def test_a_script_that_knows_of_nothing(tmp_path):
 
 def started_by_hand(role, port, **variables):
     """A process of a job that no launcher knows of."""
-    command = [sys.executable, "-c", "import byteps.server"]
+    command = [sys.executable, "-m", "keras_towers.launching.byteps_server"]
     if role == "worker":
         command = [sys.executable, "-m", SMALL]
     environment = {

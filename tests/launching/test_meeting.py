@@ -12,7 +12,6 @@ import pytest
 from keras_towers import TowerError
 from keras_towers.launching import clusters, invitation
 from keras_towers.launching.invitation import Invitation, Letter
-from keras_towers.launching.seats import Guest, places
 from tests.launching.jobs import ROOT
 
 LIMIT_S = 40
@@ -117,18 +116,6 @@ def test_an_invitation_of_the_user(monkeypatch, point, secret, said):
     monkeypatch.setenv("KERAS_TOWERS_SECRET", secret)
     with pytest.raises(TowerError, match=said):
         invitation.given()
-
-
-def test_places_of_ranks_that_go_round_the_machines():
-    guests = [Guest(host, "", [], "") for host in ("a", "b", "a", "b", "a")]
-    found = [
-        (slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
-        for slot in places(guests)
-    ]
-    assert found == [
-        *((0, 3, 0, 2), (0, 2, 1, 2), (1, 3, 0, 2)),
-        *((1, 2, 1, 2), (2, 3, 0, 1)),
-    ]
 
 
 def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):

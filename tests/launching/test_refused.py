@@ -37,6 +37,8 @@ def files(tmp_path, monkeypatch):
         ("-np 2 --strategy nope s.py", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower s.py", "works in one process"),
         ("-np 2 --strategy noop s.py", "works in one process"),
+        ("-np 2 --strategy horovod --servers 1 s.py", "no use for BytePS's"),
+        ("-np 2 --servers 1 --min-np 1 s.py", "a fixed number of processes"),
         ("-np 2 --towers 2 s.py", "--towers needs --strategy"),
         ("-np 2 --network-interface no0 s.py", "no network interface no0"),
         ("--ps 1 s.py", "processes that train: --workers N"),

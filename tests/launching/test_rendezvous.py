@@ -11,10 +11,12 @@ import pytest
 
 from keras_towers import rendezvous
 from keras_towers.launching.rendezvous import (
+    RendezvousServer,
     elastic_handler,
     horovod,
-    rendezvous_server,
 )
+from keras_towers.launching.slots import slots
+from keras_towers.launching.values import ValuesHandler
 from keras_towers.rendezvous import SIGNATURE, Rendezvous, sign, token
 from keras_towers.transport.stall import Progress, Store
 
@@ -31,17 +33,24 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.fixture
-def server():
+def of_horovod():
+    """The handler of an elastic job."""
     driver = SimpleNamespace(register_worker_server=lambda *args: None)
     module = horovod("runner.elastic.rendezvous")
-    handler = elastic_handler(
-        module.create_rendezvous_handler(driver), SimpleNamespace(), print
+    return elastic_handler(
+        module.create_rendezvous_handler(driver),
+        SimpleNamespace(hold=lambda *args: None),
+        print,
     )
-    started = rendezvous_server("127.0.0.1", SECRET)
-    port = started.start(handler)
-    started.init([])
+
+
+@pytest.fixture(params=[of_horovod, lambda: ValuesHandler])
+def server(request):
+    started = RendezvousServer("127.0.0.1", SECRET)
+    port = started.start(request.param())
+    started.init(slots(["h", "h"]))
     yield SimpleNamespace(
+        elastic=request.param is of_horovod,
         url=f"http://127.0.0.1:{port}",
         path=f"/{token(SECRET)}:{port}",
         address=f"127.0.0.1:{port}/{token(SECRET)}",
@@ -69,6 +78,8 @@ def test_a_forged_worker_address_is_not_unpickled(server, tmp_path):
         path = urllib.request.quote(f"{prefix}/worker_addresses/h:0")
         assert ask(server, "PUT", path, body) == 403
     assert not (tmp_path / "ran").exists()
+    if not server.elastic:
+        return
     # It would have run.
     with pytest.raises(OSError):
         ask(server, "PUT", f"{server.path}/worker_addresses/h:0", body)
@@ -89,6 +100,22 @@ def test_only_values_are_served_never_files(server, tmp_path, monkeypatch):
     assert ask(server, "HEAD", f"{server.path}/private/key") == 403
     assert ask(server, "GET", f"{server.path}/private/key") == 404
     assert ask(server, "GET", f"{server.path}/private") == 403
+
+
+def test_a_scope_that_all_ranks_give_up_is_empty(server):
+    """Else who connects again would find the addresses of before."""
+    path = f"{server.path}/global"
+    for begun in range(2):
+        for rank in range(2):
+            assert ask(server, "PUT", f"{path}/{rank}", b"here") == 200
+        for rank in range(2):
+            assert ask(server, "GET", f"{path}/0") == 200, begun
+            assert ask(server, "DELETE", f"{path}/{rank}") == 200
+        assert ask(server, "GET", f"{path}/0") == 404
+    # Others belong to one alone.
+    assert ask(server, "PUT", f"{server.path}/own/0", b"mine") == 200
+    assert ask(server, "DELETE", f"{server.path}/own/0") == 200
+    assert ask(server, "GET", f"{server.path}/own/0") == 404
 
 
 def test_a_forged_stall_key_is_not_believed(server):

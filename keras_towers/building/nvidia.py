@@ -1,0 +1,205 @@
+"""What builds for GPUs need of NVIDIA: its compiler, CUDA's runtime and NCCL.
+
+TensorFlow's GPU build brings its own runtime and NCCL as packages of pip. An
+engine has to use the same ones in the same process, so these come first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from keras_towers.building.toolchain import Tool, first_line, which
+
+_DEFAULT = "/usr/local/cuda"
+_GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
+_RUNTIME = "cuda_runtime"
+# Packages with headers that those of pip's CUDA runtime include.
+_PARTS = {"cuda_nvcc": "crt/host_config.h", "cuda_cccl": "nv/target"}
+_PIP_PARTS = " ".join(
+    f"nvidia-{name.replace('_', '-')}-cu12" for name in (_RUNTIME, *_PARTS)
+)
+
+
+def find_nvcc(variables: str) -> Tool:
+    """CUDA's compiler.
+
+    Args:
+        variables: the prefix of the engine's environment variables, one of
+            which may name CUDA's folder.
+    """
+    own = os.environ.get(f"{variables}_CUDA_HOME")
+    candidates = [
+        # Only the engine's own variable takes precedence over the search path.
+        f"{own}/bin/nvcc" if own else None,
+        which("nvcc"),
+        *(f"{home}/bin/nvcc" for home in _toolkits()),
+    ]
+    for path in candidates:
+        if path and os.access(path, os.X_OK):
+            version = first_line([path, "--version"])
+            if version is not None:
+                return Tool("nvcc", path, _nvcc_release(path))
+    return Tool(
+        "nvcc",
+        None,
+        problem="no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit "
+        "of the version that TensorFlow was built for, and set "
+        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl",
+    )
+
+
+def find_cuda(variables: str) -> Tool:
+    """The folder with the ``include`` and the libraries of CUDA's runtime.
+
+    Args:
+        variables: as for ``find_nvcc``.
+    """
+    nvcc = which("nvcc")
+    home = _home(
+        "cuda_runtime.h",
+        os.environ.get(f"{variables}_CUDA_HOME"),
+        _package(_RUNTIME) if all(_parts()) else None,
+        str(Path(nvcc).resolve().parents[1]) if nvcc else None,
+        *_toolkits(),
+        "/usr",
+    )
+    if home is None:
+        return Tool(
+            "CUDA runtime",
+            None,
+            problem="CUDA's header cuda_runtime.h, or one that it includes, "
+            f"not found: pip install {_PIP_PARTS}; or install NVIDIA's CUDA "
+            "toolkit of the version that TensorFlow was built for, and set "
+            f"{variables}_CUDA_HOME to its folder",
+        )
+    text = _text(home / "include" / "cuda_runtime_api.h")
+    found = re.search(r"#define CUDART_VERSION +(\d+)", text)
+    number = int(found.group(1)) if found else 0
+    version = f"{number // 1000}.{number % 1000 // 10}" if number else ""
+    return Tool("CUDA runtime", str(home), version)
+
+
+def find_nccl(variables: str) -> Tool:
+    """The folder with NCCL's ``include`` and ``lib``.
+
+    Args:
+        variables: as for ``find_nvcc``.
+    """
+    include = os.environ.get(f"{variables}_NCCL_INCLUDE")
+    if include and (Path(include) / "nccl.h").is_file():
+        return Tool("NCCL", include, _nccl_version(Path(include) / "nccl.h"))
+    home = _home(
+        "nccl.h",
+        os.environ.get(f"{variables}_NCCL_HOME"),
+        _package("nccl"),
+        *_toolkits(),
+        "/usr",
+    )
+    if home is not None:
+        version = _nccl_version(home / "include" / "nccl.h")
+        return Tool("NCCL", str(home), version)
+    return Tool(
+        "NCCL",
+        None,
+        problem=f"NCCL's header nccl.h not found: {_GPU} "
+        "(Debian and Ubuntu: apt-get install libnccl-dev from NVIDIA's "
+        f"repository), or set {variables}_NCCL_HOME to its folder",
+    )
+
+
+def linkable(home: str, folder: Path) -> tuple[str, str]:
+    """Make a library that pip has installed one that can be linked to.
+
+    It lacks the file name that linkers look for, and no loader looks into its
+    folder. Any other library is left as it is.
+
+    Args:
+        home: with the library's ``include`` and ``lib``.
+        folder: is made, with links to both.
+
+    Returns:
+        The folder to be used instead, and where the loader is to look: from
+        the library of an engine, in ``site-packages/ENGINE/tensorflow``.
+        Empty: where it looks by itself.
+    """
+    found = re.fullmatch(r".*/(nvidia/\w+)", home)
+    if not found or home != _package(Path(home).name):
+        return home, ""
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to(f"{home}/include")
+    for library in Path(home, "lib").glob("lib*.so.*"):
+        link = library.name.partition(".so")[0] + ".so"
+        (folder / "lib" / link).symlink_to(library)
+    return str(folder), f"$ORIGIN/../../{found.group(1)}/lib"
+
+
+def rpath(places: Sequence[str]) -> str:
+    """The option of a linker for where a loader is to look; maybe empty."""
+    named = [f"-rpath,{place}" for place in places if place]
+    return ",".join(("-Wl", *named)) if named else ""
+
+
+def headers_of_parts(home: str) -> list[str]:
+    """Folders of headers that those of pip's CUDA runtime include.
+
+    Args:
+        home: as ``find_cuda`` returns it.
+    """
+    return [*filter(None, _parts())] if home == _package(_RUNTIME) else []
+
+
+def _parts() -> list[str | None]:
+    """The ``include`` of each of ``_PARTS``, None where one is missing."""
+    found: list[str | None] = []
+    for name, header in _PARTS.items():
+        folder = Path(_package(name) or "/nonexistent", "include")
+        found.append(str(folder) if (folder / header).is_file() else None)
+    return found
+
+
+def _toolkits() -> Iterator[str]:
+    yield from filter(None, (os.environ.get("CUDA_HOME"), _DEFAULT))
+
+
+def _home(header: str, *homes: str | None) -> Path | None:
+    """The first of some folders in which there is this header."""
+    for home in filter(None, homes):
+        if Path(home, "include", header).is_file():
+            return Path(home)
+    return None
+
+
+def _package(name: str) -> str | None:
+    """The folder of a package of NVIDIA's, if pip has installed it."""
+    try:
+        spec = importlib.util.find_spec(f"nvidia.{name}")
+    except ModuleNotFoundError:
+        return None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return folders[0] if folders else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _nvcc_release(path: str) -> str:
+    ended = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=60
+    )
+    found = re.search(r"release [\d.]+", ended.stdout)
+    return found.group() if found else ""
+
+
+def _nccl_version(header: Path) -> str:
+    text = _text(header)
+    parts = [
+        re.search(rf"#define NCCL_{part} (\d+)", text)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    return ".".join(part.group(1) for part in parts if part)
