@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -355,14 +355,27 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
     )
 
 
-def call_cancellable(function: Any, manager: Any) -> list[Any]:
-    """Call a concrete function without arguments; another thread may cancel it.
+def has_started() -> bool:
+    """Whether TensorFlow has created this process's devices."""
+    return eager_context()._context_handle is not None
+
+
+def has_collective_leader() -> bool:
+    """Whether TensorFlow knows who leads the collectives of this process."""
+    return bool(eager_context()._collective_leader)
+
+
+def call_cancellable(
+    function: Any, arguments: Sequence[Any], manager: Any
+) -> list[Any]:
+    """Call a concrete function; another thread may cancel it.
 
     ``CancellationManager.get_cancelable_function`` would let the manager cancel
     what any other thread calls in the meantime, too.
 
     Args:
         function: the concrete function.
+        arguments: the tensors that it takes.
         manager: a ``CancellationManager``; its ``start_cancel`` ends the call.
 
     Returns:
@@ -376,7 +389,7 @@ def call_cancellable(function: Any, manager: Any) -> list[Any]:
     return _execute_with_cancellation(
         function.name,
         num_outputs=len(function.outputs),
-        inputs=list(function.captured_inputs),
+        inputs=[*arguments, *function.captured_inputs],
         attrs=tuple(part for pair in attributes.items() for part in pair),
         ctx=context,
         cancellation_manager=manager,

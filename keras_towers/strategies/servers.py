@@ -19,10 +19,10 @@ from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.parameter_servers import Connection, take_role
+from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Reduction
 from keras_towers.strategies.base import Parts
 from keras_towers.strategies.processes import devices_of_rank, share_cores
-from keras_towers.transport.servers import ServerPeers
 
 _numbers = itertools.count()
 

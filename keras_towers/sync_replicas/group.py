@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.sync_replicas.quotas import most_of_one
-from keras_towers.sync_replicas.resources import Queue, destroy, on, variable
+from keras_towers.sync_replicas.resources import (
+    Queue,
+    destroy,
+    named,
+    variable,
+)
 
 # A token that lets a replica go on without a gradient to compute.
 _END = -1
@@ -82,13 +87,16 @@ class Group:
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
         # Takes part in every average: who has pushed all of its gradients.
-        with on(device):
-            self._complete = tf.raw_ops.ResourceConditionalAccumulator(
+        self._complete = named(
+            f"{name}/complete",
+            device,
+            lambda: tf.raw_ops.ResourceConditionalAccumulator(
                 dtype=tf.float64,
                 shape=[replicas],
                 shared_name=f"{name}/complete",
                 reduction_type="SUM",
-            )
+            ),
+        )
 
     def call(self, key: Any, body: Callable[[], Any]) -> Any:
         """Run operations, in a function that is traced once.

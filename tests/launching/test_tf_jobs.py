@@ -10,10 +10,12 @@ TRAINS = """
 import os, sys, time
 import tensorflow as tf
 from keras_towers.parameter_servers import take_role
+from keras_towers.parameter_servers.shared import Event
 job = take_role("MyStrategy")
 if job.is_chief:
-    job.announce("model")
-job.await_("model")
+    Event("model", job.devices[0]).set()
+Event("model", job.devices[0]).wait()
+never = Event("never", job.devices[0])
 print("trains as", job.rank, "of", job.size, "at", job.cluster.address)
 """
 
@@ -55,7 +57,7 @@ def test_two_jobs_at_once(launched, tmp_path):
 def test_failing_worker_ends_the_job_with_its_code(launched):
     job = launched(
         "--ps 1 --workers 2",
-        f"{TRAINS}\nif job.rank == 1:\n    sys.exit(7)\njob.await_('never')",
+        f"{TRAINS}\nif job.rank == 1:\n    sys.exit(7)\nnever.wait()",
     )
     done = job.finish(120)
     assert done.code == 7, done.out + done.err
@@ -72,7 +74,7 @@ import signal
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 with open({str(ready)!r}, "a") as file:
     print("ready", file=file)
-job.await_("never")
+never.wait()
 """,
     )
     job.wait_for(ready, 2)

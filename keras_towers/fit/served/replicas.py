@@ -75,12 +75,11 @@ class ReplicaSession(Session):
     def retrace(self) -> None:
         # A model that was compiled again may have other optimizers.
         self._traces += 1
+        name = f"{self.name}/averages_{self._traces}"
         self._averages = Averages(
-            f"{self.name}/averages_{self._traces}",
-            self._group,
-            self._device_of,
-            self._apply,
+            name, self._group, self._device_of, self._apply
         )
+        self.connection.dropped.with_its(self._averages, name)
         self._function: Any = None
         self._checked = False
 

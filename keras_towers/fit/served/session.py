@@ -18,7 +18,8 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights.held_once import slots_of
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.sync_replicas.resources import variable as named_variable
+from keras_towers.parameter_servers.shared import Note, text_of
+from keras_towers.sync_replicas import resources
 from keras_towers.transport import Transport, objects
 
 
@@ -49,26 +50,29 @@ class Session:
         self._has_left = False
         # Whether all workers make the same steps, each at the same time.
         self.in_step: bool = False
-        self.masters: Masters = Masters(name, connection.devices, self.run)
+        self.masters: Masters = Masters(
+            name, connection.devices, self.run, connection.dropped.with_its
+        )
         self._server = connection.devices[0]
-        self._epoch: Any = named_variable(
-            f"{name}/epoch", self._server, (), tf.int64
-        )
+        self._epoch = Note(f"{name}/epoch", self._server)
         # The last fit that the chief has stopped before the end of its data.
-        self._stopped: Any = named_variable(
-            f"{name}/stopped", self._server, (), tf.int64
-        )
+        self._stopped = Note(f"{name}/stopped", self._server)
         self._trained: list[keras.Variable] = []
         self._others: list[keras.Variable] = []
         self._of_optimizers: list[keras.Variable] = []
         self._in_place = contextlib.ExitStack()
+        # Written when what the workers share of this model has been freed.
+        self._freed = Note(f"{name}/freed", self._server)
+        connection.dropped.with_its(self, name)
 
     def run(self, function: Any) -> Any:
         """Call a concrete function; fail if it waits for too long."""
         with self.connection.naming_lost_servers():
             try:
                 look = self.workers.watch_chief()
-                return remote.run(function, self.stall_timeout_s, look)
+                return remote.run(
+                    function, timeout_s=self.stall_timeout_s, look=look
+                )
             except TimeoutError:
                 raise self.workers.stalled(self.stall_timeout_s) from None
 
@@ -162,9 +166,21 @@ class Session:
             self._assign(self._epoch, model._initial_epoch or 0)
             self._assign(self._stopped, 0)
             self._initialise()
-        objects.gather(self._peers, None, f"begins fit {self._fits}")
+        news = objects.gather(
+            self._peers,
+            self.connection.dropped.news(),
+            f"begins fit {self._fits}",
+        )
+        self._free(self.connection.dropped.heard(news))
         if self.rank > 0:
-            model._initial_epoch = self._noted() or None
+            if self._freed.get() is not None:
+                raise TowerError(
+                    f"worker {self.rank} of this job has come back, and its "
+                    f"script begins with model {model.name!r}, of which all "
+                    "workers were done: the parameter servers have freed its "
+                    "weights. Start all tasks of the job again, from a backup."
+                )
+            model._initial_epoch = self._number(self._epoch) or None
             if self.connection.starts > 1 and self.workers.ended:
                 # It has come back too late: there is no epoch left.
                 model._initial_epoch = sys.maxsize
@@ -174,6 +190,13 @@ class Session:
         else:
             self._in_place.enter_context(self.in_place())
         return not self._has_left
+
+    def _free(self, names: Sequence[str]) -> None:
+        """Free what no worker needs any more; on the chief only."""
+        for name in names if self.rank == 0 else ():
+            with self.connection.naming_lost_servers():
+                Note(f"{name}/freed", self._server).set()
+                resources.free(name)
 
     def forget_traces(self) -> None:
         """Drop functions of the variables that the model had before."""
@@ -224,29 +247,24 @@ class Session:
             self.workers.end_epoch(epoch)
         elif self.in_step and not stops:
             self.workers.wait_for_epoch(epoch)
-            (stopped,) = self.run(remote.traced(self.stopped, self._server))
-            stops = not self.goes_on(stopped)
+            stops = self._number(self._stopped) >= self._fits
         return stops
 
-    def _assign(self, variable: Any, value: int) -> None:
-        def body() -> None:
-            with tf.device(self._server):
-                variable.assign(tf.constant(value, tf.int64))
+    def _assign(self, note: Note, value: int) -> None:
+        with self.connection.naming_lost_servers():
+            note.set(str(value))
 
-        self.run(remote.traced(body, self._server))
+    def _number(self, note: Note) -> int:
+        with self.connection.naming_lost_servers():
+            return int(note.get() or 0)
 
     def stopped(self) -> tf.Tensor:
         """Read which fit the chief has stopped, as part of a function."""
-        with tf.device(self._server):
-            return self._stopped.read_value()
+        return self._stopped.read()
 
     def goes_on(self, stopped: Any) -> bool:
         """Whether this fit goes on, given what ``stopped`` has read."""
-        return int(stopped) < self._fits
-
-    def _noted(self) -> int:
-        (epoch,) = self.run(remote.traced(self._epoch.read_value, self._server))
-        return int(epoch)
+        return int(text_of(stopped) or 0) < self._fits
 
     def leave(self, stops: bool = False) -> None:
         """Have no more data; on the chief, wait for the others and finish.

@@ -9,8 +9,8 @@ from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.peers import worker_name
 from keras_towers.parameter_servers.shared import Event, Table
-from keras_towers.transport.servers import worker_name
 
 # How often to look for workers that have died, and after how long without an
 # answer one has.
@@ -33,7 +33,7 @@ class Workers:
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._server = connection.devices[0]
-        self._failed = Table(f"{name}/failed", self._server)
+        self._failed = Table(f"{name}/failed", self._server, connection.size)
 
     def left(self) -> None:
         """Tell the others that this one has left."""
@@ -73,7 +73,7 @@ class Workers:
         Raises:
             TowerError: it has.
         """
-        failure = self._failed.items().get(0, "")
+        failure = self._failed.get(0)
         if failure:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
@@ -111,7 +111,7 @@ class Workers:
                     continue
                 now = time.monotonic()
                 who = worker_name(self._connection, rank)
-                if self._failed.items().get(rank):
+                if self._failed.get(rank):
                     del seen[rank]
                     tell(f"{who} has failed: fit ends without it")
                     continue

@@ -80,7 +80,7 @@ class ServerPeers:
         self._number += 1
         where = f"{self._prefix}/told/{self._number}"
         server = self._connection.devices[0]
-        table = Table(where, server)
+        table = Table(where, server, self.size)
         with self._connection.naming_lost_servers():
             table.insert(self.rank, plain.encode(value).decode())
             Event(f"{where}/{self.rank}", server).set()
