@@ -204,6 +204,13 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             batches=batches if servers is not None else "each",
             replicas_are_called="replica",
             others=None if servers is None else servers.peers,
+            # Of a split batch, each worker has a part of the gradient, and
+            # what is averaged has to be like the whole.
+            gradient_factor=(
+                servers.connection.size
+                if servers is not None and batches == "split"
+                else 1.0
+            ),
         )
 
     @property

@@ -42,6 +42,7 @@ class Tower:
             that cannot happen.
         average: whether losses are means over the batch (gradients are
             averaged) or sums (gradients are summed).
+        factor: what gradients are multiplied by besides.
         attributes: what the step keeps in attributes of Python objects; None:
             it runs alone, without turns.
         results: metrics, with what their ``result`` has returned in the step.
@@ -71,6 +72,7 @@ class Tower:
     share: Any = None
     live: Any = None
     average: bool = True
+    factor: float = 1.0
     attributes: Attributes | None = None
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     keras_step: bool = False
@@ -87,9 +89,8 @@ class Tower:
         """The weight of this tower's loss in that of the global batch."""
         if self.share is None:
             return 1.0
-        if self.average:
-            return self.share
-        return self._only_if_live
+        weight = self.share if self.average else self._only_if_live
+        return weight * self.factor
 
     @property
     def gradient_weight(self) -> Any:
@@ -112,7 +113,9 @@ class Tower:
         is_sum = loss.shape.rank != 0
         if self.keras_step and not self.mixes:
             self.loss_is_weighted = True
-            weight = self._only_if_live if is_sum else self.loss_weight
+            weight = self.loss_weight
+            if is_sum:
+                weight = self._only_if_live * self.factor
             return loss * tf.cast(weight, loss.dtype)
         if is_sum:
             # Its gradients will be weighted as those of a mean.

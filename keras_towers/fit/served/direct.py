@@ -16,7 +16,6 @@ from keras_towers.fit.served.barrier import Barrier
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.update.averages import done
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.reduction import scaled
 
 logger = logging.getLogger("keras_towers")
 
@@ -27,13 +26,11 @@ class DirectSession(Session):
     Args:
         sync: whether all workers finish a step before any begins the next.
         split: whether every worker takes its part of each batch.
-        scale: factor for a worker's gradients.
         **given: for ``Session``.
     """
 
-    def __init__(self, sync: bool, split: bool, scale: float, **given: Any):
+    def __init__(self, sync: bool, split: bool, **given: Any):
         super().__init__(**given)
-        self._scale = scale
         self._traced: dict[str, Any] = {}
         self._barrier: Barrier | None = None
         self.in_step = sync and split
@@ -51,13 +48,10 @@ class DirectSession(Session):
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Apply the gradients of this worker."""
-        factor = weight * self._scale
-        grads = [None if g is None else scaled(g, factor) for g in sums]
         with self.at_servers(optimizer, variables), adding_atomically():
-            original(grads, list(variables))
+            original(list(sums), list(variables))
 
     def _call(self, name: str, body: Callable[[], Any]) -> Any:
         if name not in self._traced:

@@ -13,7 +13,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.update.averages import Averages, Part
-from keras_towers.reduction import scaled
 from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
 from keras_towers.sync_replicas.group import Event
 
@@ -99,7 +98,6 @@ class ReplicaSession(Session):
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Push the gradients of this worker."""
         number = self._pushed.read_value()
@@ -107,7 +105,7 @@ class ReplicaSession(Session):
             optimizer,
             original,
             variables,
-            [None if g is None else scaled(g, weight) for g in sums],
+            sums,
             self._step.read_value(),
             self._group.number(self.rank, number),
         )

@@ -325,7 +325,6 @@ class Session:
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Take the gradients of this worker, as ``update.TakesSums``."""
         raise NotImplementedError

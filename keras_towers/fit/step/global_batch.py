@@ -183,6 +183,7 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
+                factor=self.config.gradient_factor,
                 attributes=attributes,
                 unseeded=unseeded,
                 keras_step=trainers.has_keras_step(model),
