@@ -38,10 +38,12 @@ def test_first_ends_with_the_other(number):
 """
 
 OF_A_JOB = """
+import time
 from tests.kit.ranks import Job
 
 def test_of_a_job(record):
     record()
+    time.sleep(0.5)  # Meanwhile the other process has nothing left to do.
 
 def test_of_the_same_job(record):
     record()
