@@ -81,7 +81,11 @@ def run(
     ] = None,
     towers: Annotated[
         int | None,
-        typer.Option(min=1, help="Towers per process, with --strategy."),
+        typer.Option(
+            min=1,
+            help="Towers per process, with --strategy or --ps. With --ps it "
+            "splits a CPU into as many.",
+        ),
     ] = None,
     servers: Servers = None,
     seed: Annotated[
@@ -273,8 +277,8 @@ def _program(
     served: bool,
 ) -> list[str]:
     """The command that a rank runs."""
-    if strategy is None and towers is not None:
-        _refuse("--towers needs --strategy")
+    if strategy is None and towers is not None and not served:
+        _refuse("--towers needs --strategy, or --ps")
     if strategy is None and not served:
         return [sys.executable, *(["-m"] if module else []), *command]
     if strategy is not None:
