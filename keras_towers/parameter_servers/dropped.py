@@ -25,7 +25,7 @@ class Dropped:
         self._news: list[str] = []
         self._by: dict[str, set[int]] = {}
 
-    def with_its(self, owner: object, name: str) -> None:
+    def drop_with(self, owner: object, name: str) -> None:
         """Drop a name with an object, when that is gone.
 
         Args:

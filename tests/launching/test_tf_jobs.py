@@ -1,10 +1,11 @@
 """Clusters of TensorFlow's runtime that the launcher starts."""
 
+import os
 import signal
 
 import pytest
 
-from tests.launching.jobs import Launched
+from tests.launching.jobs import Launched, all_gone
 
 TRAINS = """
 import os, sys, time
@@ -116,3 +117,53 @@ if '"index": 0' in os.environ["TF_CONFIG"]:
         "task worker 1 ended with exit code 0 before it connected, and task "
         "worker 0 waits for it" in done.last
     )
+
+
+FITS = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras
+import numpy as np
+import keras_towers as kt
+
+class Ready(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            with open(READY, "a") as file:
+                print("ready", file=file)
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = np.ones((80, 4), "float32")
+try:
+    kt.virtual_towers(3)
+except kt.TowerError as error:
+    print("refused:", error)
+with kt.SyncReplicasStrategy(towers=2):
+    model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[Ready()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "to", ["group", pytest.param("launcher", marks=pytest.mark.long)]
+)
+def test_ctrl_c_ends_all_tasks(launched, tmp_path, to):
+    ready = tmp_path / "ready"
+    job = launched(
+        "--ps 1 --workers 2 --towers 2", f"READY = {str(ready)!r}\n{FITS}"
+    )
+    job.wait_for(ready, 2)
+    family = job.family()
+    assert len(family) >= 3
+    if to == "group":
+        # What a terminal does.
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        job.send(signal.SIGINT)
+    done = job.finish(30)
+    assert done.code == 130, done.out + done.err
+    assert "stopped by SIGINT" in done.last
+    assert all_gone(family, 1)
+    # It has trained on two towers, which were made before the task connected.
+    assert "give it --towers 3 instead" in done.out

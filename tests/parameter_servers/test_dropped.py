@@ -13,16 +13,16 @@ class Model:
 def test_what_one_worker_still_has_is_kept():
     chief, other = Dropped(2), Dropped(2)
     for worker in (chief, other):
-        worker.with_its(Model(), "a")
+        worker.drop_with(Model(), "a")
     kept = Model()
-    chief.with_its(Model(), "b")
-    other.with_its(kept, "b")
+    chief.drop_with(Model(), "b")
+    other.drop_with(kept, "b")
     assert chief.heard([chief.news(), other.news()]) == ["a"]
     assert chief.news() == other.news() == []
     del kept
     # It is found out where something else has been made.
-    other.with_its(Model(), "c")
-    chief.with_its(Model(), "c")
+    other.drop_with(Model(), "c")
+    chief.drop_with(Model(), "c")
     assert sorted(chief.heard([chief.news(), other.news()])) == ["b", "c"]
 
 

@@ -30,7 +30,7 @@ class Masters:
         name: prefix of their names.
         devices: those of the parameter servers.
         run: calls a concrete function that takes no arguments.
-        with_its: given a copy and its name, has it freed when it is gone.
+        drop_with: given a copy and its name, drops the name with it.
 
     Attributes:
         placement: which server holds which variable.
@@ -41,10 +41,10 @@ class Masters:
         name: str,
         devices: Sequence[str],
         run: Run,
-        with_its: Callable[[Any, str], None],
+        drop_with: Callable[[Any, str], None],
     ):
         self._name = name
-        self._with_its = with_its
+        self._drop_with = drop_with
         self._run = run
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(devices)
         self._of: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
@@ -84,7 +84,7 @@ class Masters:
             )
             # By this id optimizers know the variables that they train.
             master._unique_id = component(variable._value)._unique_id
-            self._with_its(master, name)
+            self._drop_with(master, name)
             self._count += 1
             self._of[variable] = master
 

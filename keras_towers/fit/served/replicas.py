@@ -78,7 +78,7 @@ class ReplicaSession(Session):
         self._averages = Averages(
             name, self._group, self._device_of, self._apply
         )
-        self.connection.dropped.with_its(self._averages, name)
+        self.connection.dropped.drop_with(self._averages, name)
         self._function: Any = None
         self._checked = False
 

@@ -51,7 +51,7 @@ class Session:
         # Whether all workers make the same steps, each at the same time.
         self.in_step: bool = False
         self.masters: Masters = Masters(
-            name, connection.devices, self.run, connection.dropped.with_its
+            name, connection.devices, self.run, connection.dropped.drop_with
         )
         self._server = connection.devices[0]
         self._epoch = Note(f"{name}/epoch", self._server)
@@ -63,7 +63,7 @@ class Session:
         self._in_place = contextlib.ExitStack()
         # Written when what the workers share of this model has been freed.
         self._freed = Note(f"{name}/freed", self._server)
-        connection.dropped.with_its(self, name)
+        connection.dropped.drop_with(self, name)
 
     def run(self, function: Any) -> Any:
         """Call a concrete function; fail if it waits for too long."""
@@ -173,7 +173,7 @@ class Session:
         )
         self._free(self.connection.dropped.heard(news))
         if self.rank > 0:
-            if self._freed.get() is not None:
+            if self.connection.starts > 1 and self._freed.get() is not None:
                 raise TowerError(
                     f"worker {self.rank} of this job has come back, and its "
                     f"script begins with model {model.name!r}, of which all "
