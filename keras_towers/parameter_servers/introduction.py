@@ -46,7 +46,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     Raises:
         TowerError: a task has other versions, or belongs to another job.
     """
-    table = Table(f"{_COMMON}/introductions", device_of(server))
+    table = _introductions(server)
     me = f"{cluster.role} {cluster.index}"
     mine = {
         "name": me,
@@ -69,6 +69,15 @@ def introduce(cluster: Cluster, server: int) -> None:
                 f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
                 "job the same one, and each job parameter servers of its own"
             )
+
+
+def has_come(rank: int) -> bool:
+    """Whether a worker has introduced itself at the first server."""
+    return rank in _introductions(0).items()
+
+
+def _introductions(server: int) -> Table:
+    return Table(f"{_COMMON}/introductions", device_of(server))
 
 
 def _jobs(cluster: Cluster) -> bytes:

@@ -7,7 +7,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import run, traced
+
+# How long a server may take for what needs no waiting.
+_ANSWER_S = 30.0
+
+
+def ask(function: Any, device: str) -> list[Any]:
+    """Run a concrete function that has nothing to wait for, on one server.
+
+    Raises:
+        TowerError: the server does not answer.
+        tf.errors.OpError: it cannot be reached.
+    """
+    try:
+        return run(function, _ANSWER_S)
+    except TimeoutError:
+        spec = tf.DeviceSpec.from_string(device)
+        raise TowerError(
+            f"{spec.job} {spec.task} can be reached, but has not answered for "
+            f"{_ANSWER_S:g} s: its process was stopped, or its machine hangs. "
+            "Let it go on, or start all tasks of the job again, from a backup."
+        ) from None
 
 
 class Event:
@@ -33,7 +55,7 @@ class Event:
             tf.raw_ops.QueueCloseV2(handle=_queue(self._name))
 
         try:
-            run(traced(body, self._device))
+            ask(traced(body, self._device), self._device)
         except tf.errors.CancelledError:
             return  # It was closed.
 
@@ -44,16 +66,19 @@ class Event:
             TimeoutError: it has not.
             tf.errors.OpError: the server cannot be reached.
         """
+        try:
+            run(self._wait, timeout_s)
+        except tf.errors.OutOfRangeError:
+            return  # The queue is closed.
 
+    @functools.cached_property
+    def _wait(self) -> Any:
         def body() -> Any:
             return tf.raw_ops.QueueDequeueV2(
                 handle=_queue(self._name), component_types=[tf.int64]
             )
 
-        try:
-            run(traced(body, self._device), timeout_s)
-        except tf.errors.OutOfRangeError:
-            return  # The queue is closed.
+        return traced(body, self._device)
 
 
 class Mailbox:
@@ -82,7 +107,11 @@ class Mailbox:
             )
             return tf.raw_ops.QueueSizeV2(handle=queue)
 
-        (size,) = run(traced(body, self._device), timeout_s)
+        put = traced(body, self._device)
+        if timeout_s is None:
+            (size,) = ask(put, self._device)
+        else:
+            (size,) = run(put, timeout_s)
         return int(size)
 
     def take(self, timeout_s: float | None = None) -> int:
@@ -126,21 +155,24 @@ class Table:
                 values=tf.constant([value]),
             )
 
-        run(traced(body, self._device))
+        ask(traced(body, self._device), self._device)
 
     def items(self) -> dict[int, str]:
         """What is in it."""
+        keys, values = ask(self._export, self._device)
+        return {
+            int(key): value.decode()
+            for key, value in zip(keys.numpy(), values.numpy(), strict=True)
+        }
 
+    @functools.cached_property
+    def _export(self) -> Any:
         def body() -> Any:
             return tf.raw_ops.LookupTableExportV2(
                 table_handle=self._table(), Tkeys=tf.int64, Tvalues=tf.string
             )
 
-        keys, values = run(traced(body, self._device))
-        return {
-            int(key): value.decode()
-            for key, value in zip(keys.numpy(), values.numpy(), strict=True)
-        }
+        return traced(body, self._device)
 
     def _table(self) -> Any:
         return tf.raw_ops.MutableHashTableV2(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_towers import compat, tf_config
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.asynchronous.replica_calls import ReplicaCalls
 from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.contract import Batches, Update
@@ -188,7 +189,9 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             step: GlobalStep, adoption: Adoption
         ) -> ReplicaCalls | ServedCalls:
             if servers is not None:
-                make = servers.calls(session, self.run)
+                shared = tokens == "shared"
+                dropped = Dropped(replicas, aggregate, shared)
+                make = servers.calls(session, self.run, dropped)
                 self._calls = make(step, adoption)
             else:
                 self._calls = ReplicaCalls(
@@ -242,7 +245,7 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            masters = self._calls.last.masters
+            masters = self._calls.last.model.masters
             trained = masters.of(variable) if variable in masters else trained
         average = None
         if self._moving is not None:

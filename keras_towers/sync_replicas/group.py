@@ -31,6 +31,10 @@ class Event(enum.IntEnum):
     """The coordinator is to end."""
     ASKED = 5
     """Somebody waits until all of the above has been handled."""
+    RETURNED = 6
+    """A replica that had begun was started again, and waits for a welcome."""
+    LOST = 7
+    """A replica has died or stopped."""
 
 
 class Group:
@@ -81,6 +85,10 @@ class Group:
             for index in range(number)
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
+        self._welcomes = [
+            Queue(f"{name}/welcomes_{index}", device, [tf.int64])
+            for index in range(replicas)
+        ]
         # Takes part in every average: who has pushed all of its gradients.
         with on(device):
             self._complete = tf.raw_ops.ResourceConditionalAccumulator(
@@ -157,8 +165,12 @@ class Group:
 
     def clear(self) -> None:
         """Drop all tokens and events, while nobody uses them."""
-        for index, queue in enumerate((*self._tokens, self._events)):
+        for index, queue in enumerate(self._queues):
             self.call(("clear", index), queue.clear)
+
+    @property
+    def _queues(self) -> list[Queue]:
+        return [*self._tokens, self._events, *self._welcomes]
 
     def clear_tokens(self, replica: int) -> None:
         """Drop those of a replica, which has died and comes back."""
@@ -286,6 +298,28 @@ class Group:
                 )
             )
 
+    def greet(self, replica: int, gradients: int) -> None:
+        """Welcome a replica that was started again.
+
+        Args:
+            replica: the replica.
+            gradients: how many it has pushed.
+        """
+        number = tf.constant(gradients, tf.int64)
+        self.call(
+            ("greet", replica, gradients),
+            lambda: self._welcomes[replica].put(number),
+        )
+
+    def welcome(self, replica: int) -> int:
+        """Wait until a replica that was started again is welcome.
+
+        Returns:
+            How many gradients it had pushed.
+        """
+        queue = self._welcomes[replica]
+        return int(_only(self.call(("welcome", replica), queue.get)))
+
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
         queue = self._tokens[0 if self.shared else replica]
@@ -296,7 +330,7 @@ class Group:
     def destroy(self) -> None:
         """Free the resources."""
         self._traced.clear()
-        for queue in (*self._tokens, self._events):
+        for queue in self._queues:
             queue.destroy()
         destroy(self._complete, self._device)
         destroy(self.step.handle, self._device)

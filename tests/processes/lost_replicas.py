@@ -12,9 +12,9 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers.fit.served import workers
-from keras_towers.parameter_servers import server
+from keras_towers.parameter_servers import pulse, server
 
-workers._GONE_S = server._GONE_S = 2.0
+pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
 server._CHIEF_GONE_S = 6.0
 NAME, OPTIONS, EPOCHS = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 kt.virtual_towers(2)

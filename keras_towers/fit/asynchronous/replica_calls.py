@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers._notices import announce
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.calls import AsyncCalls, TrainFunction
+from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.asynchronous.pace import Pace
 from keras_towers.fit.asynchronous.replicas import InStep
 from keras_towers.fit.calls.call import TowerCall
@@ -45,9 +45,7 @@ class ReplicaCalls(AsyncCalls):
         self._shared = shared
         self._also = also
         self._last: InStep | None = None
-        # At the end of the last epoch, and in it.
-        self._before = (0,) * self._config.num_replicas
-        self._dropped = self._before
+        self._dropped = Dropped(self._config.num_replicas, aggregate, shared)
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -62,11 +60,6 @@ class ReplicaCalls(AsyncCalls):
         every = self._aggregate == 1 and self._also is None
         return super()._alone and every
 
-    @property
-    def _drops(self) -> bool:
-        """Whether gradients can be dropped."""
-        return self._shared or self._config.num_replicas > self._aggregate
-
     def pace(self) -> Pace:
         return InStep(
             self.update,
@@ -79,7 +72,7 @@ class ReplicaCalls(AsyncCalls):
 
     def _begin(self, replicas: InStep) -> None:
         self._last = replicas
-        self._before = (0,) * self._config.num_replicas
+        self._dropped.begin()
 
     def open(
         self,
@@ -118,19 +111,7 @@ class ReplicaCalls(AsyncCalls):
         return result
 
     def also_logged(self) -> dict[str, Any]:
-        if not self._drops:
-            return {}
-        dropped = self.counts.dropped
-        self._dropped = tuple(
-            now - before
-            for now, before in zip(dropped, self._before, strict=True)
-        )
-        self._before = dropped
-        return {"dropped_gradients": sum(self._dropped)}
+        return self._dropped.logged(self.counts)
 
     def _write(self, epoch: int) -> None:
-        if not self._drops:
-            return
-        for replica, dropped in enumerate(self._dropped):
-            name = f"dropped_gradients/replica_{replica}"
-            tf.summary.scalar(name, dropped, step=epoch)
+        self._dropped.write(epoch)
