@@ -16,7 +16,7 @@ from keras_towers.parameter_servers import pulse, server
 
 pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
 server._CHIEF_GONE_S = 6.0
-NAME, OPTIONS, EPOCHS = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+NAME, OPTIONS, EPOCHS = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 kt.virtual_towers(2)
 # The server's devices are no towers of this process.
 strategy = getattr(kt, NAME)(**{"towers": 1, **OPTIONS})
@@ -39,17 +39,14 @@ model.compile(keras.optimizers.SGD(0.01), "mse")
 x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 try:
     with strategy:
-        model.fit(
-            x,
-            x[:, :1],
-            batch_size=8,
-            epochs=EPOCHS,
-            shuffle=False,
-            verbose=0,
-            callbacks=[Tell()],
-        )
+        for epochs in json.loads(EPOCHS):
+            print("fit of", epochs)
+            model.fit(
+                x, x[:, :1], 8, epochs=epochs, verbose=0, callbacks=[Tell()]
+            )
 except kt.TowerError as error:
     print(f"refused at {time.time()}: {error}")
     raise
 print("weights", [w.tobytes().hex()[:16] for w in model.get_weights()])
+print("values", json.dumps([w.tolist() for w in model.get_weights()]))
 print("counts", getattr(strategy, "counts", None))
