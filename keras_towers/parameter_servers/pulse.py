@@ -42,6 +42,16 @@ class Pulse:
             self._last = now
             ask(self._tell, self._device)
 
+    def check_servers(self) -> None:
+        """Ask all servers for an answer.
+
+        Raises:
+            TowerError: one gives none.
+            tf.errors.OpError: one cannot be reached.
+        """
+        for device, answer in self._answers.items():
+            ask(answer, device)
+
     def watch(self) -> Watch:
         """Begin to look at the others."""
         return Watch(self, self._connection)
@@ -51,6 +61,11 @@ class Pulse:
         keys, values = ask(self._read, self._device)
         pairs = zip(keys.numpy(), values.numpy(), strict=True)
         return {int(rank): float(number) for rank, number in pairs}
+
+    @functools.cached_property
+    def _answers(self) -> dict[str, Any]:
+        devices = self._connection.devices
+        return {device: traced(tf.timestamp, device) for device in devices}
 
     @functools.cached_property
     def _tell(self) -> Any:
@@ -97,8 +112,7 @@ class Watch:
         self._reached = dict.fromkeys(range(connection.size), now)
 
     def look(self) -> None:
-        """Find out who has told something; tell that this one looks."""
-        self._pulse.beat()
+        """Find out who has told something."""
         told = self._pulse.beats()
         now = time.monotonic()
         for rank, number in told.items():

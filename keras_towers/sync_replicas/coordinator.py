@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from keras_towers.errors import TowerError
 from keras_towers.sync_replicas.counts import ReplicaCounts
-from keras_towers.sync_replicas.group import Event, Group
+from keras_towers.sync_replicas.events import Event
+from keras_towers.sync_replicas.group import Group
 from keras_towers.sync_replicas.quotas import quotas
 
 NAME = "keras_towers-coordinator"

@@ -34,7 +34,11 @@ class AsyncCalls(TowerCalls):
     Attributes:
         update: applies the gradients of a tower.
         staleness: the staleness of the steps of the last epoch.
+        stall_timeout_s: how long to wait for the end of any step; None: for
+            ever.
     """
+
+    stall_timeout_s: float | None = None
 
     def __init__(self, step: GlobalStep, adoption: Adoption):
         super().__init__(step, adoption)
@@ -123,7 +127,9 @@ class _AsyncCall(TowerCall):
             return
         if self._steps.fits and not model.run_eagerly:
             pace = model.train_function.training.pace
-            self._steps.threads = TowerThreads(self.config.num_towers, pace)
+            self._steps.threads = TowerThreads(
+                self.config.num_towers, pace, self._calls.stall_timeout_s
+            )
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         whole = kind == "fit"

@@ -151,11 +151,16 @@ class ServedCalls(TowerCalls):
         )
         if self._dropped is not None and call.session.rank == 0:
             _, given = with_writer(original, (), given, self._dropped.write)
+        call.initial_epoch = given.get("initial_epoch") or 0
         add_atomically()
         self.last = call.session
         taker, self.update.taker = self.update.taker, call.session
         try:
-            with call.noticing_the_end(), call.writing_through():
+            with (
+                call.noticing_the_end(),
+                call.writing_through(),
+                call.guard.watching(),
+            ):
                 result = super()._run(call, original, (), given)
         except BaseException as error:
             call.end(error)

@@ -18,6 +18,7 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.served.guard import Guard
 from keras_towers.fit.served.session import Session
 
 
@@ -28,14 +29,20 @@ class ServedFit(TowerCall):
         session: how the workers train the model together.
         dropped: counts dropped gradients; None: none can be.
         *args: as for ``TowerCall``.
+
+    Attributes:
+        initial_epoch: the argument of ``fit``.
     """
+
+    initial_epoch: int = 0
 
     def __init__(self, session: Session, dropped: Dropped | None, *args: Any):
         super().__init__(*args)
         self.session = session
+        self.guard: Guard = Guard(session.workers.check_servers)
         self._dropped = dropped
         self._begun = False
-        self._initial_epoch: Any = None
+        self._before: int | None = None
         self._without_others = self.config.alone()
         self._left_out = 0
 
@@ -70,8 +77,8 @@ class ServedFit(TowerCall):
         """Begin to train, when all callbacks have begun."""
         session, model = self.session, self.model
         self._begun = True
-        self._initial_epoch = model._initial_epoch
-        epoch, behind = session.begin(model._initial_epoch or 0)
+        self._before = model._initial_epoch
+        epoch, behind = session.begin(self._before or self.initial_epoch)
         if behind:
             # So that it reads what the others do, in the same order.
             epochs, self._left_out = self.epoch_iterator.pass_over(behind)
@@ -93,6 +100,7 @@ class ServedFit(TowerCall):
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
                     self.session.model.in_place(),
+                    self.guard.step(),
                 ):
                     logs = function(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -163,7 +171,7 @@ class ServedFit(TowerCall):
     def end(self, error: BaseException | None) -> None:
         """End the training, as a whole or by an error."""
         if self._begun:
-            self.model._initial_epoch = self._initial_epoch
+            self.model._initial_epoch = self._before
             self.session.end(error)
 
 

@@ -16,7 +16,7 @@ from keras_towers.fit.update.averages import Averages, Part
 from keras_towers.parameter_servers import remote
 from keras_towers.reduction import scaled
 from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
-from keras_towers.sync_replicas.group import Event
+from keras_towers.sync_replicas.events import Event
 
 _HOST = "/device:CPU:0"
 # For the thread to notice that the fit has failed.
@@ -134,9 +134,7 @@ class ReplicaSession(Session):
 
     def come_back(self) -> int:
         self._comes_back = True
-        self._group.clear_tokens(self.rank)
-        self._group.tell(Event.RETURNED, self.rank)
-        return self._group.welcome(self.rank)
+        return self._group.come_back(self.rank)
 
     def first(self) -> None:
         self._error = None

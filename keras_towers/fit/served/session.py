@@ -73,11 +73,7 @@ class Session:
         return self.workers.run(function)
 
     def run_in_step(self, function: Any) -> Any:
-        """The same, where there is no step any more once ``fit`` has ended.
-
-        Raises:
-            FitEnded: the chief has ended it.
-        """
+        """The same; raise ``FitEnded`` once the chief has ended the fit."""
         return self.workers.run(function, in_step=True)
 
     def hold(self, model: keras.Model) -> None:
@@ -236,8 +232,7 @@ class Session:
     def end(self, error: BaseException | None) -> None:
         """End a ``fit``; wait for the others, unless it has failed.
 
-        Afterwards all workers have the same model: that of the chief. One that
-        has failed counts as one that has died: it may come back.
+        Afterwards all workers have the same model: that of the chief.
 
         Args:
             error: what has ended it, or None.

@@ -68,6 +68,11 @@ class Workers:
         """Tell that this worker goes on."""
         self._pulse.beat()
 
+    def check_servers(self) -> None:
+        """Raise ``TowerError`` if a parameter server does not answer."""
+        with self._connection.naming_lost_servers():
+            self._pulse.check_servers()
+
     def leave(self) -> None:
         """Tell that this one has left."""
         self._left.insert(self._rank, "")
@@ -96,19 +101,11 @@ class Workers:
         self._event(f"epoch/{epoch}").set()
 
     def wait_for_epoch(self, epoch: int) -> None:
-        """Wait until the chief has told that an epoch has ended.
-
-        Raises:
-            TowerError: the chief has failed, died or stopped.
-        """
+        """Wait until the chief has told that an epoch has ended, or all."""
         self._wait_for_chief(f"epoch/{epoch}")
 
     def wait_for_end(self) -> None:
-        """Wait until the chief has told that all is over.
-
-        Raises:
-            TowerError: the chief has failed, died or stopped.
-        """
+        """Wait until the chief has told that all is over."""
         self._wait_for_chief("ended")
 
     def _wait_for_chief(self, what: str) -> None:
@@ -134,6 +131,7 @@ class Workers:
             self._failed.insert(self._rank, f"{type(error).__name__}: {error}")
 
     def _look_at_chief(self, watch: Watch) -> None:
+        self.beat()
         watch.look()
         failure = self._failed.items().get(0, "")
         if failure:
@@ -170,6 +168,7 @@ class Workers:
 
         def look() -> None:
             if self._rank == 0:
+                self.beat()
                 watch.look()
                 return
             self._look_at_chief(watch)
@@ -180,6 +179,8 @@ class Workers:
 
     def losing(self, lost: Callable[[int], None]) -> Callable[[], None]:
         """Return what to call every now and then, to learn who is lost.
+
+        It may be called in any thread, and is no sign that ``fit`` goes on.
 
         Args:
             lost: called once with each that has died or stopped.
@@ -211,6 +212,7 @@ class Workers:
             missing = [rank for rank in missing if rank not in left]
             if came:
                 continue
+            self.beat()
             watch.look()
             failed = self._failed.items()
             if over is None and is_over():
