@@ -76,6 +76,11 @@ def introduce(cluster: Cluster, server: int) -> None:
             )
 
 
+def has_come(cluster: Cluster, rank: int) -> bool:
+    """Whether a worker has introduced itself at the first server."""
+    return _introductions(cluster, 0).get(rank) is not None
+
+
 def _introductions(cluster: Cluster, server: int) -> Table:
     name = f"{_COMMON}/introductions"
     return Table(name, device_of(server), cluster.size)
