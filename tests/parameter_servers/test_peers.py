@@ -3,17 +3,17 @@
 import threading
 
 import pytest
-from keras_towers.transport.servers import ServerPeers
 
 from keras_towers.errors import TowerError
-from keras_towers.transport import servers
+from keras_towers.parameter_servers import peers as peers_lib
+from keras_towers.parameter_servers.peers import ServerPeers
 from tests.kit.leaving import Boom
 from tests.kit.served import Job
 
 
 @pytest.fixture
 def job(request, monkeypatch):
-    monkeypatch.setattr(servers, "_LOOK_S", 0.1)
+    monkeypatch.setattr(peers_lib, "_LOOK_S", 0.1)
     made = Job(request.node.name, 2, monkeypatch)
     yield made
     made.close()

@@ -24,7 +24,7 @@ from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
 from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.transport.servers import ServerPeers
+from keras_towers.parameter_servers.peers import ServerPeers
 
 
 class ServedCalls(TowerCalls):
