@@ -42,16 +42,6 @@ class Pulse:
             self._last = now
             ask(self._tell, self._device)
 
-    def check_servers(self) -> None:
-        """Ask all servers for an answer.
-
-        Raises:
-            TowerError: one gives none.
-            tf.errors.OpError: one cannot be reached.
-        """
-        for device, answer in self._answers.items():
-            ask(answer, device)
-
     def watch(self) -> Watch:
         """Begin to look at the others."""
         return Watch(self, self._connection)
@@ -61,11 +51,6 @@ class Pulse:
         keys, values = ask(self._read, self._device)
         pairs = zip(keys.numpy(), values.numpy(), strict=True)
         return {int(rank): float(number) for rank, number in pairs}
-
-    @functools.cached_property
-    def _answers(self) -> dict[str, Any]:
-        devices = self._connection.devices
-        return {device: traced(tf.timestamp, device) for device in devices}
 
     @functools.cached_property
     def _tell(self) -> Any:
