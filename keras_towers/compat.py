@@ -137,8 +137,6 @@ eager_context = resolve(f"{_TF}.eager.context:context")
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 CancellationManager = resolve(f"{_TF}.eager.cancellation:CancellationManager")
-cancelling = resolve(f"{_TF}.eager.cancellation:CancellationManagerContext")
-"""Lets a ``CancellationManager`` cancel what TensorFlow runs in a block."""
 _execute_with_cancellation = resolve(
     f"{_TF}.eager.execute:execute_with_cancellation"
 )

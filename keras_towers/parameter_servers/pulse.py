@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.remote import reachable
-from keras_towers.parameter_servers.shared import Note, Table
+from keras_towers.parameter_servers.shared import Table
 
 _BEAT_S = 2.0
 # After how long without anybody listening at its address a worker has died.
@@ -36,16 +36,6 @@ class Pulse:
         if now - self._last >= _BEAT_S:
             self._last = now
             self._table.insert(self._connection.rank, str(time.time_ns()))
-
-    def check_servers(self) -> None:
-        """Ask all servers for an answer.
-
-        Raises:
-            TowerError: one gives none.
-            tf.errors.OpError: one cannot be reached.
-        """
-        for device in self._connection.devices:
-            Note("keras_towers/answer", device).get()
 
     def watch(self) -> Watch:
         """Begin to look at the others."""

@@ -170,15 +170,3 @@ def test_dead_server_ends_all(job, strategy):
         (told,) = lines(worker, "refused")
         assert float(told[2].rstrip(":")) - killed < 10
         assert "cannot be reached any more. Start all tasks" in worker.output
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "strategy", ["SyncReplicasStrategy", "DistributedReplicatedStrategy"]
-)
-def test_stopped_server_ends_all(job, strategy):
-    server, *workers, _ = job(strategy, 2, 100, stall_timeout=20)
-    server.process.send_signal(signal.SIGSTOP)
-    for worker in workers:
-        assert worker.end(90) == 1, worker.output
-        assert "ps 0 can be reached, but has not answered" in worker.output

@@ -156,11 +156,7 @@ class ServedCalls(TowerCalls):
         self.last = call.session
         taker, self.update.taker = self.update.taker, call.session
         try:
-            with (
-                call.noticing_the_end(),
-                call.writing_through(),
-                call.guard.watching(),
-            ):
+            with call.noticing_the_end(), call.writing_through():
                 result = super()._run(call, original, (), given)
         except BaseException as error:
             call.end(error)

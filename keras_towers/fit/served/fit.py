@@ -18,7 +18,6 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.served.guard import Guard
 from keras_towers.fit.served.session import Session
 
 
@@ -39,7 +38,6 @@ class ServedFit(TowerCall):
     def __init__(self, session: Session, dropped: Dropped | None, *args: Any):
         super().__init__(*args)
         self.session = session
-        self.guard: Guard = Guard(session.workers.check_servers)
         self._dropped = dropped
         self._begun = False
         self._before: int | None = None
@@ -100,7 +98,6 @@ class ServedFit(TowerCall):
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
                     self.session.model.in_place(),
-                    self.guard.step(),
                 ):
                     logs = function(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):

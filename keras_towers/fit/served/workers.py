@@ -68,11 +68,6 @@ class Workers:
         """Tell that this worker goes on."""
         self._pulse.beat()
 
-    def check_servers(self) -> None:
-        """Raise ``TowerError`` if a parameter server does not answer."""
-        with self._connection.naming_lost_servers():
-            self._pulse.check_servers()
-
     def leave(self) -> None:
         """Tell that this one has left."""
         self._left.insert(self._rank, "")
