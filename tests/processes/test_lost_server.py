@@ -14,7 +14,7 @@ from tests.kit.compare import close
 from tests.kit.tasks import ROOT, Task
 from tests.processes import lost_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture
@@ -44,9 +44,7 @@ def job(tmp_path, ctrl_c):
             task.kill()
 
 
-@pytest.mark.parametrize(
-    "kind", ["keras", pytest.param("towers", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kind", ["keras", "towers"])
 def test_weights_are_those_of_an_uninterrupted_job(job, kind):
     server, *workers = job("first", kind, 0.1)
     for worker in workers:
@@ -74,7 +72,6 @@ def test_weights_are_those_of_an_uninterrupted_job(job, kind):
             close(a, b, 1e-6)
 
 
-@pytest.mark.long
 def test_worker_that_comes_back_to_a_model_that_was_freed(job):
     *_, dies = job("first", "none", 0.1)
     dies.wait_for("fit 3", 90)
