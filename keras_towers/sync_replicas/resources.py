@@ -51,10 +51,19 @@ def free(name: str) -> None:
 
     Nobody may use them any more. Those that this process has no handle of stay.
     """
+    for handle, device in forget(name):
+        destroy(handle, device)
+
+
+def forget(name: str) -> list[tuple[tf.Tensor, str]]:
+    """Drop the handles of what another process frees, as ``free`` would.
+
+    Returns:
+        The handles, with their devices.
+    """
     beneath = f"{name}/"
-    for known in list(_known):
-        if known == name or known.startswith(beneath):
-            destroy(*_known[known])
+    mine = [n for n in _known if n == name or n.startswith(beneath)]
+    return [_known.pop(n) for n in mine]
 
 
 class Queue:

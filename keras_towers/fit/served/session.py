@@ -135,8 +135,11 @@ class Session:
         return batches
 
     def _free(self, names: Sequence[str]) -> None:
-        """Free what no worker needs any more; on the chief only."""
-        for name in names if self.rank == 0 else ():
+        """Free what no worker needs any more; the chief does it for all."""
+        for name in names:
+            if self.rank > 0:
+                resources.forget(name)
+                continue
             with self.connection.naming_lost_servers():
                 Note(f"{name}/freed", self._server).set()
                 resources.free(name)
