@@ -17,6 +17,7 @@ from keras_towers.bench.models import SGD, BenchModel
 
 if TYPE_CHECKING:
     from keras_towers.reduction.compression import CompressionName
+    from keras_towers.strategies.processes import ProcessStrategy
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,9 @@ def byteps_strategy(work: Workload) -> Iterator[Trainer]:
 
 
 def in_strategy(
-    work: Workload, strategy: Any, compression: CompressionName | None
+    work: Workload,
+    strategy: ProcessStrategy,
+    compression: CompressionName | None,
 ) -> Trainer:
     """Train in the block of a strategy of several processes."""
     from keras_towers.reduction import shared_memory

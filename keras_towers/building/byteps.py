@@ -23,7 +23,7 @@ from keras_towers.errors import TowerError
 VARIABLES = "BYTEPS"
 """The prefix of its environment variables."""
 # Increment when the build changes, so that old wheels are not used.
-_RECIPE = 1
+_RECIPE = 2
 _HEADERS = Path(__file__).with_name("byteps_headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"
 _BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
@@ -50,10 +50,9 @@ _BUILD_VARIABLES = (
 )
 # Settings of BytePS that would contradict the options given here.
 _OVERRULED = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
-# It uses a header that its others included once, and NCCL's.
-_INCLUDED = "-include memory"
-# Its loops read numbers through pointers of other types.
-_FLAGS = "-fno-strict-aliasing -w"
+# Its loops read numbers through pointers of other types, and it uses a header
+# that NVIDIA's included once.
+_FLAGS = "-fno-strict-aliasing -w -include memory"
 # Libraries that it is linked to, and that are headers only here.
 _EMPTY_ARCHIVE = b"!<arch>\n"
 
@@ -169,9 +168,8 @@ class BytePS(Recipe):
                 # Its Makefile would download ZeroMQ, which comes with it.
                 "WGET": "cp -t .",
                 "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
-                # Of its network layer, for which there are no other flags.
-                "CXX": f"{result['CXX']} {_INCLUDED} -include {_PATIENCE}",
-                "CFLAGS": f"{result.get('CFLAGS', '')} {_FLAGS}".strip(),
+                # No other flags reach all of its files.
+                "CXX": f"{result['CXX']} {_FLAGS} -include {_PATIENCE}",
             }
         )
         return result

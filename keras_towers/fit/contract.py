@@ -292,7 +292,7 @@ def owner_of(model: Any) -> KerasStrategy | None:
     return home if isinstance(home, KerasStrategy) else None
 
 
-def another(strategy: Any, than: Any) -> str:
+def another(strategy: object, than: object) -> str:
     """What follows "another" in a message about two strategies."""
     kind = type(strategy).__name__
     if kind == type(than).__name__:

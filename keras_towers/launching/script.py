@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
     chosen = {} if options.towers is None else {"towers": options.towers}
-    strategy: Any = contextlib.nullcontext()
+    strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         if options.connects:
             from keras_towers import parameter_servers

@@ -36,7 +36,9 @@ def test_a_machine_without_a_gpu(tmp_path, monkeypatch):
     assert {"libcudart.a", "libnccl_static.a", "libnuma.a"} == {
         library.name for library in libraries.iterdir()
     }
-    assert variables["CFLAGS"].startswith("-g ")
+    assert variables["CFLAGS"] == "-g"
+    # Flags for C do not reach files of C++.
+    assert " -fno-strict-aliasing " in variables["CXX"]
 
 
 def test_a_machine_with_gpus(tmp_path, pip_packages):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol
 import keras
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
@@ -55,7 +56,7 @@ class SeenByKeras:
     access is forwarded to the strategy.
     """
 
-    def __init__(self, strategy: Any, call: SeenCall):
+    def __init__(self, strategy: Strategy, call: SeenCall):
         self.strategy = strategy
         self.call = call
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras_towers.fit.contract import KerasStrategy
 
 logger = logging.getLogger("keras_towers")
 
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_told: weakref.WeakSet[KerasStrategy] = weakref.WeakSet()
 
 
-def warn(strategy: Any) -> None:
+def warn(strategy: KerasStrategy) -> None:
     """Warn, once, where a step joins the values of one worker's towers only.
 
     Args:

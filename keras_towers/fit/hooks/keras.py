@@ -34,6 +34,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
@@ -204,7 +205,7 @@ def _warn_of_thread(kind: str, model: Any) -> None:
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
     """Return a proxy that fails if Keras's method was called directly."""
-    seen = original(model)
+    seen: SeenByKeras | Strategy = original(model)
     if isinstance(seen, SeenByKeras) or not isinstance(
         seen, contract.KerasStrategy
     ):
@@ -240,7 +241,7 @@ class _Unopened:
 def _epoch_iterator(
     original: Callable[..., Any],
     *args: Any,
-    distribute_strategy: Any = None,
+    distribute_strategy: SeenByKeras | Strategy | None = None,
     **kwargs: Any,
 ) -> Any:
     if isinstance(distribute_strategy, SeenByKeras):

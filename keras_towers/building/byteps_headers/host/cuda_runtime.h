@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 // NVIDIA's header brings these in, and BytePS relies on it.
+#include <memory>
 #include <string>
 #include <vector>
 
