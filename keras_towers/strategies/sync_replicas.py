@@ -221,7 +221,7 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             # what is averaged has to be like the whole.
             gradient_factor=(
                 servers.connection.size
-                if servers is not None and batches == "split"
+                if servers is not None and data == "split"
                 else 1.0
             ),
         )
