@@ -150,6 +150,32 @@ WhileBodyFuncGraph = resolve(
     f"{_TF}.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
 )
 
+# TensorFlow: graphs of functions, their optimisation, and calls of them.
+func_graph_from_py_func = resolve(
+    f"{_TF}.framework.func_graph:func_graph_from_py_func"
+)
+FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph")
+function_from_graph = resolve(
+    f"{_TF}.eager.polymorphic_function.atomic_function:from_func_graph"
+)
+call_in_graph = resolve(
+    f"{_TF}.eager.polymorphic_function.atomic_function:make_call_op_in_graph"
+)
+get_resource_handle_data = resolve(
+    f"{_TF}.ops.handle_data_util:get_resource_handle_data"
+)
+set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
+only_read = resolve(
+    f"{_TF}.framework.auto_control_deps_utils"
+    ":get_read_only_resource_input_indices_graph"
+)
+op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
+optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
+GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
+NamedDevice = resolve(
+    "tensorflow.core.protobuf.device_properties_pb2:NamedDevice"
+)
+
 # TensorFlow: where random numbers come from.
 stateless_ops = importlib.import_module(
     f"{_TF}.ops.gen_stateless_random_ops_v2"
