@@ -107,7 +107,10 @@ def _same(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
 def _host() -> Any:
     """A CPU to optimise for, without a session on this machine's devices."""
     device = compat.NamedDevice(name="/job:localhost/replica:0/task:0/cpu:0")
+    # TensorFlow estimates costs, and prints a warning without a speed.
     device.properties.type = "CPU"
+    device.properties.num_cores = 1
+    device.properties.frequency = 1000
     return compat.GrapplerCluster(devices=[device])
 
 
