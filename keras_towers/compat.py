@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -148,6 +148,32 @@ ControlFlowFuncGraph = resolve(
 )
 WhileBodyFuncGraph = resolve(
     f"{_TF}.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
+)
+
+# TensorFlow: graphs of functions, their optimisation, and calls of them.
+func_graph_from_py_func = resolve(
+    f"{_TF}.framework.func_graph:func_graph_from_py_func"
+)
+FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph")
+function_from_graph = resolve(
+    f"{_TF}.eager.polymorphic_function.atomic_function:from_func_graph"
+)
+call_in_graph = resolve(
+    f"{_TF}.eager.polymorphic_function.atomic_function:make_call_op_in_graph"
+)
+get_resource_handle_data = resolve(
+    f"{_TF}.ops.handle_data_util:get_resource_handle_data"
+)
+set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
+only_read = resolve(
+    f"{_TF}.framework.auto_control_deps_utils"
+    ":get_read_only_resource_input_indices_graph"
+)
+op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
+optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
+GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
+NamedDevice = resolve(
+    "tensorflow.core.protobuf.device_properties_pb2:NamedDevice"
 )
 
 # TensorFlow: where random numbers come from.
@@ -355,14 +381,27 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
     )
 
 
-def call_cancellable(function: Any, manager: Any) -> list[Any]:
-    """Call a concrete function without arguments; another thread may cancel it.
+def has_started() -> bool:
+    """Whether TensorFlow has created this process's devices."""
+    return eager_context()._context_handle is not None
+
+
+def has_collective_leader() -> bool:
+    """Whether TensorFlow knows who leads the collectives of this process."""
+    return bool(eager_context()._collective_leader)
+
+
+def call_cancellable(
+    function: Any, arguments: Sequence[Any], manager: Any
+) -> list[Any]:
+    """Call a concrete function; another thread may cancel it.
 
     ``CancellationManager.get_cancelable_function`` would let the manager cancel
     what any other thread calls in the meantime, too.
 
     Args:
         function: the concrete function.
+        arguments: the tensors that it takes.
         manager: a ``CancellationManager``; its ``start_cancel`` ends the call.
 
     Returns:
@@ -376,7 +415,7 @@ def call_cancellable(function: Any, manager: Any) -> list[Any]:
     return _execute_with_cancellation(
         function.name,
         num_outputs=len(function.outputs),
-        inputs=list(function.captured_inputs),
+        inputs=[*arguments, *function.captured_inputs],
         attrs=tuple(part for pair in attributes.items() for part in pair),
         ctx=context,
         cancellation_manager=manager,

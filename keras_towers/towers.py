@@ -67,6 +67,7 @@ def current_tower() -> CurrentTower:
     """
     tower = tower_lib.current()
     if tower is not None:
+        tower.differs("asks which tower it runs on")
         return CurrentTower(
             tower.index, tower.total, tower.device, tower.training
         )

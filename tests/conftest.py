@@ -1,6 +1,5 @@
 """Eight logical CPUs for every test, set before TensorFlow starts."""
 
-import gc
 import itertools
 import os
 import signal
@@ -12,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
+from tests.kit.collecting import collect_rarely
 from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
@@ -22,11 +22,7 @@ tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
 tf.config.list_logical_devices()
 
 do_not_tune_iterators()
-
-# Tracing makes many objects that live on, and by default each few hundred of
-# them are searched. Modules that are imported for good need not be at all.
-gc.freeze()
-gc.set_threshold(20_000, 10, 5)
+collect_rarely()
 
 _collective_keys = itertools.count(10_000, 1_000)
 

@@ -29,8 +29,8 @@ def rank_command(
     Raises:
         TowerError: there is no such strategy, or none for the towers.
     """
-    if strategy is None and towers is not None:
-        raise TowerError("--towers needs --strategy")
+    if strategy is None and towers is not None and not served:
+        raise TowerError("--towers needs --strategy, or --ps")
     if strategy is None and not served:
         return [sys.executable, *(["-m"] if module else []), *command]
     if strategy is not None:

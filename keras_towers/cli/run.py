@@ -81,7 +81,11 @@ def run(
     ] = None,
     towers: Annotated[
         int | None,
-        typer.Option(min=1, help="Towers per process, with --strategy."),
+        typer.Option(
+            min=1,
+            help="Towers per process, with --strategy or --ps. With --ps it "
+            "splits a CPU into as many.",
+        ),
     ] = None,
     servers: Servers = None,
     seed: Annotated[

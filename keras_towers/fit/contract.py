@@ -55,6 +55,8 @@ class TowerConfig:
             ``"each"``: every tower draws its own batch.
         average: whether a loss is a mean over the batch (gradients are
             averaged over examples) or a sum (gradients are summed).
+        gradient_factor: what the gradients of this process are multiplied by
+            before they leave it.
         sync_every_epoch: whether all towers are synchronized at the end of
             every epoch.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
@@ -71,6 +73,7 @@ class TowerConfig:
     transport: Transport
     batches: Batches = "split"
     average: bool = True
+    gradient_factor: float = 1.0
     sync_every_epoch: bool = True
     prefetches_to_towers: bool = False
     batch_norm: Extent = "tower"

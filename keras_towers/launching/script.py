@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> None:
         if options.connects:
             from keras_towers import parameter_servers
 
+            if options.towers is not None:
+                _split_cpu(options.towers, options.strategy)
             # While no model has been made yet.
             parameter_servers.take_role("keras-towers run")
         if options.strategy is not None:
@@ -79,6 +81,25 @@ def main(arguments: list[str]) -> None:
         sys.last_traceback = _from_script(error.__traceback__)
         traceback.print_exception(type(error), error, sys.last_traceback)
         sys.exit(1)
+
+
+def _split_cpu(towers: int, strategy: str | None) -> None:
+    """Split the CPU before the task connects: a script could only do it later.
+
+    Raises:
+        TowerError: there are GPUs, and no strategy to give them to.
+    """
+    import tensorflow as tf
+
+    import keras_towers as kt
+
+    if not tf.config.list_physical_devices("GPU"):
+        kt.virtual_towers(towers)
+    elif strategy is None:
+        raise kt.TowerError(
+            "--towers without --strategy splits the CPU, on machines without "
+            f"GPUs only: give towers={towers} to the strategy of the script"
+        )
 
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:

@@ -13,14 +13,13 @@ from keras_towers import tf_config
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.parameter_servers.lost import naming_lost_servers
 from keras_towers.parameter_servers.remote import device_of, join, reachable
-from keras_towers.parameter_servers.shared import Event, Mailbox
 from keras_towers.tf_config import Cluster
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 5.0
-_GOODBYE_S = 5.0
 
 _connection: Connection | None = None
 
@@ -76,6 +75,7 @@ class Connection:
             workers, also on one that comes back.
         starts: how many times a worker of this rank has connected with the
             servers: 1, or more if it has come back.
+        dropped: what the workers share and need no more.
         finished: whether the process may end as far as training is concerned;
             set to False by who knows that training was broken off.
     """
@@ -89,6 +89,7 @@ class Connection:
             device_of(server) for server in range(len(cluster.ps))
         )
         self.prefix: str = introduction.prefix(cluster)
+        self.dropped: Dropped = Dropped(self.size)
         self.finished: bool = True
         self._left = False
         self._name = introduction.task_name(cluster, self.rank)
@@ -105,44 +106,9 @@ class Connection:
             for server in range(len(cluster.ps)):
                 introduction.opened(server).wait(timeout_s)
                 introduction.introduce(cluster, server)
-            starts = Mailbox(
-                f"{self.prefix}starts/{self.rank}", self.devices[0]
-            )
-            self.starts: int = starts.put(self.rank)
-
-    def announce(self, what: str) -> None:
-        """Let all that wait for something go on, now and later.
-
-        Args:
-            what: its name. It stays announced for as long as the parameter
-                servers live.
-
-        Raises:
-            TowerError: a parameter server has died.
-        """
-        with self.naming_lost_servers():
-            self._event(what).set()
-
-    def await_(self, what: str, timeout_s: float | None = None) -> None:
-        """Wait until a worker has announced something; Ctrl-C ends it.
-
-        Args:
-            what: its name.
-            timeout_s: seconds to wait; None: for ever.
-
-        Raises:
-            TowerError: a parameter server has died, or it was not announced in
-                time.
-        """
-        try:
-            with self.naming_lost_servers():
-                self._event(what).wait(timeout_s)
-        except TimeoutError:
-            raise TowerError(
-                f"{self._name} has waited {timeout_s:g} s for {what!r}, which "
-                "no worker has announced: see whether the chief trains, or "
-                "give it more time"
-            ) from None
+            starts = introduction.starts(cluster, self.rank)
+            self.starts: int = int(starts.get() or 0) + 1
+            starts.set(str(self.starts))
 
     def leave(self) -> None:
         """Say goodbye to the parameter servers, which end when all have."""
@@ -151,9 +117,8 @@ class Connection:
         self._left = True
         for server in range(len(self.devices)):
             # One that has died needs no goodbye.
-            with contextlib.suppress(tf.errors.OpError, TimeoutError):
-                mailbox = introduction.goodbyes(self.cluster, server)
-                mailbox.put(self.rank, _GOODBYE_S)
+            with contextlib.suppress(tf.errors.OpError, TowerError):
+                introduction.goodbye(self.cluster, server, self.rank).set()
 
     def end(self) -> None:
         """Say goodbye if the process ends as it should.
@@ -173,9 +138,6 @@ class Connection:
             ...     step()
         """
         return naming_lost_servers(self.cluster, self._name)
-
-    def _event(self, what: str) -> Event:
-        return Event(f"{self.prefix}announced/{what}", self.devices[0])
 
 
 def _wait_for_servers(

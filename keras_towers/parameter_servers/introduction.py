@@ -12,7 +12,7 @@ import keras_towers
 from keras_towers._requirements import packages
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import device_of
-from keras_towers.parameter_servers.shared import Event, Mailbox, Table
+from keras_towers.parameter_servers.shared import Event, Note, Table
 from keras_towers.tf_config import Cluster
 
 # Found by tasks of whatever job, so that those of two jobs notice each other.
@@ -35,9 +35,14 @@ def opened(server: int) -> Event:
     return Event(f"{_COMMON}/open", device_of(server))
 
 
-def goodbyes(cluster: Cluster, server: int) -> Mailbox:
-    """Takes the ranks of workers that have ended well."""
-    return Mailbox(f"{prefix(cluster)}goodbyes", device_of(server))
+def goodbye(cluster: Cluster, server: int, rank: int) -> Event:
+    """Set when a worker has ended well."""
+    return Event(f"{prefix(cluster)}goodbyes/{rank}", device_of(server))
+
+
+def starts(cluster: Cluster, rank: int) -> Note:
+    """How many times a worker has connected with the servers."""
+    return Note(f"{prefix(cluster)}starts/{rank}", device_of(0))
 
 
 def introduce(cluster: Cluster, server: int) -> None:
@@ -46,7 +51,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     Raises:
         TowerError: a task has other versions, or belongs to another job.
     """
-    table = Table(f"{_COMMON}/introductions", device_of(server))
+    table = _introductions(cluster, server)
     me = f"{cluster.role} {cluster.index}"
     mine = {
         "name": me,
@@ -69,6 +74,16 @@ def introduce(cluster: Cluster, server: int) -> None:
                 f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
                 "job the same one, and each job parameter servers of its own"
             )
+
+
+def has_come(cluster: Cluster, rank: int) -> bool:
+    """Whether a worker has introduced itself at the first server."""
+    return _introductions(cluster, 0).get(rank) is not None
+
+
+def _introductions(cluster: Cluster, server: int) -> Table:
+    name = f"{_COMMON}/introductions"
+    return Table(name, device_of(server), cluster.size)
 
 
 def _jobs(cluster: Cluster) -> bytes:

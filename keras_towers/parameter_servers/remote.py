@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,9 +27,6 @@ _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 _CANCEL_S = 5.0
 _LOOK_S = 2.0
-# TensorFlow cannot free functions of other processes, and says so in its log
-# for each that Python frees.
-_kept: list[Any] = []
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
@@ -48,7 +45,7 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
         TowerError: its own address is in use, or TensorFlow has started.
         tf.errors.OpError: TensorFlow cannot connect.
     """
-    if compat.eager_context()._context_handle is not None:
+    if compat.has_started():
         raise TowerError(
             "TensorFlow has started in this process before the process was "
             f"made {job} {index} of its job, and what was made since (models, "
@@ -75,34 +72,41 @@ def device_of(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
 
 
-def traced(body: Callable[[], Any], device: str) -> Any:
-    """Make a concrete function of operations on one device.
+def traced(
+    body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
+) -> Any:
+    """Make a concrete function of operations on one device; keep it.
 
     An operation that fails in a function raises an error. By itself, it would
     also break whatever runs on that device later.
+
+    Args:
+        body: the operations.
+        device: where they run.
+        *arguments: what ``body`` takes.
     """
 
-    def function() -> Any:
+    def function(*given: tf.Tensor) -> Any:
         with tf.device(device):
-            return body()
+            return body(*given)
 
     made: Any = tf.function(function, autograph=False)
-    concrete = made.get_concrete_function()
-    _kept.append(concrete)
-    return concrete
+    return made.get_concrete_function(*arguments)
 
 
 def run(
     function: Any,
     timeout_s: float | None = None,
     look: Callable[[], None] | None = None,
+    arguments: Sequence[tf.Tensor] = (),
 ) -> list[Any]:
     """Run a concrete function that may block; Ctrl-C ends it.
 
     Args:
-        function: it takes no arguments.
+        function: the function.
         timeout_s: seconds until it is cancelled; None: never.
         look: called every 2 s until it is done; what it raises cancels it.
+        arguments: what the function takes.
 
     Returns:
         Its flat outputs.
@@ -118,7 +122,8 @@ def run(
 
     def call() -> None:
         try:
-            outputs.extend(compat.call_cancellable(function, manager) or ())
+            found = compat.call_cancellable(function, arguments, manager)
+            outputs.extend(found or ())
         except BaseException as error:
             errors.append(error)
         finally:

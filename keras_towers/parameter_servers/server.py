@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers import introduction, memory
 from keras_towers.parameter_servers.remote import join, reachable
 from keras_towers.tf_config import Cluster
 
-# How often to look for workers once the chief has ended, and how long one may
-# be away until it counts as dead.
-_LOOK_S = 1.0
+# How often to look for workers, and how long one may be away, once the chief
+# has ended, until it counts as dead.
+_LOOK_S = 0.5
 _GONE_S = 10.0
 # The workers, which notice it too, are to find this server when they do.
 _CHIEF_GONE_S = 30.0
@@ -48,6 +48,7 @@ def serve(cluster: Cluster) -> None:
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
+    memory.keep_freed()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:
@@ -73,12 +74,12 @@ def _farewells(cluster: Cluster) -> list[int]:
     Returns:
         The workers that have died.
     """
-    mailbox = introduction.goodbyes(cluster, cluster.index)
     missing = set(range(cluster.size))
     chief_seen: float | None = None
-    while 0 in missing:
-        with contextlib.suppress(TimeoutError):
-            missing.discard(mailbox.take(_LOOK_S))
+    while True:
+        missing -= {rank for rank in missing if _has_ended(cluster, rank)}
+        if 0 not in missing:
+            break
         now = time.monotonic()
         if reachable(cluster.workers[0]):
             chief_seen = now
@@ -87,14 +88,19 @@ def _farewells(cluster: Cluster) -> list[int]:
                 f"{cluster} ends: the chief cannot be reached any more. Start "
                 "all tasks of the job again, from a backup."
             )
+        time.sleep(_LOOK_S)
     seen = dict.fromkeys(missing, time.monotonic())
     while missing:
-        with contextlib.suppress(TimeoutError):
-            missing.discard(mailbox.take(_LOOK_S))
+        missing -= {rank for rank in missing if _has_ended(cluster, rank)}
         now = time.monotonic()
         for rank in missing:
             if reachable(cluster.workers[rank]):
                 seen[rank] = now
         if all(now - seen[rank] > _GONE_S for rank in missing):
             break
+        time.sleep(_LOOK_S)
     return sorted(missing)
+
+
+def _has_ended(cluster: Cluster, rank: int) -> bool:
+    return introduction.goodbye(cluster, cluster.index, rank).happened

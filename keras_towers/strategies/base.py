@@ -75,6 +75,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             for values other than gradients.
         transport: connects the processes within a step.
         others: as for ``TowerConfig``.
+        gradient_factor: as for ``TowerConfig``.
         average: True for a loss that is a mean over the batch, False for one
             that is a sum.
         batches: ``"split"`` or ``"each"``.
@@ -107,6 +108,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         random: Extent | None = None,
         replicas_are_called: str = "tower",
         others: Transport | None = None,
+        gradient_factor: float = 1.0,
     ):
         one_of("batches", batches, ("split", "each"))
         one_of("exact", exact, (True, False))
@@ -141,6 +143,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             random=_extent("random", random, exact),
             replicas_are_called=replicas_are_called,
             others=others,
+            gradient_factor=gradient_factor,
         )
         spread = SpreadVariables(config)
         order = StepOrder(transport)

@@ -64,10 +64,13 @@ class _DirectStrategy(AmongWorkers, BaseStrategy):
         devices = self._servers.devices
         reduce = modes.choose(devices, None).reduce
         workers = self._servers.connection.size
-        scale = 1 / workers if scale_gradient else 1.0
+        # Of a split batch, each worker has a part of the gradient.
+        factor = workers if batches == "split" else 1.0
+        if scale_gradient:
+            factor /= workers
 
         def session(**given: Any) -> DirectSession:
-            return DirectSession(self.sync, batches == "split", scale, **given)
+            return DirectSession(self.sync, batches == "split", **given)
 
         super().__init__(
             devices,
@@ -77,6 +80,7 @@ class _DirectStrategy(AmongWorkers, BaseStrategy):
             batches=batches,
             sync_every_epoch=sync_every_epoch,
             others=self._servers.peers,
+            gradient_factor=factor,
         )
 
     def _described(self) -> list[str]:

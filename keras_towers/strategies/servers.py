@@ -12,17 +12,19 @@ import keras
 from keras_towers import devices as devices_lib
 from keras_towers import tf_config
 from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.served.calls import ServedCalls
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
+from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.parameter_servers import Connection, take_role
+from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Reduction
 from keras_towers.strategies.base import Parts
 from keras_towers.strategies.processes import devices_of_rank, share_cores
-from keras_towers.transport.servers import ServerPeers
 
 _numbers = itertools.count()
 
@@ -72,13 +74,17 @@ class Servers:
         )
 
     def calls(
-        self, make: MakeSession, run: Callable[..., Any]
+        self,
+        make: MakeSession,
+        run: Callable[..., Any],
+        dropped: Dropped | None = None,
     ) -> Callable[[GlobalStep, Adoption], ServedCalls]:
         """Return what creates the calls of a strategy.
 
         Args:
             make: creates a session, given the arguments of ``Session``.
             run: TensorFlow's own ``Strategy.run`` of the strategy.
+            dropped: counts dropped gradients; None: none can be.
         """
 
         def session(number: int) -> Session:
@@ -89,6 +95,10 @@ class Servers:
                 stall_timeout_s=self._stall_timeout,
             )
 
+        def workers(number: int) -> Workers:
+            name = f"{self._name}/fit_{number}"
+            return Workers(self.connection, name, self._stall_timeout)
+
         def calls(step: GlobalStep, adoption: Adoption) -> ServedCalls:
             alone = GlobalStep(
                 step.config.alone(),
@@ -97,7 +107,9 @@ class Servers:
                 run,
                 step.spread,
             )
-            return ServedCalls(step, alone, adoption, session)
+            return ServedCalls(
+                step, alone, adoption, session, workers, self.peers, dropped
+            )
 
         return calls
 

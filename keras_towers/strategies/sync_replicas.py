@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_towers import compat, tf_config
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.asynchronous.replica_calls import ReplicaCalls
 from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.contract import Batches, Update
@@ -86,12 +87,12 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             dropped whatever T and R are.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             Across processes those of this worker, 1 by default.
-        stall_timeout: across processes: seconds that a worker waits for others
-            before it fails.
+        stall_timeout: seconds that a worker waits for others before it fails;
+            in one process, seconds in which no replica ends a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
-        batches: across processes: ``"split"``: all workers get the same data,
-            and each takes its part of every batch. ``"each"``: every worker
-            reads its own data.
+        batches: across processes only. ``"split"``, the default: all workers
+            get the same data, and each takes its part of every batch.
+            ``"each"``: every worker reads its own data.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
@@ -115,10 +116,10 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
         towers: devices_lib.Towers | None = None,
         stall_timeout: float = 600,
         cluster: tf_config.Cluster | None = None,
-        batches: Batches = "split",
+        batches: Batches | None = None,
     ):
         one_of("tokens", tokens, ("per_replica", "shared"))
-        one_of("batches", batches, ("split", "each"))
+        one_of("batches", batches, ("split", "each", None))
         checked_timeout(stall_timeout)
         self._servers: Servers | None = None
         cluster = cluster or tf_config.from_environment()
@@ -139,8 +140,17 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
                     "which is a replica. Leave it out."
                 )
         else:
+            if batches is not None:
+                raise TowerError(
+                    f"batches={batches!r} says which data the workers of a job "
+                    "read, but TF_CONFIG describes no job: leave it out. In "
+                    "one process every replica takes the next whole batch."
+                )
             devices = _devices(towers, total_num_replicas)
             replicas = len(devices)
+        data: Batches = batches or "split"
+        if self._servers is None:
+            data = "each"
         aggregate = replicas_to_aggregate
         if aggregate is None:
             aggregate = replicas
@@ -181,18 +191,21 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
 
         def session(**given: Any) -> ReplicaSession:
             return ReplicaSession(
-                aggregate, tokens == "shared", batches == "split", also, **given
+                aggregate, tokens == "shared", data == "split", also, **given
             )
 
         def calls(
             step: GlobalStep, adoption: Adoption
         ) -> ReplicaCalls | ServedCalls:
             if servers is not None:
-                make = servers.calls(session, self.run)
+                shared = tokens == "shared"
+                dropped = Dropped(replicas, aggregate, shared)
+                make = servers.calls(session, self.run, dropped)
                 self._calls = make(step, adoption)
             else:
                 self._calls = ReplicaCalls(
-                    step, adoption, aggregate, tokens == "shared", also
+                    *(step, adoption, aggregate, tokens == "shared", also),
+                    stall_timeout,
                 )
             return self._calls
 
@@ -201,9 +214,16 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             update,
             reduce,
             calls,
-            batches=batches if servers is not None else "each",
+            batches=data,
             replicas_are_called="replica",
             others=None if servers is None else servers.peers,
+            # Of a split batch, each worker has a part of the gradient, and
+            # what is averaged has to be like the whole.
+            gradient_factor=(
+                servers.connection.size
+                if servers is not None and data == "split"
+                else 1.0
+            ),
         )
 
     @property
@@ -242,7 +262,7 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            masters = self._calls.last.masters
+            masters = self._calls.last.model.masters
             trained = masters.of(variable) if variable in masters else trained
         average = None
         if self._moving is not None:

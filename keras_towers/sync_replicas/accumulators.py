@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.sync_replicas.resources import destroy, on
+from keras_towers.sync_replicas.resources import destroy, named
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
@@ -139,10 +139,13 @@ class Accumulators:
 class _Dense:
     def __init__(self, name: str, spec: GradientSpec):
         self._spec = spec
-        with on(spec.device):
-            self._handle = tf.raw_ops.ResourceConditionalAccumulator(
+        self._handle = named(
+            name,
+            spec.device,
+            lambda: tf.raw_ops.ResourceConditionalAccumulator(
                 dtype=spec.accumulated, shape=spec.shape, shared_name=name
-            )
+            ),
+        )
 
     def push(
         self, grad: Any, step: tf.Tensor, number: tf.Tensor

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Callable, Sequence
 
+from keras_towers.errors import TowerError
 from keras_towers.sync_replicas.counts import ReplicaCounts
-from keras_towers.sync_replicas.group import Event, Group
+from keras_towers.sync_replicas.events import Event
+from keras_towers.sync_replicas.group import Group
 from keras_towers.sync_replicas.quotas import quotas
 
 NAME = "keras_towers-coordinator"
@@ -19,7 +22,12 @@ class Coordinator(threading.Thread):
     Where every replica has its own tokens, one that has pushed a gradient gets
     a token with the next update. If that update has already been made without
     it, its gradient was dropped, and it gets a token at once. Replicas whose
-    data has ended are not waited for.
+    data has ended are not waited for, and neither are those that are lost, as
+    long as there are others to spare for them.
+
+    A replica that was started again goes on behind the last gradient that it
+    had pushed: it is told how many these were, and gets a token when it may
+    push the next one.
 
     Args:
         group: the replicas, T.
@@ -30,6 +38,9 @@ class Coordinator(threading.Thread):
         failed: called, in this thread, with the error that ends it.
         until_left: once so many replicas have left, the training is over, and
             the others are told to end; None: they go on by themselves.
+        tell: tells the thread of an event; None: by the group.
+        limit_s: how long to wait for what the thread has to do; None: for
+            ever.
     """
 
     def __init__(
@@ -38,6 +49,8 @@ class Coordinator(threading.Thread):
         apply: Callable[[int, Sequence[int]], Sequence[int]],
         failed: Callable[[BaseException], None],
         until_left: int | None = None,
+        tell: Callable[[Event], None] | None = None,
+        limit_s: float | None = None,
     ):
         super().__init__(name=NAME, daemon=True)
         self._group = group
@@ -45,17 +58,21 @@ class Coordinator(threading.Thread):
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
+        self._tell = tell or group.tell
+        self._limit_s = limit_s
         replicas = group.replicas
         # How many gradients of an update each replica computes.
         self._quota = quotas(aggregate, replicas)
         self._here: set[int] = set()
         self._left: set[int] = set()
+        self._lost: set[int] = set()
         self._held = [0] * replicas
         self._arrived = [0] * replicas
         # Averaged before their arrival was told.
         self._ahead = [0] * replicas
         self._used = [0] * replicas
         self._dropped = [0] * replicas
+        self._pushed = [0] * replicas
         self._step = self._first = group.global_step()
         self._waited_for: collections.deque[threading.Event] = (
             collections.deque()
@@ -86,15 +103,32 @@ class Coordinator(threading.Thread):
     def _wait_for(self, event: Event) -> None:
         done = threading.Event()
         self._waited_for.append(done)
-        self._group.tell(event)
+        self._tell(event)
+        begun = time.monotonic()
         while not done.wait(0.1) and not self._ended.is_set():
-            pass
+            self._check(begun)
 
     def end(self) -> None:
-        """End the thread, and wait for it."""
+        """End the thread, and wait for it.
+
+        Raises:
+            TowerError: it does not end.
+        """
         if self.is_alive():
-            self._group.tell(Event.END)
-            self.join()
+            self._tell(Event.END)
+            begun = time.monotonic()
+            self.join(self._limit_s)
+            if self.is_alive():
+                self._check(begun)
+
+    def _check(self, begun: float) -> None:
+        limit_s = self._limit_s
+        if limit_s is not None and time.monotonic() - begun >= limit_s:
+            raise TowerError(
+                "what the replicas have pushed last has not been applied for "
+                f"{limit_s:g} s: the device that holds it hangs, or is very "
+                "slow; stall_timeout waits for longer."
+            )
 
     def run(self) -> None:
         """Handle events until the end."""
@@ -115,12 +149,16 @@ class Coordinator(threading.Thread):
 
     def _handle(self, event: Event, replica: int, step: int) -> None:
         if event is Event.JOINED:
-            self._here.add(replica)
-            self._left.discard(replica)
-            self._held[replica] = 1
-            self._give_now(replica)
+            self._enter(replica, held=1)
+        elif event is Event.RETURNED:
+            # Its first gradient may be part of the next update already.
+            self._group.greet(replica, self._pushed[replica])
+            self._enter(replica, held=0)
+        elif event is Event.LOST:
+            self._lost.update({replica} - self._left)
         elif event is Event.LEFT:
             self._here.discard(replica)
+            self._lost.discard(replica)
             self._left.add(replica)
             if self.is_over:
                 for straggler in self._here:
@@ -134,8 +172,19 @@ class Coordinator(threading.Thread):
         if event in (Event.FLUSH, Event.ASKED):
             self._waited_for.popleft().set()
 
+    def _enter(self, replica: int, held: int) -> None:
+        self._here.add(replica)
+        self._left.discard(replica)
+        self._lost.discard(replica)
+        self._held[replica] = held
+        # What is not told before it returns is not told any more.
+        self._ahead[replica] = 0
+        self._give_now(replica)
+
     def _count(self, replica: int, step: int) -> None:
+        self._lost.discard(replica)
         self._held[replica] -= 1
+        self._pushed[replica] += 1
         if self._ahead[replica]:
             self._ahead[replica] -= 1
             self._give_now(replica)
@@ -149,8 +198,10 @@ class Coordinator(threading.Thread):
         """How many gradients the next update waits for."""
         if self._until_left is not None:
             return max(1, self._aggregate - len(self._left))
+        there = sum(self._quota)
+        spare = min(len(self._lost), there - self._aggregate)
         left = sum(self._quota[replica] for replica in self._left)
-        return max(1, min(self._aggregate, sum(self._quota) - left))
+        return max(1, min(self._aggregate, there - left - spare))
 
     def _update(self, arrived: int) -> None:
         tokens = self._tokens()
@@ -158,7 +209,11 @@ class Coordinator(threading.Thread):
         self._step += 1
         for replica, number in enumerate(averaged):
             self._used[replica] += number
-            self._ahead[replica] += number - self._arrived[replica]
+            ahead = self._ahead[replica] + number - self._arrived[replica]
+            if not self._group.shared:
+                # One that died may have pushed without telling.
+                ahead = min(ahead, self._held[replica])
+            self._ahead[replica] = ahead
         self._arrived = [0] * self._group.replicas
         if not self._group.shared:
             for replica, number in enumerate(tokens):

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.sync_replicas.events import Event
 from keras_towers.sync_replicas.quotas import most_of_one
-from keras_towers.sync_replicas.resources import Queue, destroy, on, variable
+from keras_towers.sync_replicas.resources import (
+    Queue,
+    destroy,
+    named,
+    variable,
+)
 
 # A token that lets a replica go on without a gradient to compute.
 _END = -1
-
-
-class Event(enum.IntEnum):
-    """What the coordinator is told."""
-
-    ARRIVED = 0
-    """A replica has pushed its gradients."""
-    JOINED = 1
-    """A replica begins to compute a gradient, and wants tokens for more."""
-    LEFT = 2
-    """A replica has no more data."""
-    FLUSH = 3
-    """What has arrived is to be applied, even if it is not enough."""
-    END = 4
-    """The coordinator is to end."""
-    ASKED = 5
-    """Somebody waits until all of the above has been handled."""
 
 
 class Group:
@@ -71,6 +59,7 @@ class Group:
         self.aggregate = aggregate
         self.shared = shared
         self._most = most_of_one(aggregate, replicas, shared)
+        self._name = name
         self._device = device
         self._run = run
         self._traced: dict[Any, Any] = {}
@@ -81,14 +70,19 @@ class Group:
             for index in range(number)
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
+        # Of the replicas that were started again.
+        self._welcomes: dict[int, Queue] = {}
         # Takes part in every average: who has pushed all of its gradients.
-        with on(device):
-            self._complete = tf.raw_ops.ResourceConditionalAccumulator(
+        self._complete = named(
+            f"{name}/complete",
+            device,
+            lambda: tf.raw_ops.ResourceConditionalAccumulator(
                 dtype=tf.float64,
                 shape=[replicas],
                 shared_name=f"{name}/complete",
                 reduction_type="SUM",
-            )
+            ),
+        )
 
     def call(self, key: Any, body: Callable[[], Any]) -> Any:
         """Run operations, in a function that is traced once.
@@ -157,8 +151,12 @@ class Group:
 
     def clear(self) -> None:
         """Drop all tokens and events, while nobody uses them."""
-        for index, queue in enumerate((*self._tokens, self._events)):
+        for index, queue in enumerate(self._queues):
             self.call(("clear", index), queue.clear)
+
+    @property
+    def _queues(self) -> list[Queue]:
+        return [*self._tokens, self._events, *self._welcomes.values()]
 
     def clear_tokens(self, replica: int) -> None:
         """Drop those of a replica, which has died and comes back."""
@@ -286,6 +284,38 @@ class Group:
                 )
             )
 
+    def greet(self, replica: int, gradients: int) -> None:
+        """Welcome a replica that was started again.
+
+        Args:
+            replica: the replica.
+            gradients: how many it has pushed.
+        """
+        number = tf.constant(gradients, tf.int64)
+        self.call(
+            ("greet", replica, gradients),
+            lambda: self._welcomes_of(replica).put(number),
+        )
+
+    def come_back(self, replica: int) -> int:
+        """Ask for a welcome, as a replica that was started again.
+
+        Returns:
+            How many gradients it had pushed.
+        """
+        self.clear_tokens(replica)
+        queue = self._welcomes_of(replica)
+        # One that it has not taken.
+        self.call(("clear welcomes", replica), queue.clear)
+        self.tell(Event.RETURNED, replica)
+        return int(_only(self.call(("welcome", replica), queue.get)))
+
+    def _welcomes_of(self, replica: int) -> Queue:
+        if replica not in self._welcomes:
+            name = f"{self._name}/welcomes_{replica}"
+            self._welcomes[replica] = Queue(name, self._device, [tf.int64])
+        return self._welcomes[replica]
+
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
         queue = self._tokens[0 if self.shared else replica]
@@ -296,7 +326,7 @@ class Group:
     def destroy(self) -> None:
         """Free the resources."""
         self._traced.clear()
-        for queue in (*self._tokens, self._events):
+        for queue in self._queues:
             queue.destroy()
         destroy(self._complete, self._device)
         destroy(self.step.handle, self._device)

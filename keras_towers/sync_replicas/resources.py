@@ -8,7 +8,7 @@ a handle by the same name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,49 @@ def on(device: str) -> Iterator[None]:
     """Create handles on a device, outside of any graph and strategy."""
     with tf.init_scope(), compat.single_device_mode(), tf.device(device):
         yield
+
+
+# All that this process has a handle of: by name, with the device.
+_known: dict[str, tuple[tf.Tensor, str]] = {}
+
+
+def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Return the handle of a resource, which ``free`` then finds by its name.
+
+    Args:
+        name: of the resource.
+        device: the device that holds it.
+        make: makes the handle.
+    """
+    with on(device):
+        handle = make()
+    _known[name] = handle, device
+    return handle
+
+
+def known() -> tuple[str, ...]:
+    """The names of all resources that this process has a handle of."""
+    return tuple(_known)
+
+
+def free(name: str) -> None:
+    """Free all resources of a name, and all whose names begin with ``name/``.
+
+    Nobody may use them any more. Those that this process has no handle of stay.
+    """
+    for handle, device in forget(name):
+        destroy(handle, device)
+
+
+def forget(name: str) -> list[tuple[tf.Tensor, str]]:
+    """Drop the handles of what another process frees, as ``free`` would.
+
+    Returns:
+        The handles, with their devices.
+    """
+    beneath = f"{name}/"
+    mine = [n for n in _known if n == name or n.startswith(beneath)]
+    return [_known.pop(n) for n in mine]
 
 
 class Queue:
@@ -37,12 +80,15 @@ class Queue:
     def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
         self._device = device
         self._dtypes = list(dtypes)
-        with on(device):
-            self._handle = tf.raw_ops.FIFOQueueV2(
+        self._handle = named(
+            name,
+            device,
+            lambda: tf.raw_ops.FIFOQueueV2(
                 component_types=self._dtypes,
                 shapes=[[]] * len(self._dtypes),
                 shared_name=name,
-            )
+            ),
+        )
 
     def put(self, *values: Any) -> tf.Operation | None:
         """Add one element.
@@ -97,6 +143,9 @@ class Queue:
 
 def destroy(handle: tf.Tensor, device: str) -> None:
     """Free a resource on its device, if it is still there."""
+    for name, (known, _) in list(_known.items()):
+        if known is handle:
+            del _known[name]
     with on(device):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
@@ -112,5 +161,11 @@ def variable(
         shape: its shape.
         dtype: its dtype.
     """
-    with on(device):
-        return compat.shared_variable(name, tf.TensorShape(shape), dtype)
+    made = []
+
+    def make() -> tf.Tensor:
+        made.append(compat.shared_variable(name, tf.TensorShape(shape), dtype))
+        return made[0].handle
+
+    named(name, device, make)
+    return made[0]

@@ -117,7 +117,7 @@ def _tell(task: Task) -> None:
     """Tell TensorFlow of the task, if it has not started."""
     global _told
     context = compat.eager_context()
-    if context._context_handle is not None or context._collective_leader:
+    if compat.has_started() or compat.has_collective_leader():
         return
     # The same as TensorFlow's own strategy asks for, which may come later.
     context.configure_collective_ops(

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers import compat, subprocesses
+from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
@@ -25,16 +26,18 @@ FACTS = {
     "distribution": True,
 }
 HOROVOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
+BYTEPS = Found("0.2.5", "2.21.0", True)
 
 
 @pytest.fixture
 def doctor(monkeypatch):
     """Run the command on made-up facts."""
 
-    def run(*arguments, horovod=HOROVOD, **facts):
+    def run(*arguments, horovod=HOROVOD, byteps=BYTEPS, **facts):
         told = facts.pop("instead", {**FACTS, **facts})
         monkeypatch.setattr(probe, "look", lambda: told)
         monkeypatch.setattr(Horovod, "look", lambda recipe: horovod)
+        monkeypatch.setattr(BytePS, "look", lambda recipe: byteps)
         return CliRunner().invoke(
             app, ["doctor", *arguments], env={"COLUMNS": "200"}
         )
@@ -61,6 +64,10 @@ def test_all_is_well(doctor):
             {"horovod": Found("0.28.1", "2.20.0", False, "undefined symbol")},
             "undefined symbol",
         ),
+        (
+            {"byteps": Found("0.2.5", None, False, "no such symbol")},
+            "install byteps --rebuild",
+        ),
     ],
     ids=str,
 )
@@ -74,6 +81,7 @@ def test_what_cannot_work(doctor, facts, said):
     ("facts", "said"),
     [
         ({"horovod": None}, "keras-towers install horovod"),
+        ({"byteps": None}, "keras-towers install byteps"),
         ({"tensorflow": "2.99.0"}, "2.99.0 is untested"),
         ({"keras": "3.2.0"}, "3.2.0 is untested"),
         ({"distribution": False}, "instead of keras.distribution"),

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable
 
 from keras_towers import tf_config
+from tests.kit.collecting import collect_rarely
 from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
@@ -56,6 +57,11 @@ def main() -> None:
     folder, limit_s, *wanted = sys.argv[1:]
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
+    # Imports TensorFlow, as a file of tests that only asks for names need not.
+    from tests.kit.untuned import do_not_tune_iterators
+
+    do_not_tune_iterators()
+    collect_rarely()
     with _results(folder, rank_here()).open("a") as file:
         for name in wanted or CHECKS:
             try:

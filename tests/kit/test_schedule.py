@@ -37,9 +37,39 @@ def test_first_ends_with_the_other(number):
     os._exit(1)
 """
 
+OF_A_JOB = """
+import time
+from tests.kit.ranks import Job
 
-def run(folder):
-    (folder / "conftest.py").write_text(CONFTEST)
+def test_of_a_job(record):
+    record()
+    time.sleep(0.5)  # Meanwhile the other process has nothing left to do.
+
+def test_of_the_same_job(record):
+    record()
+"""
+WITHOUT = """
+import pytest
+
+@pytest.mark.parametrize("number", range(9))
+def test_without_a_job(record, number):
+    record()
+"""
+RECORD = """
+import pathlib, pytest
+
+@pytest.fixture
+def record(request, worker_id):
+    path = pathlib.Path(__file__).with_name("ran.txt")
+    def write():
+        with path.open("a") as file:
+            print(worker_id, request.path.stem, file=file)
+    return write
+"""
+
+
+def run(folder, more=""):
+    (folder / "conftest.py").write_text(CONFTEST + more)
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", "--rootdir", folder, folder],
@@ -67,3 +97,18 @@ def test_a_crash_costs_one_test(tmp_path):
     assert "3 failed, 17 passed" in done.stdout, done.stdout + done.stderr
     for crashes in (0, 1, 3):
         assert f"test_{crashes}.py::test_one_of_four[{crashes}]" in done.stdout
+
+
+def test_jobs_are_run_once_and_one_after_another(tmp_path):
+    for name in "ab":
+        (tmp_path / f"test_{name}.py").write_text(OF_A_JOB)
+    (tmp_path / "test_c.py").write_text(WITHOUT)
+    done = run(tmp_path, RECORD)
+    assert "13 passed" in done.stdout, done.stdout + done.stderr
+    ran = {
+        tuple(line.split())
+        for line in (tmp_path / "ran.txt").read_text().splitlines()
+    }
+    workers = {name: worker for worker, name in ran}
+    assert len(ran) == 3
+    assert workers["test_a"] == workers["test_b"] != workers["test_c"]

@@ -1,19 +1,22 @@
 """Clusters of TensorFlow's runtime that the launcher starts."""
 
+import os
 import signal
 
 import pytest
 
-from tests.launching.jobs import Launched
+from tests.launching.jobs import Launched, all_gone
 
 TRAINS = """
 import os, sys, time
 import tensorflow as tf
 from keras_towers.parameter_servers import take_role
+from keras_towers.parameter_servers.shared import Event
 job = take_role("MyStrategy")
 if job.is_chief:
-    job.announce("model")
-job.await_("model")
+    Event("model", job.devices[0]).set()
+Event("model", job.devices[0]).wait()
+never = Event("never", job.devices[0])
 print("trains as", job.rank, "of", job.size, "at", job.cluster.address)
 """
 
@@ -55,7 +58,7 @@ def test_two_jobs_at_once(launched, tmp_path):
 def test_failing_worker_ends_the_job_with_its_code(launched):
     job = launched(
         "--ps 1 --workers 2",
-        f"{TRAINS}\nif job.rank == 1:\n    sys.exit(7)\njob.await_('never')",
+        f"{TRAINS}\nif job.rank == 1:\n    sys.exit(7)\nnever.wait()",
     )
     done = job.finish(120)
     assert done.code == 7, done.out + done.err
@@ -72,7 +75,7 @@ import signal
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 with open({str(ready)!r}, "a") as file:
     print("ready", file=file)
-job.await_("never")
+never.wait()
 """,
     )
     job.wait_for(ready, 2)
@@ -114,3 +117,53 @@ if '"index": 0' in os.environ["TF_CONFIG"]:
         "task worker 1 ended with exit code 0 before it connected, and task "
         "worker 0 waits for it" in done.last
     )
+
+
+FITS = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras
+import numpy as np
+import keras_towers as kt
+
+class Ready(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            with open(READY, "a") as file:
+                print("ready", file=file)
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = np.ones((80, 4), "float32")
+try:
+    kt.virtual_towers(3)
+except kt.TowerError as error:
+    print("refused:", error)
+with kt.SyncReplicasStrategy(towers=2):
+    model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[Ready()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "to", ["group", pytest.param("launcher", marks=pytest.mark.long)]
+)
+def test_ctrl_c_ends_all_tasks(launched, tmp_path, to):
+    ready = tmp_path / "ready"
+    job = launched(
+        "--ps 1 --workers 2 --towers 2", f"READY = {str(ready)!r}\n{FITS}"
+    )
+    job.wait_for(ready, 2)
+    family = job.family()
+    assert len(family) >= 3
+    if to == "group":
+        # What a terminal does.
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        job.send(signal.SIGINT)
+    done = job.finish(30)
+    assert done.code == 130, done.out + done.err
+    assert "stopped by SIGINT" in done.last
+    assert all_gone(family, 1)
+    # It has trained on two towers, which were made before the task connected.
+    assert "give it --towers 3 instead" in done.out

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.remote import reachable, run, traced
-from keras_towers.parameter_servers.shared import Event, Mailbox, Table
+from keras_towers.parameter_servers.shared import Event, Note, Table, text_of
 from keras_towers.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -51,42 +51,97 @@ def test_waiting_ends_in_time(name):
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
         Event(name, DEVICE).wait(0.3)
-    assert time.monotonic() - begun < 3
+    assert 0.3 <= time.monotonic() - begun < 3
+
+
+def queue(name):
+    """Functions that put a number into a queue and take one out."""
+
+    def handle():
+        return tf.raw_ops.FIFOQueueV2(
+            component_types=[tf.int64], shapes=[[]], shared_name=name
+        )
+
+    def put(number):
+        there = handle()
+        tf.raw_ops.QueueEnqueueV2(handle=there, components=[number])
+        return tf.raw_ops.QueueSizeV2(handle=there)
+
+    def take():
+        return tf.raw_ops.QueueDequeueV2(
+            handle=handle(), component_types=[tf.int64]
+        )[0]
+
+    puts = traced(put, DEVICE, tf.TensorSpec((), tf.int64))
+    return (
+        lambda number: run(puts, arguments=[tf.constant(number, tf.int64)])[0],
+        traced(take, DEVICE),
+    )
 
 
 def test_ctrl_c_ends_waiting_and_cancels_it(name, ctrl_c):
-    mailbox = Mailbox(name, DEVICE)
+    put, take = queue(name)
     main = threading.main_thread().ident
     after(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        mailbox.take()
+        run(take)
     # What is no longer waited for is taken from nobody.
-    assert mailbox.put(3) == 1
+    assert put(3) == 1
 
 
 def test_cancelling_one_call_leaves_others_alone(name):
-    other = Mailbox(f"{name}_other", DEVICE)
+    put, take_other = queue(f"{name}_other")
+    _, take = queue(name)
     taken = []
-    thread = threading.Thread(target=lambda: taken.append(other.take()))
+    thread = threading.Thread(target=lambda: taken.extend(run(take_other)))
     with pytest.raises(TimeoutError):
         after(0.1, thread.start)
-        Mailbox(name, DEVICE).take(0.5)
-    other.put(7)
+        run(take, 0.5)
+    put(7)
     thread.join(20)
     assert taken == [7]
 
 
-def test_mailbox_keeps_the_order(name):
-    mailbox = Mailbox(name, DEVICE)
-    assert [mailbox.put(n) for n in (5, 3)] == [1, 2]
-    assert [Mailbox(name, DEVICE).take(5) for _ in range(2)] == [5, 3]
+def test_ctrl_c_ends_waiting_for_an_event(name, ctrl_c):
+    main = threading.main_thread().ident
+    after(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        Event(name, DEVICE).wait()
+
+
+def test_note_is_one_for_all_with_its_name(name):
+    assert Note(name, DEVICE).get() is None
+    Note(name, DEVICE).set("é")
+    Note(f"{name}2", DEVICE).set()
+    assert Note(name, DEVICE).wait() == "é"
+    assert Note(f"{name}2", DEVICE).get() == ""
+    Note(name, DEVICE).set("b")
+    assert text_of(tf.function(Note(name, DEVICE).read)()) == "b"
 
 
 def test_table_is_one_for_all_with_its_name(name):
-    Table(name, DEVICE).insert(-1, "é")
-    Table(name, DEVICE).insert(2, "b")
-    Table(name, DEVICE).insert(2, "c")
-    assert Table(name, DEVICE).items() == {-1: "é", 2: "c"}
+    Table(name, DEVICE, 3).insert(-1, "é")
+    Table(name, DEVICE, 3).insert(2, "b")
+    Table(name, DEVICE, 3).insert(2, "c")
+    assert Table(name, DEVICE, 3).items() == {-1: "é", 2: "c"}
+
+
+def test_asking_again_and_again_traces_nothing(name, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("it is traced anew")
+
+    Note(name, DEVICE).set()
+    Note(name, DEVICE).get()
+    monkeypatch.setattr(remote.tf, "function", refuse)
+    for number in range(20):
+        event = Event(f"{name}/{number}", DEVICE)
+        with pytest.raises(TimeoutError):
+            event.wait(0)
+        event.set()
+        event.wait()
+        table = Table(f"{name}/{number}", DEVICE, 2)
+        table.insert(0, "x")
+        assert table.items() == {0: "x"}
 
 
 def test_a_failed_call_raises_its_error():

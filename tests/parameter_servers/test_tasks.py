@@ -15,24 +15,40 @@ import tensorflow as tf
 from keras_towers.parameter_servers import connection, server, take_role
 connection._FIRST_NOTICE_S = 0.3
 server._GONE_S = 1.0
+from keras_towers.parameter_servers.shared import Event
 job = take_role("MyStrategy")
 print("started", job.starts)
+def event(what):
+    return Event(f"{job.prefix}{what}", job.devices[0])
 """
 
 SPEAKS = f"""{BEGIN}
 if job.is_chief:
-    job.announce("model")
-job.await_("model")
+    event("model").set()
+event("model").wait()
 print("the model is there")
 """
 
 WAITS = f"""{SPEAKS}
-job.await_("what never comes")
+with job.naming_lost_servers():
+    event("what never comes").wait()
 """
 
 TAKES = f"""{SPEAKS}
-from keras_towers.parameter_servers.shared import Mailbox
-mailbox = Mailbox("letters", job.devices[0])
+from keras_towers.parameter_servers.remote import run, traced
+def letters():
+    return tf.raw_ops.FIFOQueueV2(
+        component_types=[tf.int64], shapes=[[]], shared_name="letters"
+    )
+def put():
+    seven = tf.constant(7, tf.int64)
+    there = letters()
+    tf.raw_ops.QueueEnqueueV2(handle=there, components=[seven])
+    return tf.raw_ops.QueueSizeV2(handle=there)
+def take():
+    return tf.raw_ops.QueueDequeueV2(
+        handle=letters(), component_types=[tf.int64]
+    )[0]
 """
 
 SPREADS = f"""{SPEAKS}
@@ -111,12 +127,18 @@ def test_worker_that_failed_or_was_killed_comes_back(start, cluster):
     serves, leads = start(ps, BEGIN), start(chief, WAITS)
     fails = start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
     assert fails.end(60) == 1
-    killed = start(worker, f"{TAKES}\nprint('takes')\nmailbox.take()", "killed")
+    killed = start(
+        worker,
+        f"{TAKES}\nprint('takes')\nrun(traced(take, job.devices[0]))",
+        "killed",
+    )
     killed.wait_for("takes")
     time.sleep(1)
     killed.kill()
     comes_back = start(
-        worker, f"{TAKES}\nprint(mailbox.put(7), 'letters')", "comes_back"
+        worker,
+        f"{TAKES}\nprint(int(run(traced(put, job.devices[0]))[0]), 'letters')",
+        "comes_back",
     )
     assert comes_back.end(60) == 0, comes_back.output
     # The dead one takes nothing away.

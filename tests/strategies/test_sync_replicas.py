@@ -133,6 +133,46 @@ def test_what_is_dropped_is_told(tmp_path, caplog):
     assert "epoch_staleness_mean" not in {tag for tag, _ in found}
 
 
+class Hangs(SameShape):
+    """Does not come back on replica 1, until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.free = threading.Event()
+
+    def call(self, inputs):
+        if "CPU:1" not in tf.identity(inputs).device:
+            return inputs
+
+        def wait(values):
+            self.free.wait(60)
+            return values
+
+        outputs = tf.py_function(wait, [inputs], inputs.dtype)
+        return tf.ensure_shape(outputs, inputs.shape)
+
+
+@pytest.mark.parametrize("aggregate", [1, 2])
+def test_a_replica_that_hangs_is_an_error(aggregate):
+    layer = Hangs()
+    model = checked(layer)
+
+    def train():
+        error = pytest.raises(TowerError, match=r"for 2 s: replicas \[1\] of 2")
+        strategy = kt.SyncReplicasStrategy(aggregate, 2, stall_timeout=2)
+        with strategy, error:
+            fit(model)
+
+    try:
+        within(30, train)
+    finally:
+        layer.free.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("keras_towers-async"):
+                thread.join(20)
+    assert_ordinary(model)
+
+
 def test_shared_tokens():
     """Any replica may compute any gradient: a slow one computes less."""
     layer = Sleeps(0.01, 0.2)
@@ -467,6 +507,8 @@ def test_a_step_that_updates_nothing_is_refused():
         ((2, 2, None, "each"), "tokens='each'"),
         ((2, 2, None, "shared", 3), "contradicts"),
         ((5000, 2), "too many"),
+        ((2, 2, None, "shared", None, 0), "stall_timeout=0"),
+        ((2, 2, None, "shared", None, 9, None, "split"), "batches='split'"),
     ],
 )
 def test_what_cannot_be(arguments, message):

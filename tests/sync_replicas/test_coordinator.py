@@ -10,8 +10,9 @@ import threading
 import pytest
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.sync_replicas import Coordinator, Group
-from keras_towers.sync_replicas.group import Event
+from keras_towers.sync_replicas.events import Event
 from keras_towers.sync_replicas.quotas import quotas
 from tests.kit.leaving import Boom
 
@@ -27,14 +28,14 @@ class Played:
         updates: the number of gradients in each update.
     """
 
-    def __init__(self, replicas, aggregate, shared=False):
+    def __init__(self, replicas, aggregate, shared=False, limit_s=None):
         name = f"tests/coordinator_{next(_numbers)}"
         self.group = Group(name, DEVICE, replicas, aggregate, shared)
         self.group.initialise()
         self.updates = []
         self.errors = []
         self.coordinator = Coordinator(
-            self.group, self.apply, self.errors.append
+            self.group, self.apply, self.errors.append, limit_s=limit_s
         )
         self.step = {}
         for replica in range(replicas):
@@ -56,13 +57,21 @@ class Played:
         advance()
         return averaged
 
-    def push(self, replica):
+    def push(self, replica, tells=True):
         """Push the gradient of a replica that has a token."""
 
         @tf.function(autograph=False)
         def arrive():
             step = tf.constant(self.step[replica], tf.int64)
-            self.group.arrive(replica, step)
+            if tells:
+                self.group.arrive(replica, step)
+                return
+            size = self.group.replicas
+            tf.raw_ops.ResourceAccumulatorApplyGradient(
+                handle=self.group._complete,
+                local_step=step,
+                gradient=tf.one_hot(replica, size, dtype=tf.float64),
+            )
 
         arrive()
 
@@ -165,6 +174,81 @@ def test_replicas_that_have_left_are_not_waited_for():
         game.group.tell(Event.LEFT, 1)
         game.push(0)
         assert game.token(0) == 2
+
+
+def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
+    with played(2, 2) as game:
+        game.push(0)
+        game.push(1)
+        assert [game.token(0), game.token(1)] == [1, 1]
+        game.push(1)
+        assert game.group.come_back(1) == 2
+        # Its gradient is there already: it waits for the next update.
+        game.coordinator.wait()
+        assert not game.has_token(1)
+        game.push(0)
+        assert [game.token(0), game.token(1)] == [2, 2]
+        # Now it dies before it has pushed.
+        assert game.group.come_back(1) == 2
+        assert game.token(1) == 2
+        game.push(0)
+        game.push(1)
+        assert game.token(0) == 3
+        assert game.updates == [2, 2, 2]
+        assert game.counts().used == (3, 3)
+
+
+def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
+    with played(2, 2) as game:
+        game.push(1, tells=False)
+        assert game.group.come_back(1) == 0
+        assert game.token(1) == 0
+        game.push(1)
+        game.push(0)
+        assert [game.token(0), game.token(1)] == [1, 1]
+        game.push(0)
+        game.push(1)
+        # It is counted, and nobody waits for its arrival.
+        assert [game.token(0), game.token(1)] == [2, 2]
+        assert game.updates == [3, 2]
+
+
+def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
+    with played(3, 2) as game:
+        game.group.tell(Event.LOST, 2)
+        game.push(0)
+        game.coordinator.wait()
+        assert game.updates == []
+        game.group.tell(Event.LEFT, 1)
+        assert game.token(0) == 1
+        game.push(0)
+        assert game.token(0) == 2
+        # One that goes on is waited for again.
+        game.step[2] = 2
+        game.push(2)
+        game.push(0)
+        assert [game.token(0), game.token(2)] == [3, 3]
+        game.push(0)
+        game.coordinator.wait()
+        assert game.updates == [1, 1, 2]
+    with played(2, 2) as game:
+        game.group.tell(Event.LOST, 1)
+        game.push(0)
+        game.coordinator.wait()
+        assert game.updates == []
+
+
+def test_a_thread_that_hangs_is_not_waited_for():
+    game = Played(1, 1, limit_s=0.5)
+    free = threading.Event()
+    game.coordinator._apply = lambda count, tokens: free.wait(SECONDS) and []
+    game.push(0)
+    for wait in (game.coordinator.flush, game.coordinator.end):
+        with pytest.raises(TowerError, match="has not been applied for 0.5 s"):
+            wait()
+    free.set()
+    game.coordinator.join(SECONDS)
+    assert not game.coordinator.is_alive()
 
 
 def test_flush_applies_what_there_is():

@@ -60,8 +60,11 @@ def test_training_goes_on_as_if_nothing_had_happened():
     kt.verify(asked, X, Y, batch_size=8)
     for model in (asked, not_asked):
         model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+    # Two traces may add the same numbers in another order; whole numbers, such
+    # as the states of random layers, have to be equal.
     for a, b in zip(values(asked), values(not_asked), strict=True):
-        np.testing.assert_array_equal(a, b)
+        near = 1e-6 if np.issubdtype(a.dtype, np.floating) else 0
+        np.testing.assert_allclose(a, b, rtol=near, atol=near)
 
 
 def test_a_new_model_trains_as_if_nothing_had_happened():
@@ -81,7 +84,7 @@ def test_a_new_model_trains_as_if_nothing_had_happened():
         model.fit(X, Y, epochs=2, verbose=0, shuffle=False)
         weights.append(model.get_weights())
     for a, b in zip(*weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 class Counting(m.MSE):
@@ -317,7 +320,7 @@ def test_a_model_that_builds_at_its_first_batch():
         model.fit(X, Y, verbose=0, shuffle=False)
         weights.append(model.get_weights())
     for a, b in zip(*weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 def test_nothing_is_printed(capsys):

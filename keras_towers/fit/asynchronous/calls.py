@@ -11,12 +11,11 @@ from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.pace import Free, Pace
 from keras_towers.fit.asynchronous.staleness import Staleness, write_staleness
-from keras_towers.fit.asynchronous.tensorboard import ToTensorBoard
+from keras_towers.fit.asynchronous.tensorboard import with_writer
 from keras_towers.fit.asynchronous.threads import TowerThreads
 from keras_towers.fit.asynchronous.training import AsyncTraining, Steps
 from keras_towers.fit.asynchronous.update import UpdateAlone, add_atomically
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.contract import TRAINING
@@ -35,7 +34,11 @@ class AsyncCalls(TowerCalls):
     Attributes:
         update: applies the gradients of a tower.
         staleness: the staleness of the steps of the last epoch.
+        stall_timeout_s: how long to wait for the end of any step; None: for
+            ever.
     """
+
+    stall_timeout_s: float | None = None
 
     def __init__(self, step: GlobalStep, adoption: Adoption):
         super().__init__(step, adoption)
@@ -69,7 +72,7 @@ class AsyncCalls(TowerCalls):
     ) -> Any:
         add_atomically()
         if call.kind == "fit":
-            args, kwargs = self._with_writer(original, args, kwargs)
+            args, kwargs = with_writer(original, args, kwargs, self._write)
         return super()._run(call, original, args, kwargs)
 
     def also_logged(self) -> dict[str, Any]:
@@ -79,24 +82,6 @@ class AsyncCalls(TowerCalls):
     def _write(self, epoch: int) -> None:
         """Write what was observed of an epoch to TensorBoard."""
         write_staleness(self.staleness, epoch)
-
-    def _with_writer(
-        self,
-        method: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Write what is observed if there is a ``TensorBoard`` callback."""
-        given = callbacks_lib.by_name(method, args, kwargs)
-        callbacks = given.get("callbacks")
-        listed = callbacks_lib.listed(callbacks)
-        board = keras.callbacks.TensorBoard
-        boards = [c for c in listed if isinstance(c, board)]
-        if not boards:
-            return args, kwargs
-        writer = ToTensorBoard(boards, self._write)
-        given["callbacks"] = callbacks_lib.with_added(callbacks, writer)
-        return (), given
 
 
 class TrainFunction:
@@ -142,7 +127,9 @@ class _AsyncCall(TowerCall):
             return
         if self._steps.fits and not model.run_eagerly:
             pace = model.train_function.training.pace
-            self._steps.threads = TowerThreads(self.config.num_towers, pace)
+            self._steps.threads = TowerThreads(
+                self.config.num_towers, pace, self._calls.stall_timeout_s
+            )
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         whole = kind == "fit"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers._notices import announce
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.calls import AsyncCalls, TrainFunction
+from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.asynchronous.pace import Pace
 from keras_towers.fit.asynchronous.replicas import InStep
 from keras_towers.fit.calls.call import TowerCall
@@ -30,6 +30,7 @@ class ReplicaCalls(AsyncCalls):
         aggregate: how many gradients an update averages.
         shared: whether any replica may take any token.
         also: what to do with each update, or None.
+        stall_timeout_s: how long to wait for the end of any step.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class ReplicaCalls(AsyncCalls):
         aggregate: int,
         shared: bool,
         also: Callable[[Sequence[Any]], Any] | None,
+        stall_timeout_s: float,
     ):
         super().__init__(step, adoption)
+        self.stall_timeout_s = stall_timeout_s
         self._aggregate = aggregate
         self._shared = shared
         self._also = also
         self._last: InStep | None = None
-        # At the end of the last epoch, and in it.
-        self._before = (0,) * self._config.num_replicas
-        self._dropped = self._before
+        self._dropped = Dropped(self._config.num_replicas, aggregate, shared)
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -62,11 +63,6 @@ class ReplicaCalls(AsyncCalls):
         every = self._aggregate == 1 and self._also is None
         return super()._alone and every
 
-    @property
-    def _drops(self) -> bool:
-        """Whether gradients can be dropped."""
-        return self._shared or self._config.num_replicas > self._aggregate
-
     def pace(self) -> Pace:
         return InStep(
             self.update,
@@ -75,11 +71,12 @@ class ReplicaCalls(AsyncCalls):
             self._shared,
             self._begin,
             self._also,
+            self.stall_timeout_s,
         )
 
     def _begin(self, replicas: InStep) -> None:
         self._last = replicas
-        self._before = (0,) * self._config.num_replicas
+        self._dropped.begin()
 
     def open(
         self,
@@ -118,19 +115,7 @@ class ReplicaCalls(AsyncCalls):
         return result
 
     def also_logged(self) -> dict[str, Any]:
-        if not self._drops:
-            return {}
-        dropped = self.counts.dropped
-        self._dropped = tuple(
-            now - before
-            for now, before in zip(dropped, self._before, strict=True)
-        )
-        self._before = dropped
-        return {"dropped_gradients": sum(self._dropped)}
+        return self._dropped.logged(self.counts)
 
     def _write(self, epoch: int) -> None:
-        if not self._drops:
-            return
-        for replica, dropped in enumerate(self._dropped):
-            name = f"dropped_gradients/replica_{replica}"
-            tf.summary.scalar(name, dropped, step=epoch)
+        self._dropped.write(epoch)

@@ -18,7 +18,7 @@ from keras_towers.fit.update import gradients
 from keras_towers.fit.update.averages import Averages, Part
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
-from keras_towers.sync_replicas.group import Event
+from keras_towers.sync_replicas.events import Event
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"
@@ -36,6 +36,7 @@ class InStep:
         shared: whether any tower may take any token.
         begins: called with this object when threads are about to start.
         also: what to do with each update, given its trained variables, or None.
+        limit_s: how long an update may take; None: for ever.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class InStep:
         shared: bool,
         begins: Callable[[InStep], None],
         also: Callable[[Sequence[Any]], Any] | None = None,
+        limit_s: float | None = None,
     ):
         self._alone = update
         self._begins = begins
@@ -53,6 +55,7 @@ class InStep:
         self._aggregate = aggregate
         self._shared = shared
         self._also = also
+        self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         self._counts = ReplicaCounts(0, (0,) * replicas, (0,) * replicas)
         self._apply: Any = None
@@ -147,7 +150,9 @@ class InStep:
         self._group.clear()
         self._averages.begin()
         self._begins(self)
-        self._coordinator = Coordinator(self._group, self._apply, self._error)
+        self._coordinator = Coordinator(
+            self._group, self._apply, self._error, limit_s=self._limit_s
+        )
         self._begun.clear()
         for replica in range(self._replicas):
             self._group.tell(Event.JOINED, replica)

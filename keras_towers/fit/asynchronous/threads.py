@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous import staleness as staleness_lib
 from keras_towers.fit.asynchronous.pace import Pace
 
@@ -23,19 +24,27 @@ class TowerThreads:
     Args:
         towers: number of towers.
         pace: when they may take a batch.
+        stall_timeout_s: how long to wait for the end of any step; None: for
+            ever.
 
     Attributes:
         latest: the result of the step that ended last; None before the first.
     """
 
-    def __init__(self, towers: int, pace: Pace):
+    def __init__(
+        self, towers: int, pace: Pace, stall_timeout_s: float | None = None
+    ):
         self._towers = towers
         self._pace = pace
+        self._stall_timeout_s = stall_timeout_s
+        # The towers that are in a step.
+        self._busy: set[int] = set()
+        self._ended_steps = 0
+        self._hangs = False
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._progress = threading.Condition(lock)
         self._waiting: collections.deque[tuple] = collections.deque()
-        self._running = 0
         self._closed = False
         self._begun = False
         self._error: BaseException | None = None
@@ -51,10 +60,11 @@ class TowerThreads:
             batch: the argument of the step.
 
         Raises:
+            TowerError: no step has ended for too long.
             BaseException: any error of an earlier step.
         """
         with self._progress:
-            self._progress.wait_for(
+            self._await(
                 lambda: self._error or len(self._waiting) < self._towers
             )
             self._raise()
@@ -71,12 +81,11 @@ class TowerThreads:
                 others are to be averaged with them.
 
         Raises:
+            TowerError: no step has ended for too long.
             BaseException: any error of a step.
         """
         with self._progress:
-            self._progress.wait_for(
-                lambda: not self._running and not self._waiting
-            )
+            self._await(lambda: not self._busy and not self._waiting)
             self._raise()
         self._pace.settle(whole)
         with self._progress:
@@ -86,13 +95,30 @@ class TowerThreads:
         """Wait until at least one step has ended.
 
         Raises:
+            TowerError: no step has ended for too long.
             BaseException: any error of a step.
         """
         with self._progress:
-            self._progress.wait_for(
-                lambda: self._error or self.latest is not None
-            )
+            self._await(lambda: self._error or self.latest is not None)
             self._raise()
+
+    def _await(self, ready: Callable[[], Any]) -> None:
+        """Wait as long as steps end; called with the lock."""
+        while not ready():
+            ended = self._ended_steps
+
+            def moves(ended: int = ended) -> bool:
+                return bool(ready()) or self._ended_steps != ended
+
+            if not self._progress.wait_for(moves, self._stall_timeout_s):
+                self._hangs = True
+                self._raise()
+                raise TowerError(
+                    f"no step has ended for {self._stall_timeout_s:g} s: "
+                    f"replicas {sorted(self._busy)} of {self._towers} are in "
+                    "one. A device hangs, or a step is very slow; "
+                    "stall_timeout=..., in seconds, waits for longer."
+                )
 
     def take_staleness(self) -> staleness_lib.Staleness:
         """Return the staleness recorded since the last call."""
@@ -110,10 +136,11 @@ class TowerThreads:
         if self._begun:
             self._pace.end()
             self._begun = False
-        for thread in self._threads:
+        for index, thread in enumerate(self._threads):
             # None if a Ctrl-C came before it was started.
             if thread.ident is not None:
-                thread.join()
+                # One that hangs never ends.
+                thread.join(0 if self._hangs and index in self._busy else None)
         self._threads.clear()
         # Its traceback would keep all objects of the fit call alive.
         self._error = None
@@ -138,14 +165,14 @@ class TowerThreads:
             raise self._error
 
     def _tower(self, index: int) -> None:
-        while self._may_go_on(index) and (job := self._take()) is not None:
+        while self._may_go_on(index) and (job := self._take(index)) is not None:
             steps, batch, read = job
             try:
                 result = self._pace.run(index, lambda: steps[index](batch))  # noqa: B023
             except BaseException as error:
-                self._failed(error)
+                self._failed(index, error)
             else:
-                self._ended(result, read)
+                self._ended(index, result, read)
             # Frees the batch while waiting for the next one.
             del job, steps, batch
 
@@ -156,25 +183,26 @@ class TowerThreads:
             self._failed_elsewhere(error)
             return False
 
-    def _take(self) -> tuple | None:
+    def _take(self, index: int) -> tuple | None:
         with self._work:
             self._work.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return None
-            self._running += 1
+            self._busy.add(index)
             self._progress.notify()
             return *self._waiting.popleft(), self._clock.read()
 
-    def _ended(self, result: Any, read: int) -> None:
+    def _ended(self, index: int, result: Any, read: int) -> None:
         with self._work:
-            self._running -= 1
+            self._busy.discard(index)
+            self._ended_steps += 1
             self._clock.update(read)
             self.latest = result
             self._progress.notify()
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, index: int, error: BaseException) -> None:
         with self._work:
-            self._running -= 1
+            self._busy.discard(index)
         self._failed_elsewhere(error)
 
     def _failed_elsewhere(self, error: BaseException) -> None:

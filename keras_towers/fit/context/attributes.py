@@ -101,6 +101,19 @@ class Attributes:
             for owner, others in self._owners
         ]
 
+    def hold_tensors_of(self, graph: Any) -> bool:
+        """Whether an attribute holds a tensor of a graph."""
+        return any(
+            getattr(leaf, "graph", None) is graph
+            for owner, others in self._owners
+            for name, value in vars(owner).items()
+            if name not in others
+            and name not in _OF_CALLS
+            and _is_data(name, value)
+            for leaf in tf.nest.flatten(_listed(value), expand_composites=True)
+            if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")
+        )
+
     def put(self, taken: Taken) -> None:
         """Restore values that ``take`` returned."""
         for (owner, others), (built, values) in zip(
@@ -168,6 +181,15 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (*_CONTAINERS, tuple)):
         return all(_is_plain(item, depth + 1) for item in value)
     return tf.is_tensor(value) and not isinstance(value, keras.Variable)
+
+
+def _listed(value: Any) -> Any:
+    """Plain data as lists, whose items need not be comparable."""
+    if isinstance(value, dict):
+        return [_listed(item) for item in value.values()]
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return [_listed(item) for item in value]
+    return value
 
 
 def _copied(value: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 _lock = threading.RLock()
 _users = 0
@@ -164,11 +164,11 @@ class _Shadow:
         self.had_own = name in vars(instance)
         self.original = getattr(instance, name)
         self._instance = instance
-        self._ours = ours
+        self.ours = ours
         functools.update_wrapper(self, self.original, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ours(self._instance, self.original, *args, **kwargs)
+        return self.ours(self._instance, self.original, *args, **kwargs)
 
 
 def shadow(instance: Any, methods: Shadows) -> None:
@@ -201,6 +201,10 @@ def unshadow(instance: Any, names: Iterable[str]) -> None:
 def is_shadowed(instance: Any, name: str) -> bool:
     """Whether a method of the object is shadowed."""
     return isinstance(vars(instance).get(name), _Shadow)
+
+
+def _is_over(there: Any, attribute: Any) -> TypeGuard[_Shadow]:
+    return isinstance(there, _Shadow) and there.original is attribute
 
 
 @contextlib.contextmanager
@@ -239,11 +243,16 @@ def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name, ours in attributes.items():
-            if own.get(name) is not ours:
+            there = own.get(name)
+            over = there.ours if _is_over(there, ours) else None
+            if there is not ours and over is None:
                 continue
             del own[name]
             if name in before:
                 own[name] = before[name]
+            if over is not None:
+                # It stays, and calls what was there before.
+                own[name] = _Shadow(instance, name, over)
 
 
 def bound(instance: Any, methods: Shadows) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -42,6 +42,7 @@ class Tower:
             that cannot happen.
         average: whether losses are means over the batch (gradients are
             averaged) or sums (gradients are summed).
+        factor: what gradients are multiplied by besides.
         attributes: what the step keeps in attributes of Python objects; None:
             it runs alone, without turns.
         results: metrics, with what their ``result`` has returned in the step.
@@ -55,6 +56,8 @@ class Tower:
             which gradients flow. Their gradients expect unweighted losses.
         apart: whether the other processes run their steps independently.
         graph: the graph in which the step is traced; None if it runs eagerly.
+        shared: told why, if the trace of its step turns out to be good for this
+            tower only; raises. None: the trace is for this tower.
         unseeded: the generator for draws without a seed, or None: one element,
             the same list on all towers of this process; None: Keras's own.
         origins: tells what depends on the tower's examples; None if nobody
@@ -71,6 +74,7 @@ class Tower:
     share: Any = None
     live: Any = None
     average: bool = True
+    factor: float = 1.0
     attributes: Attributes | None = None
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
     keras_step: bool = False
@@ -81,15 +85,24 @@ class Tower:
     graph: Any = None
     origins: Origins | None = None
     unseeded: list[Any] | None = None
+    shared: Callable[[str], NoReturn] | None = None
+
+    def differs(self, why: str) -> None:
+        """Note that the trace of the step cannot be another tower's too.
+
+        Args:
+            why: what the step does, such as "exchanges values".
+        """
+        if self.shared is not None:
+            self.shared(why)
 
     @property
     def loss_weight(self) -> Any:
         """The weight of this tower's loss in that of the global batch."""
         if self.share is None:
             return 1.0
-        if self.average:
-            return self.share
-        return self._only_if_live
+        weight = self.share if self.average else self._only_if_live
+        return weight * self.factor
 
     @property
     def gradient_weight(self) -> Any:
@@ -112,7 +125,9 @@ class Tower:
         is_sum = loss.shape.rank != 0
         if self.keras_step and not self.mixes:
             self.loss_is_weighted = True
-            weight = self._only_if_live if is_sum else self.loss_weight
+            weight = self.loss_weight
+            if is_sum:
+                weight = self._only_if_live * self.factor
             return loss * tf.cast(weight, loss.dtype)
         if is_sum:
             # Its gradients will be weighted as those of a mean.
@@ -206,9 +221,23 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         """Number of towers in all processes."""
         return self._total
 
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """Index of the tower."""
+        _ask_which()
+        return super().replica_id_in_sync_group
+
+    @property
+    def devices(self) -> Any:
+        """The device of the tower, in a tuple."""
+        _ask_which()
+        return super().devices
+
     def merge_call(self, merge_fn, args=(), kwargs=None):
         """Exchange values with the other towers, which run their steps."""
         tower = current()
+        if tower is not None:
+            tower.differs("exchanges values with other towers")
         if tower is None or tower.attributes is None:
             return super().merge_call(merge_fn, args, kwargs)
         _refuse_nested(tower)
@@ -271,6 +300,19 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         return self._all_reduce(tf.distribute.ReduceOp.SUM, [count])[0]
 
 
+def _ask_which() -> None:
+    tower = current()
+    if tower is not None:
+        tower.differs("asks which tower it runs on")
+
+
+def note_first_write() -> None:
+    """The step is about to write a variable that had no components yet."""
+    tower = current()
+    if tower is not None:
+        tower.differs("writes a variable that the towers had in common")
+
+
 def _refuse_nested(tower: Tower) -> None:
     if tf.executing_eagerly() or compat.get_default_graph() is tower.graph:
         return
@@ -291,7 +333,7 @@ def activate(tower: Tower) -> Iterator[Tower]:
     inner: Any = contextlib.nullcontext()
     if isinstance(outer, compat.MirroredReplicaContext):
         inner = TowerReplicaContext(
-            outer.strategy, outer.replica_id_in_sync_group, tower.total
+            outer.strategy, compat.current_replica_id(), tower.total
         )
     if not tf.executing_eagerly():
         tower.graph = compat.get_default_graph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from typing import Any
 
@@ -81,6 +82,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._unused: Any = None
         self._skip = self._done = 0
         self._whole: tuple[int | None, int | None] | None = None
+        self._begun: Any = None
         dataset: Any = self._distributed_dataset
         self.source: Any = dataset
         if not by_user:
@@ -192,7 +194,40 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._skip += start.epoch * self.steps_per_epoch
         self._whole = self.steps_per_epoch, self._num_batches
 
+    def pass_over(self, batches: int) -> tuple[int, int]:
+        """Read batches without training on them, as ``fit`` would read them.
+
+        The next epoch that is read begins behind them.
+
+        Args:
+            batches: how many.
+
+        Returns:
+            The number of epochs that they fill; and how many of them have to be
+            left out of the next ``steps_per_execution`` ones.
+        """
+        epochs = 0
+        while batches:
+            before = batches
+            with self.catch_stop_iteration():
+                for step in self:
+                    if batches < self.steps_per_execution:
+                        self._begun = itertools.chain(
+                            [step], self._epoch_iterator
+                        )
+                        return epochs, batches
+                    for _ in range(self.steps_per_execution):
+                        next(step[2])
+                        batches -= 1
+            if batches == before:
+                break
+            epochs += 1
+        return epochs, 0
+
     def __iter__(self) -> Any:
+        if self._begun is not None:
+            self._epoch_iterator, self._begun = self._begun, None
+            return self
         if self._whole is not None:
             steps, batches = self._whole
             self.steps_per_epoch = steps and steps - self._done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -69,17 +70,22 @@ class Barrier:
         ):
             return tf.identity(phase)
 
-    def find(self) -> tf.Tensor:
+    def find(self, left: Collection[int]) -> tf.Tensor:
         """Find out for what the others wait, as a worker that comes back.
+
+        Args:
+            left: the others that have left, as far as it is known; the notes
+                that told so may have been taken.
 
         Returns:
             How many times they have come; this worker counts as having come
             once less.
         """
-        mine = tf.one_hot(
-            self._rank, self._size, on_value=_LEFT, dtype=tf.int64
+        silent = {self._rank, *left}
+        known = tf.constant(
+            [_LEFT if r in silent else 0 for r in range(self._size)], tf.int64
         )
-        known = self._take_until(tf.ones((), tf.int64), mine)
+        known = self._take_until(tf.ones((), tf.int64), known)
         here = tf.where(known < _LEFT, known, 0)
         phase = tf.maximum(tf.reduce_max(here), 1)
         known = tf.tensor_scatter_nd_update(

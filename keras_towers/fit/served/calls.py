@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers._notices import announce
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
+from keras_towers.fit.asynchronous.dropped import Dropped
+from keras_towers.fit.asynchronous.tensorboard import with_writer
 from keras_towers.fit.asynchronous.update import add_atomically
-from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.served.fit import InStep, ServedFit
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
+from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.parameter_servers.peers import ServerPeers
 
 
 class ServedCalls(TowerCalls):
@@ -36,6 +35,13 @@ class ServedCalls(TowerCalls):
         alone: runs a step of any other kind, without the other workers.
         adoption: the models placed on the towers.
         session: returns how the workers train the n-th model together.
+        workers: returns those of the n-th ``fit``.
+        peers: by which they tell one another values.
+        dropped: counts dropped gradients; None: none can be.
+
+    Attributes:
+        last: how the workers train the model that was trained last; None if
+            there is none.
     """
 
     def __init__(
@@ -44,12 +50,19 @@ class ServedCalls(TowerCalls):
         alone: GlobalStep,
         adoption: Adoption,
         session: Callable[[int], Session],
+        workers: Callable[[int], Workers],
+        peers: ServerPeers,
+        dropped: Dropped | None = None,
     ):
         super().__init__(step, adoption)
         self._by_itself = alone
         self._make_session = session
         self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
         self._made = 0
+        self._make_workers = workers
+        self._peers = peers
+        self._fits = 0
+        self._dropped = dropped
         self.last: Session | None = None
 
     def session_of(self, model: keras.Model) -> Session:
@@ -57,8 +70,36 @@ class ServedCalls(TowerCalls):
         if model not in self._sessions:
             self._made += 1
             self._sessions[model] = self._make_session(self._made)
-        self.last = self._sessions[model]
-        return self.last
+        return self._sessions[model]
+
+    def run(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run one call; tell the other workers if it is a fit that fails."""
+        if kind != "fit":
+            return super().run(kind, original, model, args, kwargs)
+        session = self.session_of(model)
+        if session.trains:
+            raise TowerError(
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"which {self._config.name} cannot do: call fit of another "
+                "model there, or fit again afterwards."
+            )
+        self._fits += 1
+        session.workers = workers = self._make_workers(self._fits)
+        try:
+            with self._peers.looking(workers.watching()):
+                return super().run(kind, original, model, args, kwargs)
+        except BaseException as error:
+            workers.fail(error)
+            raise
+        finally:
+            self.last = session
 
     def _config_of(self, kind: str) -> TowerConfig:
         return self._config if kind == "fit" else self._config.alone()
@@ -83,16 +124,17 @@ class ServedCalls(TowerCalls):
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
         if kind != "fit":
-            given = self._by_itself, self._adoption, model
-            return TowerCall(*given, kind, prepared, start)
+            return TowerCall(
+                self._by_itself, self._adoption, model, kind, prepared, start
+            )
         if model.run_eagerly:
             raise TowerError(
                 f"{self._config.name} needs compiled steps, but model "
                 f"{model.name!r} is set to run_eagerly=True: compile it "
                 "without, or debug it outside of the strategy."
             )
-        given = self._step, self._adoption, model
-        return _ServedFit(self, *given, kind, prepared, start)
+        given = self._step, self._adoption, model, kind, prepared, start
+        return ServedFit(self.session_of(model), self._dropped, *given)
 
     def _run(
         self,
@@ -101,13 +143,17 @@ class ServedCalls(TowerCalls):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not isinstance(call, _ServedFit):
+        if not isinstance(call, ServedFit):
             return super()._run(call, original, args, kwargs)
         given = callbacks_lib.by_name(original, args, kwargs)
         given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), _InStep(call)
+            given.get("callbacks"), InStep(call)
         )
+        if self._dropped is not None and call.session.rank == 0:
+            _, given = with_writer(original, (), given, self._dropped.write)
+        call.initial_epoch = given.get("initial_epoch") or 0
         add_atomically()
+        self.last = call.session
         taker, self.update.taker = self.update.taker, call.session
         try:
             with call.noticing_the_end(), call.writing_through():
@@ -119,158 +165,7 @@ class ServedCalls(TowerCalls):
             call.end(None)
         finally:
             self.update.taker = taker
+        counts = call.session.counts
+        if counts is not None and any(counts.dropped):
+            announce(f"{self._config.name}: {counts}")
         return result
-
-
-class _ServedFit(TowerCall):
-    """A ``fit`` of one worker."""
-
-    def __init__(self, calls: ServedCalls, *args: Any):
-        super().__init__(*args)
-        self.session = calls.session_of(self.model)
-        self._begun = False
-        self._alone = self.config.alone()
-
-    def shadows(self) -> dict[str, Any]:
-        return {
-            **super().shadows(),
-            "make_train_function": self._make_train_function,
-        }
-
-    def _make_train_function(self, force: bool = False) -> None:
-        if isinstance(self.model.train_function, _TrainFunction) and not force:
-            return
-        self.model.train_function = None
-        self.session.retrace()
-        self._make("train", force)
-        function: Any = getattr(self.model, "train_function")  # noqa: B009
-        self.model.train_function = _TrainFunction(function)
-        self.adoption.remember_function(self.model, "train_function")
-
-    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        # Each worker validates on all of the data.
-        if kind == "fit":
-            return super()._iterator(kind, **kwargs)
-        return TowerEpochIterator(self._alone, kind, None, **kwargs)
-
-    def prepare(self, batch: Any) -> None:
-        super().prepare(batch)
-        self.session.hold(self.model)
-
-    def begin(self) -> None:
-        """Begin to train, when all callbacks have begun."""
-        left = self.session.begin(self.model)
-        self._begun = True
-        if left:
-            self.session.first()
-
-    def train(self, function: Callable[[Any], Any], iterator: Any) -> Any:
-        """Train on the next ``steps_per_execution`` batches."""
-        logs = None
-        for _ in range(self.model.steps_per_execution):
-            try:
-                with (
-                    patches.shadowed(self.model, {"steps_per_execution": 1}),
-                    self.session.in_place(),
-                ):
-                    logs = function(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if logs is None:
-                    raise
-                break
-            except tf.errors.OpError as error:
-                with self.session.connection.naming_lost_servers():
-                    raise error
-            if not self.session.stepped():
-                self.model.stop_training = True
-                break
-        return logs
-
-    @contextlib.contextmanager
-    def noticing_the_end(self) -> Iterator[None]:
-        """Leave before the optimizer gives the weights their final values."""
-        optimizer = self.model.optimizer
-        with contextlib.ExitStack() as stack:
-            if optimizer is not None:
-                mine = patches.bound(
-                    optimizer, {"finalize_variable_values": self._finalize}
-                )
-                stack.enter_context(patches.shadowed(optimizer, mine))
-            yield
-
-    def _finalize(
-        self, optimizer: Any, original: Callable[[Any], None], variables: Any
-    ) -> None:
-        if self._begun:
-            self.session.leave(bool(self.model.stop_training))
-        original(variables)
-        if self._begun:
-            self.session.finalized()
-
-    @contextlib.contextmanager
-    def writing_through(self) -> Iterator[None]:
-        """Let what the chief's callbacks assign reach the servers, too."""
-        if self.session.rank > 0:
-            yield
-            return
-        with _writes_to.filled(self.session):
-            patches.replace(compat.KerasVariable, "assign", _assign)
-            yield
-
-    def end_of_steps(self, logs: Any) -> Any:
-        self.session.end_steps()
-        return logs
-
-    def end(self, error: BaseException | None) -> None:
-        """End the training, as a whole or by an error."""
-        if self._begun:
-            self.session.end(error)
-
-
-_writes_to: Slot[Session] = Slot()
-
-
-def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    result = original(variable, value)
-    session = _writes_to.get()
-    if session is not None and tf.executing_eagerly():
-        session.write_through(variable)
-    return result
-
-
-class _TrainFunction:
-    """The model's train function: each of its steps is one of this worker."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        self._function = function
-
-    def __call__(self, iterator: Any) -> Any:
-        call = call_lib.current()
-        if not isinstance(call, _ServedFit):
-            raise TowerError(
-                "the train function of a model whose weights parameter servers "
-                "hold runs inside fit() only: call that."
-            )
-        return call.train(self._function, iterator)
-
-
-class _InStep(keras.callbacks.Callback):
-    """Joins the other workers behind what all other callbacks have done."""
-
-    def __init__(self, call: _ServedFit):
-        super().__init__()
-        self._call = call
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Take over where the chief begins."""
-        self._call.begin()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note how far it has come."""
-        self._call.session.begin_epoch(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop where the chief stops."""
-        model = self._call.model
-        stops = self._call.session.end_epoch(epoch, bool(model.stop_training))
-        model.stop_training = stops

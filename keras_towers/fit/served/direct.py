@@ -16,7 +16,7 @@ from keras_towers.fit.served.barrier import Barrier
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.update.averages import done
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.reduction import scaled
+from keras_towers.sync_replicas.resources import variable as named_variable
 
 logger = logging.getLogger("keras_towers")
 
@@ -27,15 +27,18 @@ class DirectSession(Session):
     Args:
         sync: whether all workers finish a step before any begins the next.
         split: whether every worker takes its part of each batch.
-        scale: factor for a worker's gradients.
         **given: for ``Session``.
     """
 
-    def __init__(self, sync: bool, split: bool, scale: float, **given: Any):
+    def __init__(self, sync: bool, split: bool, **given: Any):
         super().__init__(**given)
-        self._scale = scale
-        self._traced: dict[str, Any] = {}
+        self._traced: dict[Any, Any] = {}
         self._barrier: Barrier | None = None
+        # What a barrier knows is known of workers without one by this.
+        self._phase: int | None = None
+        self._trained_on: Any = named_variable(
+            f"{self.name}/trained_on/{self.rank}", self._server, (), tf.int64
+        )
         self.in_step = sync and split
         if sync:
             self._barrier = Barrier(
@@ -51,20 +54,21 @@ class DirectSession(Session):
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Apply the gradients of this worker."""
-        factor = weight * self._scale
-        grads = [None if g is None else scaled(g, factor) for g in sums]
-        with self.at_servers(optimizer, variables), adding_atomically():
-            original(grads, list(variables))
+        there = self.model.at_servers(optimizer, variables)
+        with there, adding_atomically():
+            original(list(sums), list(variables))
 
-    def _call(self, name: str, body: Callable[[], Any]) -> Any:
+    def _call(
+        self, name: Any, body: Callable[[], Any], in_step: bool = True
+    ) -> Any:
         if name not in self._traced:
             with compat.single_device_mode():
                 function = tf.function(body, autograph=False)
                 self._traced[name] = function.get_concrete_function()
-        return self.run(self._traced[name])
+        run = self.run_in_step if in_step else self.run
+        return run(self._traced[name])
 
     def forget_traces(self) -> None:
         super().forget_traces()
@@ -72,12 +76,12 @@ class DirectSession(Session):
 
     def _initialise(self) -> None:
         if self._barrier is not None:
-            self._call("clear", self._barrier.clear)
+            self._call("clear", self._barrier.clear, in_step=False)
 
     def hold(self, model: keras.Model) -> None:
         super().hold(model)
         for optimizer in state_lib.collect(model).optimizers:
-            if takes_turns(optimizer, self._trained):
+            if takes_turns(optimizer, self.model.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
                     "averages weights, scales the loss or has a constraint to "
@@ -89,19 +93,33 @@ class DirectSession(Session):
             for optimizer in state_lib.collect(model).optimizers:
                 _warn_of_differences(optimizer)
 
-    def first(self) -> None:
-        if self._barrier is None:
-            self._call("first", self._refresh)
-            return
-        self._barrier.begin()
-        if self.connection.starts == 1:
-            self._call("first", self._refresh)
-            return
+    def come_back(self) -> int:
+        barrier = self._barrier
+        if barrier is None:
+            (batches,) = self._call("batches", self._trained_on.read_value)
+            return int(batches)
+        barrier.begin()
+        left = frozenset(self.workers.have_left() - {self.rank})
+        (phase,) = self._call(("find", left), lambda: barrier.find(left))
         # The others come an odd number of times to read the weights, and an
         # even number of times when they have updated them.
-        (phase,) = self._call("find", self._barrier.find)
-        step = self._refresh if int(phase) % 2 else self._end_of_step
-        self._call("first" if int(phase) % 2 else "stepped", step)
+        self._phase = int(phase)
+        return self._phase // 2
+
+    def first(self) -> None:
+        phase, self._phase = self._phase, None
+        if phase is not None and phase % 2 == 0:
+            self._call("stepped", self._end_of_step)
+            return
+        if self._barrier is None:
+            self._call("begun", self._begun)
+        elif phase is None:
+            self._barrier.begin()
+        self._call("first", self._refresh)
+
+    def _begun(self) -> None:
+        with tf.device(self._server):
+            self._trained_on.assign(tf.constant(self.batches, tf.int64))
 
     def stepped(self) -> bool:
         (stopped,) = self._call("stepped", self._end_of_step)
@@ -110,6 +128,8 @@ class DirectSession(Session):
     def _end_of_step(self) -> tf.Tensor:
         """Get the weights when all updates have been made."""
         if self._barrier is None:
+            with tf.device(self._server):
+                self._trained_on.assign_add(tf.ones((), tf.int64))
             self._refresh()
             return self.stopped()
         with tf.control_dependencies([self._barrier.wait()]):
@@ -121,14 +141,14 @@ class DirectSession(Session):
 
     def _refresh(self) -> None:
         """Get the weights, before anyone updates them again."""
-        here = done(self.masters.copy_here, self._trained)
+        here = done(self.model.copy_here)
         if self._barrier is not None:
             with tf.control_dependencies([here]):
                 self._barrier.wait()
 
     def _leave(self) -> None:
         if self._barrier is not None:
-            self._call("leave", self._barrier.leave)
+            self._call("leave", self._barrier.leave, in_step=False)
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:

@@ -30,13 +30,21 @@ class Masters:
         name: prefix of their names.
         devices: those of the parameter servers.
         run: calls a concrete function that takes no arguments.
+        drop_with: given a copy and its name, drops the name with it.
 
     Attributes:
         placement: which server holds which variable.
     """
 
-    def __init__(self, name: str, devices: Sequence[str], run: Run):
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[str],
+        run: Run,
+        drop_with: Callable[[Any, str], None],
+    ):
         self._name = name
+        self._drop_with = drop_with
         self._run = run
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(devices)
         self._of: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
@@ -67,14 +75,16 @@ class Masters:
                 device = self.placement(
                     variable.path, variable.shape, variable.dtype
                 )
+            name = f"{self._name}/{self._count}"
             master: Any = named_variable(
-                f"{self._name}/{self._count}",
+                name,
                 device,
                 variable.shape,
                 tf.as_dtype(variable.dtype),
             )
             # By this id optimizers know the variables that they train.
             master._unique_id = component(variable._value)._unique_id
+            self._drop_with(master, name)
             self._count += 1
             self._of[variable] = master
 

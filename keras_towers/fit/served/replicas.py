@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +11,15 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.served.session import Session
+from keras_towers.fit.served.workers import FitEnded
 from keras_towers.fit.update.averages import Averages, Part
-from keras_towers.reduction import scaled
+from keras_towers.parameter_servers import remote
 from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
-from keras_towers.sync_replicas.group import Event
+from keras_towers.sync_replicas.events import Event
 
 _HOST = "/device:CPU:0"
+# For the thread to notice that the fit has failed.
+_ABANDON_S = 10.0
 
 
 class ReplicaSession(Session):
@@ -41,12 +43,10 @@ class ReplicaSession(Session):
     ):
         super().__init__(**given)
         size, first = self.connection.size, self.connection.devices[0]
-        name = f"{self.name}/group"
-        self._group = Group(name, first, size, aggregate, shared, self.run)
+        group = f"{self.name}/group", first, size, aggregate, shared
+        self._group = Group(*group, self.run_in_step)
         # The coordinator waits in a thread of its own.
-        self._coordinated = Group(
-            name, first, size, aggregate, shared, self.run_for_ever
-        )
+        self._coordinated = Group(*group, self._coordinate)
         self._traces = 0
         self._averages: Averages
         self.retrace()
@@ -56,6 +56,8 @@ class ReplicaSession(Session):
         self._until_left = aggregate if split and aggregate < size else None
         self.in_step = split and aggregate >= size and not shared
         self._coordinator: Coordinator | None = None
+        self._comes_back = False
+        self._look: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
         self._counts: ReplicaCounts | None = None
         with tf.init_scope(), compat.single_device_mode(), tf.device(_HOST):
@@ -75,24 +77,23 @@ class ReplicaSession(Session):
     def retrace(self) -> None:
         # A model that was compiled again may have other optimizers.
         self._traces += 1
+        name = f"{self.name}/averages_{self._traces}"
         self._averages = Averages(
-            f"{self.name}/averages_{self._traces}",
-            self._group,
-            self._device_of,
-            self._apply,
+            name, self._group, self._device_of, self._apply
         )
+        self.connection.dropped.drop_with(self._averages, name)
         self._function: Any = None
         self._checked = False
 
     def forget_traces(self) -> None:
         super().forget_traces()
-        self._group.forget("first", "stepped", "anew")
+        self._group.forget("first", "again", "stepped", "anew")
 
     def _device_of(self, variable: Any) -> str:
-        if variable not in self.masters:
-            with self.at_servers(None, [variable]):
+        if variable not in self.model.masters:
+            with self.model.at_servers(None, [variable]):
                 pass
-        return self.masters.of(variable).device
+        return self.model.masters.of(variable).device
 
     def take(
         self,
@@ -100,7 +101,6 @@ class ReplicaSession(Session):
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Push the gradients of this worker."""
         number = self._pushed.read_value()
@@ -108,7 +108,7 @@ class ReplicaSession(Session):
             optimizer,
             original,
             variables,
-            [None if g is None else scaled(g, weight) for g in sums],
+            sums,
             self._step.read_value(),
             self._group.number(self.rank, number),
         )
@@ -117,7 +117,7 @@ class ReplicaSession(Session):
             self._pushed.assign(number, read_value=False)
 
     def _apply(self, part: Part, averages: list[Any]) -> None:
-        with self.at_servers(part.optimizer, part.variables):
+        with self.model.at_servers(part.optimizer, part.variables):
             part.original(averages, part.variables)
             if self._also is not None:
                 self._also(part.variables)
@@ -129,17 +129,29 @@ class ReplicaSession(Session):
             self._averages.begin()
         self._group.clear()
 
+    def come_back(self) -> int:
+        self._comes_back = True
+        return self._group.come_back(self.rank)
+
     def first(self) -> None:
         self._error = None
         self._averages.begin_trace()
-        self._group.clear_tokens(self.rank)
-        self._group.tell(Event.JOINED, self.rank)
+        back, self._comes_back = self._comes_back, False
+        if back and not self._group.shared:
+            # What it had pushed may be part of the next update.
+            token, _ = self._group.call("again", self._next_step)
+            if int(token) < 0:
+                raise FitEnded
+            return
+        if not back:
+            self._group.clear_tokens(self.rank)
+            self._group.tell(Event.JOINED, self.rank)
         self._group.call("first", self._first)
 
     def _first(self) -> None:
         step = self._group.step.read_value()
         with tf.control_dependencies([self._step.assign(step)]):
-            self.masters.copy_here(self._trained)
+            self.model.copy_here()
 
     def stepped(self) -> bool:
         if not self._checked:
@@ -162,15 +174,33 @@ class ReplicaSession(Session):
         if self._function is None:
             self._function = self._averages.function()
             self._averages.join()
+        self._look = self.workers.losing(
+            lambda rank: self._coordinated.tell(Event.LOST, rank)
+        )
         self._coordinator = Coordinator(
-            self._coordinated, self._function, self._failed, self._until_left
+            self._coordinated,
+            self._function,
+            self._failed,
+            self._until_left,
+            self._group.tell,
+            self.stall_timeout_s,
         )
         self._coordinator.start()
 
+    def _coordinate(self, function: Any) -> Any:
+        """Call a concrete function that may wait for a long time."""
+        with self.connection.naming_lost_servers():
+            return remote.run(function, look=self._look)
+
+    def _abandon(self) -> None:
+        raise TowerError("the fit has failed")
+
     def _failed(self, error: BaseException) -> None:
+        if self._look == self._abandon:
+            return
         self._error = error
+        self.workers.fail(error)
         try:
-            self.workers.fail(f"{type(error).__name__}: {error}")
             for replica in range(self.connection.size):
                 self._coordinated.end(replica)
         except (tf.errors.OpError, TowerError):
@@ -181,12 +211,15 @@ class ReplicaSession(Session):
         self._pushed.assign_add(1, read_value=False)
         arrived = group.arrive(self.rank, self._step.read_value())
         with tf.control_dependencies([arrived]):
-            token = group.get_token(self.rank)
+            return self._next_step()
+
+    def _next_step(self) -> tuple[tf.Tensor, tf.Tensor]:
+        token = self._group.get_token(self.rank)
         with tf.control_dependencies([token]):
-            step = group.local_step(token)
+            step = self._group.local_step(token)
             mine = self._step.assign(step)
         with tf.control_dependencies([mine]):
-            self.masters.copy_here(self._trained)
+            self.model.copy_here()
             return token, self.stopped()
 
     def _is_over(self) -> bool:
@@ -211,6 +244,5 @@ class ReplicaSession(Session):
             coordinator, self._coordinator = self._coordinator, None
             if coordinator is not None:
                 self._counts = coordinator.counts
-                # Its servers may be gone, and it with them.
-                with contextlib.suppress(tf.errors.OpError, TowerError):
-                    coordinator.end()
+                self._look = self._abandon
+                coordinator.join(_ABANDON_S)

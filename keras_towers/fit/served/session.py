@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.served.masters import Masters
-from keras_towers.fit.served.workers import Workers
-from keras_towers.fit.update.one_device import as_one_device
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights.held_once import slots_of
-from keras_towers.parameter_servers import remote
+from keras_towers.fit.served.model import ServedModel
+from keras_towers.fit.served.workers import FitEnded, Workers
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.sync_replicas.resources import variable as named_variable
+from keras_towers.parameter_servers.shared import Note, text_of
+from keras_towers.sync_replicas import ReplicaCounts, resources
 from keras_towers.transport import Transport, objects
 
 
 class Session:
     """One model's training by all workers of a job.
 
+    A worker that died and comes back goes on as if it had been stopped: behind
+    the last batch that it had trained on.
+
     Args:
         connection: this worker's.
         name: prefix of the names of what the workers share; the same in all.
         peers: the workers.
         stall_timeout_s: how long a worker waits for others.
+
+    Attributes:
+        workers: those of the ``fit`` that runs.
+        model: the model on the servers.
+        trains: whether it does so now.
+        batches: how many this worker has trained on in it.
+        has_left: whether there is nothing left to train for this worker.
+        in_step: whether all workers make the same steps, each at the same time.
     """
+
+    workers: Workers
 
     def __init__(
         self,
@@ -45,168 +54,128 @@ class Session:
         self._peers = peers
         self.rank: int = connection.rank
         self._fits = 0
-        self.workers: Workers = Workers(connection, f"{name}/0")
-        self._has_left = False
-        # Whether all workers make the same steps, each at the same time.
+        self.batches = 0
+        self.trains = False
+        self.has_left = False
         self.in_step: bool = False
-        self.masters: Masters = Masters(name, connection.devices, self.run)
+        self.model: ServedModel = ServedModel(
+            name, connection.devices, self.run, connection.dropped.drop_with
+        )
         self._server = connection.devices[0]
-        self._epoch: Any = named_variable(
-            f"{name}/epoch", self._server, (), tf.int64
-        )
         # The last fit that the chief has stopped before the end of its data.
-        self._stopped: Any = named_variable(
-            f"{name}/stopped", self._server, (), tf.int64
-        )
-        self._trained: list[keras.Variable] = []
-        self._others: list[keras.Variable] = []
-        self._of_optimizers: list[keras.Variable] = []
+        self._stopped = Note(f"{name}/stopped", self._server)
         self._in_place = contextlib.ExitStack()
+        # Written when what the workers share of this model has been freed.
+        self._freed = Note(f"{name}/freed", self._server)
+        connection.dropped.drop_with(self, name)
 
     def run(self, function: Any) -> Any:
         """Call a concrete function; fail if it waits for too long."""
-        with self.connection.naming_lost_servers():
-            try:
-                look = self.workers.watch_chief()
-                return remote.run(function, self.stall_timeout_s, look)
-            except TimeoutError:
-                raise self.workers.stalled(self.stall_timeout_s) from None
+        return self.workers.run(function)
 
-    def run_for_ever(self, function: Any) -> Any:
-        """Call a concrete function that may wait for a long time."""
-        with self.connection.naming_lost_servers():
-            return remote.run(function)
+    def run_in_step(self, function: Any) -> Any:
+        """The same; raise ``FitEnded`` once the chief has ended the fit."""
+        return self.workers.run(function, in_step=True)
 
     def hold(self, model: keras.Model) -> None:
         """Give all variables that the workers share a copy on the servers."""
-        state = state_lib.collect(model)
-        for optimizer in state.optimizers:
-            self._build(optimizer, model)
-        self._trained = [v for v in state.weights if v.trainable]
-        self._others = [v for v in state.weights if not v.trainable]
-        self._of_optimizers = state.optimizer_variables
-        self.masters.add(self._trained)
-        slots = {
-            id(slot): weight
-            for optimizer in state.optimizers
-            for slot, weight in slots_of(optimizer)
-        }
-        self.masters.add(self._others)
-        self.masters.add(self._of_optimizers, lambda v: slots.get(id(v)))
+        self.model.hold(model)
 
-    def _build(
-        self, optimizer: keras.optimizers.Optimizer, model: keras.Model
-    ) -> None:
-        if optimizer.built:
-            return
-        if optimizer is not model.optimizer:
-            raise TowerError(
-                f"the optimizer {optimizer.name!r} of model {model.name!r} is "
-                "not built yet, and all workers have to know its variables "
-                "before they train: call optimizer.build(variables) before fit."
-            )
-        with as_one_device(optimizer, model.trainable_variables):
-            optimizer.build(model.trainable_variables)
-
-    def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Let the optimizers' variables be those on the servers."""
-        return self.masters.in_place(self._of_optimizers)
-
-    @contextlib.contextmanager
-    def at_servers(
-        self, optimizer: Any, variables: Sequence[Any]
-    ) -> Iterator[None]:
-        """Let weights and optimizers be those on the servers.
-
-        Raises:
-            TowerError: one is not there.
-        """
-        unknown = [v for v in variables if v not in self.masters]
-        if unknown:
-            names = ", ".join(getattr(v, "path", str(v)) for v in unknown)
-            raise TowerError(
-                f"the step trains {names}, which the parameter servers do not "
-                "hold: they hold the trainable weights that the model had "
-                "when fit began."
-            )
-        with (
-            self.masters.in_place([*self._trained, *self._of_optimizers]),
-            as_one_device(optimizer, variables),
-        ):
-            yield
-
-    def begin(self, model: keras.Model) -> bool:
+    def begin(self, epoch: int) -> tuple[int, int | None]:
         """Begin a ``fit``: every worker takes over where the chief begins.
 
+        Args:
+            epoch: with which this worker would begin.
+
         Returns:
-            Whether there is something left to train.
+            With which epoch all begin; and how many batches of this ``fit``
+            are behind a worker that comes back, None for one that does not.
 
         Raises:
-            TowerError: the chief has been started again by itself, or a worker
-                does not come.
+            TowerError: a worker does not come, or comes back to a model that
+                the others need no more.
         """
         self._fits += 1
-        self.workers = Workers(self.connection, f"{self.name}/{self._fits}")
-        self._has_left = False
+        self.batches = 0
+        self.has_left = False
+        self.trains = True
         self.forget_traces()
+        # One that was late in an earlier fit may still have written.
+        news = objects.gather(
+            self._peers,
+            self.connection.dropped.news(),
+            f"begins fit {self._fits}",
+        )
+        self._free(self.connection.dropped.heard(news))
         if self.rank == 0:
-            if self.connection.starts > 1:
-                raise TowerError(
-                    "the chief of this job has been started again by itself, "
-                    "but what it knew of the training is lost: start all tasks "
-                    "of the job again, from a backup."
-                )
-            self.masters.put(
-                [*self._trained, *self._others, *self._of_optimizers]
-            )
-            self._assign(self._epoch, model._initial_epoch or 0)
-            self._assign(self._stopped, 0)
+            self.model.put()
+            self._stop(0)
             self._initialise()
-        objects.gather(self._peers, None, f"begins fit {self._fits}")
+        elif self.connection.starts > 1:
+            self._check_not_freed()
+        where = f"takes over the weights of fit {self._fits}"
+        epoch = objects.gather(self._peers, epoch, where)[0]
+        behind = self._behind() if self.workers.begin() else None
         if self.rank > 0:
-            model._initial_epoch = self._noted() or None
-            if self.connection.starts > 1 and self.workers.ended:
-                # It has come back too late: there is no epoch left.
-                model._initial_epoch = sys.maxsize
-                self._has_left = True
-            self.workers.fail("")
-            self.get_all()
+            self.model.get()
         else:
-            self._in_place.enter_context(self.in_place())
-        return not self._has_left
+            self._in_place.enter_context(self.model.in_place())
+        return epoch, behind
+
+    def _behind(self) -> int:
+        """How many batches are behind a worker that comes back."""
+        batches = self.workers.batches()
+        if batches is None:
+            try:
+                return self.come_back()
+            except FitEnded:
+                batches = self.workers.batches()
+        assert batches is not None
+        self.has_left = True
+        return batches
+
+    def _free(self, names: Sequence[str]) -> None:
+        """Free what no worker needs any more; the chief does it for all."""
+        for name in names:
+            if self.rank > 0:
+                resources.forget(name)
+                continue
+            with self.connection.naming_lost_servers():
+                Note(f"{name}/freed", self._server).set()
+                resources.free(name)
+
+    def _check_not_freed(self) -> None:
+        with self.connection.naming_lost_servers():
+            freed = self._freed.get() is not None
+        if freed:
+            raise TowerError(
+                f"worker {self.rank} of this job has come back, and its script "
+                "begins with a model of which all workers were done: the "
+                "parameter servers have freed its weights. Start all tasks of "
+                "the job again, from a backup."
+            )
 
     def forget_traces(self) -> None:
         """Drop functions of the variables that the model had before."""
-        self.masters.forget_traces()
+        self.model.masters.forget_traces()
 
     def retrace(self) -> None:
         """The model's step is about to be traced anew."""
 
-    def get_all(self) -> None:
-        """Take over all that the servers hold."""
-        self.masters.get([*self._trained, *self._others, *self._of_optimizers])
-
     def finalized(self) -> None:
         """Give the servers the final weights, which the chief has here."""
         if self.rank == 0:
-            self.masters.put(self._trained)
+            self.model.put_trained()
 
     def write_through(self, variable: keras.Variable) -> None:
         """Give the servers the value that the chief has assigned."""
-        if not self._fits or variable not in self.masters:
-            return
-        if variable._value is not self.masters.of(variable):
-            self.masters.put([variable])
+        if self._fits:
+            self.model.write_through(variable)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Note how far the chief has come, for a worker that comes back."""
-        if self.rank == 0:
-            self._assign(self._epoch, epoch)
-
-    def end_steps(self) -> None:
+    def put_others(self) -> None:
         """Have the servers hold what no optimizer trains as the chief does."""
-        if self.rank == 0:
-            self.masters.put(self._others)
+        if self.rank == 0 and self._fits:
+            self.model.put_others()
 
     def end_epoch(self, epoch: int, stops: bool) -> bool:
         """End an epoch, behind all callbacks.
@@ -220,33 +189,46 @@ class Session:
         """
         if self.rank == 0:
             if stops:
-                self._assign(self._stopped, self._fits)
+                self._stop(self._fits)
             self.workers.end_epoch(epoch)
         elif self.in_step and not stops:
             self.workers.wait_for_epoch(epoch)
-            (stopped,) = self.run(remote.traced(self.stopped, self._server))
-            stops = not self.goes_on(stopped)
+            with self.connection.naming_lost_servers():
+                stops = int(self._stopped.get() or 0) >= self._fits
         return stops
 
-    def _assign(self, variable: Any, value: int) -> None:
-        def body() -> None:
-            with tf.device(self._server):
-                variable.assign(tf.constant(value, tf.int64))
-
-        self.run(remote.traced(body, self._server))
+    def _stop(self, fit: int) -> None:
+        with self.connection.naming_lost_servers():
+            self._stopped.set(str(fit))
 
     def stopped(self) -> tf.Tensor:
         """Read which fit the chief has stopped, as part of a function."""
-        with tf.device(self._server):
-            return self._stopped.read_value()
+        return self._stopped.read()
 
     def goes_on(self, stopped: Any) -> bool:
         """Whether this fit goes on, given what ``stopped`` has read."""
-        return int(stopped) < self._fits
+        return int(text_of(stopped) or 0) < self._fits
 
-    def _noted(self) -> int:
-        (epoch,) = self.run(remote.traced(self._epoch.read_value, self._server))
-        return int(epoch)
+    def start(self) -> None:
+        """Get ready for the first step, unless there is none any more."""
+        try:
+            self.first()
+        except FitEnded:
+            self.has_left = True
+
+    def step(self) -> bool:
+        """End a step: wait as long as need be, and get the new weights.
+
+        Returns:
+            Whether there is another one: the training goes on.
+        """
+        self.workers.beat()
+        self.batches += 1
+        try:
+            return self.stepped()
+        except FitEnded:
+            self.has_left = True
+            return False
 
     def leave(self, stops: bool = False) -> None:
         """Have no more data; on the chief, wait for the others and finish.
@@ -257,49 +239,51 @@ class Session:
             stops: whether a callback has stopped the training. If the chief's
                 has, the others stop behind their next step.
         """
-        if self._has_left:
+        if self.has_left:
             return
-        self._has_left = True
+        self.has_left = True
         if stops and self.rank == 0:
-            self._assign(self._stopped, self._fits)
+            self._stop(self._fits)
         self._leave()
-        self.workers.left()
+        self.workers.leave()
         if self.rank == 0:
             self.workers.wait_for_others(self._is_over)
+            # For one that is not waited for, and goes on later.
+            self._stop(self._fits)
             self._finish()
-            self.masters.put(self._others)
+            self.model.put_others()
             self._in_place.close()
-            self.get_all()
+            self.model.get()
 
     def end(self, error: BaseException | None) -> None:
         """End a ``fit``; wait for the others, unless it has failed.
 
-        Afterwards all workers have the same model: that of the chief. One that
-        has failed counts as one that has died: it may come back.
+        Afterwards all workers have the same model: that of the chief.
 
         Args:
             error: what has ended it, or None.
         """
         # A process that was broken off may be started again.
         self.connection.finished = error is None
+        self.trains = False
         try:
             if error is None:
                 self.leave()
-            else:
-                self.workers.fail(f"{type(error).__name__}: {error}")
-            if self.rank == 0:
-                self.workers.end()
-            elif error is None:
-                self.workers.wait_for_end()
-        except (tf.errors.OpError, TimeoutError, TowerError):
-            if error is None:
-                raise
+                if self.rank == 0:
+                    self.workers.end(self.batches)
+                else:
+                    self.workers.wait_for_end()
         finally:
             self._in_place.close()
         if error is None:
-            self.get_all()
+            self.model.get()
 
     # What differs between strategies.
+
+    @property
+    def counts(self) -> ReplicaCounts | None:
+        """What has become of gradients that may be dropped; on the chief."""
+        return None
 
     def take(
         self,
@@ -307,21 +291,24 @@ class Session:
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Take the gradients of this worker, as ``update.TakesSums``."""
         raise NotImplementedError
 
+    def come_back(self) -> int:
+        """Find out how many batches are behind a worker that comes back.
+
+        Raises:
+            FitEnded: there is no step left.
+        """
+        raise NotImplementedError
+
     def first(self) -> None:
-        """Get ready for the first step."""
+        """Get ready for the first step, as ``start``."""
         raise NotImplementedError
 
     def stepped(self) -> bool:
-        """End a step: wait as long as need be, and get the new weights.
-
-        Returns:
-            Whether there is another one: the training goes on.
-        """
+        """End a step, as ``step``."""
         raise NotImplementedError
 
     def _initialise(self) -> None:

@@ -22,7 +22,6 @@ class TakesSums(Protocol):
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: Sequence[Any],
-        weight: float,
     ) -> None:
         """Take N gradients, as part of the step that is being traced.
 
@@ -31,8 +30,6 @@ class TakesSums(Protocol):
             original: its own ``apply``.
             variables: the N variables.
             sums: their gradients; None for a missing one.
-            weight: what to multiply them by, so that the mean over the workers
-                is the gradient of the whole batch.
         """
         ...
 
@@ -58,11 +55,8 @@ class _ToServers:
                 "train_on_batch and loops of your own use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
-        # Each tower's part of what the mean over the workers is to be.
-        parts = self._config.batches == "split" or not self._config.average
-        weight = float(self._config.peers.size if parts else 1)
         sums = self._sums(variables, towers)[0]
-        self.taker.take(optimizer, original, variables, sums, weight)
+        self.taker.take(optimizer, original, variables, sums)
 
 
 class CopiesOnTowers(_ToServers, UpdateOnce):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.peers import worker_name
+from keras_towers.parameter_servers.pulse import Pulse, Watch
 from keras_towers.parameter_servers.shared import Event, Table
-from keras_towers.transport.servers import worker_name
 
-# How often to look for workers that have died, and after how long without an
-# answer one has.
 _LOOK_S = 2.0
-_GONE_S = 10.0
+# Without a sign for so long, a worker may be the one that hangs.
+_QUIET_S = 10.0
+
+
+class FitEnded(Exception):
+    """The chief has ended the ``fit`` without this worker."""
 
 
 class Workers:
@@ -25,74 +33,164 @@ class Workers:
         connection: this worker's.
         name: prefix of the names of what the workers share; another one for
             each ``fit``.
+        stall_timeout_s: how long to wait for one that gives no sign of life.
     """
 
-    def __init__(self, connection: Connection, name: str):
+    def __init__(
+        self, connection: Connection, name: str, stall_timeout_s: float
+    ):
         self._connection = connection
         self._name = name
+        self._stall_timeout_s = stall_timeout_s
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._server = connection.devices[0]
-        self._failed = Table(f"{name}/failed", self._server)
+        self._begun = self._table("begun")
+        self._left = self._table("left")
+        self._failed = self._table("failed")
+        self._ended = self._table("ended")
+        self._pulse = Pulse(connection, f"{name}/pulse")
+        self._watch = self._pulse.watch()
+        self._events: dict[str, Event] = {}
 
-    def left(self) -> None:
-        """Tell the others that this one has left."""
+    def begin(self) -> bool:
+        """Tell that this worker trains.
+
+        Returns:
+            Whether it comes back: a worker of its rank has told so before.
+        """
+        back = self._begun.get(self._rank) is not None
+        self._begun.insert(self._rank, "")
+        self._failed.insert(self._rank, "")
+        return back
+
+    def beat(self) -> None:
+        """Tell that this worker goes on."""
+        self._pulse.beat()
+
+    def leave(self) -> None:
+        """Tell that this one has left."""
+        self._left.insert(self._rank, "")
         self._event(f"left/{self._rank}").set()
 
-    def end(self) -> None:
-        """Tell the others that all is over; on the chief only."""
+    def have_left(self) -> set[int]:
+        """The workers that have."""
+        return set(self._left.items())
+
+    def end(self, batches: int) -> None:
+        """Tell that all is over; on the chief only.
+
+        Args:
+            batches: how many the chief has trained on.
+        """
+        self._ended.insert(0, str(batches))
         self._event("ended").set()
 
-    @property
-    def ended(self) -> bool:
-        """Whether all is over; waits a moment for it."""
-        return self._happened(self._event("ended"))
+    def batches(self) -> int | None:
+        """How many the chief has trained on; None if it still does."""
+        told = self._ended.get(0)
+        return None if told is None else int(told)
 
     def end_epoch(self, epoch: int) -> None:
-        """Tell the others that an epoch has ended; on the chief only."""
+        """Tell that an epoch has ended; on the chief only."""
         self._event(f"epoch/{epoch}").set()
 
     def wait_for_epoch(self, epoch: int) -> None:
-        """Wait until the chief has told that an epoch has ended.
+        """Wait until the chief has told that an epoch has ended, or all."""
+        self._wait_for_chief(f"epoch/{epoch}")
 
-        Raises:
-            TowerError: the chief has failed or died.
-        """
-        look = self.watch_chief()
-        while not self._happened(self._event(f"epoch/{epoch}")):
-            look()
-            self.check_failed()
+    def wait_for_end(self) -> None:
+        """Wait until the chief has told that all is over."""
+        self._wait_for_chief("ended")
 
-    def fail(self, text: str) -> None:
-        """Tell what has ended this worker's ``fit``; "" if it goes on."""
-        self._failed.insert(self._rank, text)
+    def _wait_for_chief(self, what: str) -> None:
+        event = self._event(what)
+        watch = self._pulse.watch()
+        while not self._happened(event):
+            self._look_at_chief(watch)
+            silent_s = watch.silent_s(0)
+            if what != "ended" and self.batches() is not None:
+                return
+            if silent_s > self._stall_timeout_s:
+                raise TowerError(
+                    f"{self._who(self._rank)} waits for the chief, which has "
+                    f"given no sign of life for {silent_s:.0f} s: it hangs, or "
+                    "was stopped. Start all tasks of the job again, from a "
+                    "backup, or give stall_timeout=..., in seconds, to wait "
+                    "for longer."
+                )
 
-    def check_failed(self) -> None:
-        """Raise what has ended the chief's ``fit``, if it has failed.
+    def fail(self, error: BaseException) -> None:
+        """Tell what has ended this worker's ``fit``, if anybody can be told."""
+        with contextlib.suppress(tf.errors.OpError, TowerError):
+            self._failed.insert(self._rank, f"{type(error).__name__}: {error}")
 
-        Raises:
-            TowerError: it has.
-        """
-        failure = self._failed.items().get(0, "")
+    def _look_at_chief(self, watch: Watch) -> None:
+        self.beat()
+        watch.look()
+        failure = self._failed.get(0)
         if failure:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
+        # It may not have been started yet.
+        if watch.is_gone(0) and introduction.has_come(
+            self._connection.cluster, 0
+        ):
+            raise TowerError(
+                "the chief cannot be reached any more: start all tasks of "
+                "the job again, from a backup."
+            )
 
-    def watch_chief(self) -> Callable[[], None]:
-        """Return what raises once the chief has died, if called repeatedly."""
-        seen = time.monotonic()
+    def check_failed(self) -> None:
+        """Raise what has ended the chief's ``fit``, if anything has.
+
+        Raises:
+            TowerError: it has failed or died.
+        """
+        if self._rank > 0:
+            self._look_at_chief(self._pulse.watch())
+
+    def watching(self, in_step: bool = False) -> Callable[[], None]:
+        """Return what to call every now and then while this worker waits.
+
+        Args:
+            in_step: whether it waits for what comes before the end of fit.
+
+        Returns:
+            It raises ``TowerError`` once the chief has failed or died, and
+            ``FitEnded`` once it has ended the ``fit``.
+        """
+        watch = self._watch = self._pulse.watch()
 
         def look() -> None:
-            nonlocal seen
-            now = time.monotonic()
-            if self._rank == 0 or self._is_reachable(0):
-                seen = now
-            elif now - seen > _GONE_S:
-                raise TowerError(
-                    "the chief cannot be reached any more: start all tasks of "
-                    "the job again, from a backup."
-                )
+            if self._rank == 0:
+                self.beat()
+                watch.look()
+                return
+            self._look_at_chief(watch)
+            if in_step and self.batches() is not None:
+                raise FitEnded
+
+        return look
+
+    def losing(self, lost: Callable[[int], None]) -> Callable[[], None]:
+        """Return what to call every now and then, to learn who is lost.
+
+        It may be called in any thread, and is no sign that ``fit`` goes on.
+
+        Args:
+            lost: called once with each that has died or stopped.
+        """
+        watch = self._pulse.watch()
+        alive = set(self._others)
+
+        def look() -> None:
+            watch.look()
+            for rank in sorted(alive):
+                if self._trouble(watch, rank):
+                    alive.discard(rank)
+                    lost(rank)
 
         return look
 
@@ -102,64 +200,91 @@ class Workers:
         Args:
             is_over: whether there is nothing left to do for those who have not.
         """
-        seen = dict.fromkeys(self._others, time.monotonic())
-        told = False
-        while seen:
-            for rank in list(seen):
-                if self._happened(self._event(f"left/{rank}")):
-                    del seen[rank]
-                    continue
-                now = time.monotonic()
-                who = worker_name(self._connection, rank)
-                if self._failed.items().get(rank):
-                    del seen[rank]
-                    tell(f"{who} has failed: fit ends without it")
-                    continue
-                if self._is_reachable(rank) and not is_over():
-                    seen[rank] = now
-                if now - seen[rank] > _GONE_S:
-                    del seen[rank]
-                    tell(f"{who} does not answer: fit ends without it")
-                elif not told:
-                    told = True
-                    tell(f"the chief waits for {who} to end its fit")
+        watch = self._pulse.watch()
+        missing = list(self._others)
+        told, over = False, None
+        while missing:
+            came = self._happened(self._event(f"left/{missing[0]}"))
+            left = self._left.items()
+            missing = [rank for rank in missing if rank not in left]
+            if came:
+                continue
+            self.beat()
+            watch.look()
+            failed = self._failed.items()
+            if over is None and is_over():
+                over = time.monotonic()
+            late = over is not None and time.monotonic() - over > _QUIET_S
+            for rank in list(missing):
+                why = self._trouble(watch, rank)
+                if failed.get(rank):
+                    why = "has failed"
+                elif late:
+                    why = "does not answer"
+                if why:
+                    missing.remove(rank)
+                    tell(f"{self._who(rank)} {why}: fit ends without it")
+            if missing and not told:
+                told = True
+                who = ", ".join(map(self._who, missing))
+                tell(f"the chief waits for {who} to end its fit")
 
-    def wait_for_end(self) -> None:
-        """Wait until the chief has told that all is over.
+    def _trouble(self, watch: Watch, rank: int) -> str:
+        if watch.is_gone(rank):
+            return "cannot be reached any more"
+        silent_s = watch.silent_s(rank)
+        if silent_s > self._stall_timeout_s:
+            return f"has given no sign of life for {silent_s:.0f} s"
+        return ""
 
-        Raises:
-            TowerError: it has failed or died.
+    def run(self, function: Any, in_step: bool = False) -> Any:
+        """Call a concrete function; fail if it waits for too long.
+
+        Args:
+            function: it takes no arguments.
+            in_step: as for ``watching``.
         """
-        look = self.watch_chief()
-        while not self.ended:
-            look()
-        self.check_failed()
+        look = self.watching(in_step)
+        with self._connection.naming_lost_servers():
+            try:
+                return remote.run(function, self._stall_timeout_s, look)
+            except TimeoutError:
+                raise self._stalled() from None
 
-    def stalled(self, timeout_s: float) -> TowerError:
+    def _stalled(self) -> TowerError:
         """Say who may be the reason of a wait that was too long."""
+        timeout_s = self._stall_timeout_s
         failed = self._failed.items()
-        told = [
-            f"{worker_name(self._connection, rank)} {what}"
-            for rank in self._others
-            if (what := self._trouble(failed.get(rank, ""), rank))
-        ]
+        told = []
+        for rank in self._others:
+            silent_s = self._watch.silent_s(rank)
+            if failed.get(rank):
+                told.append(f"{self._who(rank)} has failed ({failed[rank]})")
+            elif not self._watch.reaches(rank):
+                told.append(f"{self._who(rank)} cannot be reached any more")
+            elif silent_s > min(_QUIET_S, timeout_s / 2):
+                told.append(
+                    f"{self._who(rank)} has given no sign of life for "
+                    f"{silent_s:.0f} s"
+                )
         return TowerError(
-            f"{worker_name(self._connection, self._rank)} has waited "
-            f"{timeout_s:g} s for the other workers: "
-            f"{', '.join(told) or 'one hangs or is very slow'}. Start it "
-            "again, or give stall_timeout=..., in seconds, to wait for longer."
+            f"{self._who(self._rank)} has waited {timeout_s:g} s for the other "
+            f"workers: {', '.join(told) or 'one hangs or is very slow'}. Start "
+            "it again, or give stall_timeout=..., in seconds, to wait for "
+            "longer."
         )
 
-    def _trouble(self, failure: str, rank: int) -> str:
-        if failure:
-            return f"has failed ({failure})"
-        return "" if self._is_reachable(rank) else "cannot be reached any more"
+    def _who(self, rank: int) -> str:
+        return worker_name(self._connection, rank)
 
-    def _is_reachable(self, rank: int) -> bool:
-        return remote.reachable(self._connection.cluster.workers[rank])
+    def _table(self, what: str) -> Table:
+        size = self._connection.size
+        return Table(f"{self._name}/{what}", self._server, size)
 
     def _event(self, what: str) -> Event:
-        return Event(f"{self._name}/{what}", self._server)
+        if what not in self._events:
+            self._events[what] = Event(f"{self._name}/{what}", self._server)
+        return self._events[what]
 
     def _happened(self, event: Event) -> bool:
         try:

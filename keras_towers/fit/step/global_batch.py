@@ -19,6 +19,7 @@ from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step.logs import Logs, Results
+from keras_towers.fit.step.one_trace import OneTrace
 from keras_towers.fit.step.tracing import Tracing
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
@@ -73,7 +74,7 @@ class GlobalStep:
         """
         batch = self._begin(batch, counts_ranks=False)
         together = self.config.batches == "split"
-        outputs, _ = self._outputs(step, batch, model, apart=not together)
+        outputs = self._outputs(step, batch, model, apart=not together)
         result = _in_order(outputs, batch)
         if together:
             result = self.order.gather(result)
@@ -100,8 +101,9 @@ class GlobalStep:
         if averages and self._spread is not None:
             begin = functools.partial(self._spread.begin_batch, batch.parts)
             self.order.first(begin)
-        outputs, results = self._outputs(step, batch, logs.model, logs.training)
-        logs.note(outputs[0], results)
+        outputs = self._outputs(
+            step, batch, logs.model, logs.training, note=logs.note
+        )
         last = None
         if self._averages(logs.training) and self._spread is not None:
             end = self._spread.shares.end_step
@@ -144,12 +146,9 @@ class GlobalStep:
         model: keras.Model,
         training: bool = False,
         apart: bool = False,
-    ) -> tuple[list[Any], Results]:
-        """Run the step on each tower of this process.
-
-        Returns:
-            K results, and what metrics returned on the first tower.
-        """
+        note: Callable[[Any, Results], None] | None = None,
+    ) -> list[Any]:
+        """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
         live = None
         if not isinstance(batch.counts, tuple):
@@ -162,13 +161,12 @@ class GlobalStep:
 
         attributes = Attributes(model)
         before = after = attributes.take()
-        results: Results = ()
-
+        trace = OneTrace(self.config, model, attributes, batch.pieces, shares)
         progress = Tracing(self.config, model.name)
 
         def tower_step(index: int, data: Any) -> Any:
-            nonlocal after, results
-            if index == 1:
+            nonlocal after
+            if index == 1 and not trace.shared:
                 # The first is traced, up to where it exchanges gradients.
                 progress.first_is_traced()
             attributes.put(before)
@@ -183,6 +181,7 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
+                factor=self.config.gradient_factor,
                 attributes=attributes,
                 unseeded=unseeded,
                 keras_step=trainers.has_keras_step(model),
@@ -193,9 +192,9 @@ class GlobalStep:
             if training and index == 0 and not tf.executing_eagerly():
                 tower.origins = Origins(data)
             with tower_lib.activate(tower), self.order.gated():
-                output = step(data)
+                output = trace.run(step, data, tower, note)
             if index == 0:
-                after, results = attributes.take(), tower.results
+                after = attributes.take()
             return output
 
         towers = range(self.config.num_towers)
@@ -211,8 +210,7 @@ class GlobalStep:
             _trace_again()
         attributes.put(after)
         compat.set_global_attribute(_UNSEEDED, unseeded[0])
-        outputs = [compat.select_replica(index, outputs) for index in towers]
-        return outputs, results
+        return [compat.select_replica(index, outputs) for index in towers]
 
     def _with_total(
         self, batch: data_lib.TowerBatch, counts_ranks: bool

@@ -75,12 +75,21 @@ def update_in_force() -> TakesGradients | None:
     return None if strategy is None else strategy._components.update
 
 
-def _apply(
+def apply(
     optimizer: Any,
     original: Callable[..., None],
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
+    """Replace ``apply``: the towers' gradients are reduced first.
+
+    Args:
+        optimizer: the optimizer.
+        original: its own ``apply``, taking gradients and variables.
+        grads: this tower's N gradients; None for a missing one.
+        trainable_variables: the N variables; None for those that the optimizer
+            was built with.
+    """
     update = update_in_force()
     if update is None:
         original(grads, trainable_variables)
@@ -103,7 +112,7 @@ def _apply_gradients(
     if update_in_force() is None or not pairs:
         return original(pairs)
     grads, variables = zip(*pairs, strict=True)
-    _apply(
+    apply(
         optimizer,
         lambda grads, variables: original(zip(grads, variables, strict=True)),
         grads,
@@ -138,7 +147,7 @@ def _finalize_variable_values(
 
 
 _SHADOWS: patches.Shadows = {
-    "apply": _apply,
+    "apply": apply,
     "apply_gradients": _apply_gradients,
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
@@ -152,7 +161,7 @@ def apply_of_any(
 
     A step may use one that is not an attribute of its model.
     """
-    _apply(optimizer, functools.partial(original, optimizer), *args, **kwargs)
+    apply(optimizer, functools.partial(original, optimizer), *args, **kwargs)
 
 
 def apply_gradients_of_any(

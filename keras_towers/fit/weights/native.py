@@ -66,6 +66,7 @@ class NativeVariables:
         """
         if id(variable) in self._owned or _is_component(variable):
             return False
+        tower_lib.note_first_write()
         merge = variables_lib.merge_of(
             variable.aggregation.name.lower(), variable
         )

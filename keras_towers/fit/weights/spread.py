@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
@@ -98,6 +99,7 @@ class SpreadVariables:
         """
         if not isinstance(variable._value, compat.BaseResourceVariable):
             return
+        tower_lib.note_first_write()
         with tf.init_scope():
             if merge is None:
                 self.spread_weight(variable)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
+from tests.kit.long import long_but
 from tests.kit.training import compiled, strategy_of
 
 BATCH = 8
@@ -111,7 +112,9 @@ def test_each_of_a_generator():
     assert_exact(compiled(), act, strategy, reference)
 
 
-@pytest.mark.parametrize("towers,batch", [(2, 5), (3, 1), (8, 5)])
+@pytest.mark.parametrize(
+    "towers,batch", long_but((2, 5).__ne__, [(2, 5), (3, 1), (8, 5)])
+)
 def test_small_batches_to_each(towers, batch):
     strategy = strategy_of(towers, batches="each")
     assert_exact(
@@ -136,7 +139,7 @@ def test_batches_of_one_example_on_eight_towers(each):
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", long_but((1).__eq__, [1, 2]))
 def test_numpy_is_shuffled_alike(seed):
     def act(model):
         keras.utils.set_random_seed(seed)
@@ -177,7 +180,10 @@ def test_steps_per_execution(source):
     assert_exact(make, fitting(source), strategy_of(TOWERS))
 
 
-@pytest.mark.parametrize("validation", ["numpy", "tf.data", "PyDataset"])
+@pytest.mark.parametrize(
+    "validation",
+    long_but("tf.data".__eq__, ["numpy", "tf.data", "PyDataset"]),
+)
 def test_validation_of_another_batch_size(validation):
     def act(model):
         data = {

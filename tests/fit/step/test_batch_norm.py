@@ -7,6 +7,7 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
+from tests.kit.long import long_but
 
 COUNT, BATCH = 26, 8  # the last batch has 2: none for a third tower
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
@@ -65,7 +66,7 @@ def towers(number, **options):
     return kt.TowerStrategy(number, batch_norm="global", **options)
 
 
-@pytest.mark.parametrize("number", [2, 3, 8])
+@pytest.mark.parametrize("number", long_but((3).__eq__, [2, 3, 8]))
 def test_uneven_batches(number):
     assert_exact(two_norms(), fitting(evaluates=True), towers(number))
 
@@ -133,7 +134,9 @@ def tagger(synchronized=False):
     )
 
 
-@pytest.mark.parametrize("hidden", [slice(0), slice(0, 3), slice(8, 16)])
+@pytest.mark.parametrize(
+    "hidden", long_but(slice(0).__ne__, [slice(0), slice(0, 3), slice(8, 16)])
+)
 def test_masks(hidden):
     # Of one tower's part, or of a whole batch, nothing may be left.
     sentences = SENTENCES.copy()
@@ -188,7 +191,11 @@ def test_convolutions(axis, number):
 
 
 @pytest.mark.parametrize(
-    "policy, tolerance", [("mixed_float16", 5e-3), ("mixed_bfloat16", 5e-2)]
+    "policy, tolerance",
+    long_but(
+        lambda case: case[0] == "mixed_float16",
+        [("mixed_float16", 5e-3), ("mixed_bfloat16", 5e-2)],
+    ),
 )
 def test_mixed_precision(policy, tolerance):
     make = convolutional(policy=policy, strides=(2,))

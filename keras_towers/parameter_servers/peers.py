@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from keras_towers.parameter_servers.shared import Event, Table
 from keras_towers.transport import plain
 
 _FIRST_NOTICE_S = 5.0
+_LOOK_S = 2.0
 
 
 class ServerPeers:
@@ -40,6 +42,20 @@ class ServerPeers:
         self._prefix = prefix
         self._stall_timeout_s = stall_timeout_s
         self._number = 0
+        self._look: Callable[[], None] = lambda: None
+
+    @contextlib.contextmanager
+    def looking(self, look: Callable[[], None]) -> Iterator[None]:
+        """Call something every now and then while this worker waits.
+
+        Args:
+            look: what it raises ends the wait.
+        """
+        before, self._look = self._look, look
+        try:
+            yield
+        finally:
+            self._look = before
 
     @property
     def rank(self) -> int:
@@ -80,14 +96,25 @@ class ServerPeers:
         self._number += 1
         where = f"{self._prefix}/told/{self._number}"
         server = self._connection.devices[0]
-        table = Table(where, server)
+        table = Table(where, server, self.size)
         with self._connection.naming_lost_servers():
+            self._refuse_second_chief(table)
             table.insert(self.rank, plain.encode(value).decode())
             Event(f"{where}/{self.rank}", server).set()
             for rank in range(self.size):
                 self._await(Event(f"{where}/{rank}", server), rank)
             told = table.items()
         return [plain.decode(told[rank].encode()) for rank in range(self.size)]
+
+    def _refuse_second_chief(self, table: Table) -> None:
+        """End a chief that another one has begun to tell the workers."""
+        again = self.rank == 0 and self._connection.starts > 1
+        if again and self.rank in table.items():
+            raise TowerError(
+                "the chief of this job has been started again by itself after "
+                "it had begun to train, and what it knew of the training is "
+                "lost: start all tasks of the job again, from a backup."
+            )
 
     def _await(self, event: Event, rank: int) -> None:
         notice_s = _FIRST_NOTICE_S
@@ -96,21 +123,20 @@ class ServerPeers:
             waited_s = time.monotonic() - begun
             left_s = self._stall_timeout_s - waited_s
             try:
-                return event.wait(max(0.0, min(notice_s, left_s)))
+                return event.wait(max(0.0, min(_LOOK_S, left_s)))
             except TimeoutError:
-                who = worker_name(self._connection, rank)
-                if left_s <= notice_s:
-                    raise TowerError(
-                        f"{worker_name(self._connection, self.rank)} has "
-                        f"waited {self._stall_timeout_s:g} s for {who}. Every "
-                        "task that TF_CONFIG names has to run the script, and "
-                        "to call the same methods in the same order; "
-                        "stall_timeout waits for longer."
-                    ) from None
-                tell(
-                    f"{worker_name(self._connection, self.rank)} waits for "
-                    f"{who}"
+                self._look()
+            who = worker_name(self._connection, rank)
+            me = worker_name(self._connection, self.rank)
+            if left_s <= _LOOK_S:
+                raise TowerError(
+                    f"{me} has waited {self._stall_timeout_s:g} s for {who}. "
+                    "Every task that TF_CONFIG names has to run the script, "
+                    "and to call the same methods in the same order; "
+                    "stall_timeout waits for longer."
                 )
+            if waited_s + _LOOK_S >= notice_s:
+                tell(f"{me} waits for {who}")
                 notice_s *= 4
 
 

@@ -1,0 +1,148 @@
+"""What makes the trace of one tower's step useless for another tower.
+
+Whatever is not known to be the same on all towers counts as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights import variables as variables_lib
+
+# Of all operations with effects: those on variables, which are inputs of the
+# trace, and those that contain others, which are looked at by themselves.
+_ON_VARIABLES = frozenset(
+    (
+        *("ReadVariableOp", "AssignVariableOp", "VariableShape"),
+        *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceGather"),
+        *("ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterUpdate"),
+        *("StatefulPartitionedCall", "If", "While", "Case", "Assert"),
+    )
+)
+
+
+class Different(Exception):
+    """What the step of a tower does, such as "exchanges values"."""
+
+
+def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
+    """Check that all towers get data of the same form.
+
+    Args:
+        pieces: the K parts of the batch.
+        shares: the K towers' fractions of it.
+
+    Raises:
+        Different: they do not.
+    """
+    forms = [[_form(leaf) for leaf in leaves_of(piece)] for piece in pieces]
+    numbers = {share for share in shares if not tf.is_tensor(share)}
+    if any(form != forms[0] for form in forms) or len(numbers) > 1:
+        raise Different("gets parts of different sizes")
+
+
+def leaves_of(structure: Any) -> list[Any]:
+    """Flatten a structure, also what consists of several tensors."""
+    return tf.nest.flatten(structure, expand_composites=True)
+
+
+def _form(leaf: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor):
+        return leaf
+    return leaf.dtype, leaf.shape.rank, tuple(leaf.shape or ())
+
+
+def check_operations(graph: Any) -> None:
+    """Check that a trace does the same wherever it is called.
+
+    Args:
+        graph: the trace.
+
+    Raises:
+        Different: it does not.
+    """
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    nodes = [
+        *definition.node,
+        *(node for f in functions.values() for node in f.node_def),
+    ]
+    for node in nodes:
+        if node.device:
+            raise Different(f"puts {node.op} on {node.device}")
+        if node.op in functions or node.op in _ON_VARIABLES:
+            continue
+        kind = compat.op_definition(node.op)
+        if kind is None or kind.is_stateful:
+            raise Different(f"has effects not on variables: {node.op}")
+
+
+def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
+    """Return what each tower has to pass for what a trace captured.
+
+    Args:
+        graph: the trace, on the first tower.
+        config: the towers.
+
+    Returns:
+        K lists of captures.
+
+    Raises:
+        Different: it writes what the towers have in common, or reads what
+            belongs to a single one.
+    """
+    insides = [inside for _, inside in graph.captures]
+    last = graph.inputs[len(graph.inputs) - len(insides) :]
+    if any(a is not b for a, b in zip(last, insides, strict=True)):
+        raise Different("captures what is known only when it is called")
+    read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
+    rows = []
+    for outside, inside in graph.captures:
+        owner = _owner(outside)
+        if owner is not None:
+            if owner.values[0].handle is not outside:
+                raise Different(f"uses another tower's part of {owner.name}")
+            rows.append([component.handle for component in owner.values])
+        elif outside.dtype == tf.variant:
+            raise Different("uses a variant of an outer function")
+        elif outside.dtype == tf.resource and id(inside) not in read:
+            raise Different(f"writes what towers have in common: {inside.name}")
+        else:
+            rows.append([outside] * config.num_towers)
+    return [list(column) for column in zip(*rows, strict=True)] or [
+        [] for _ in config.devices
+    ]
+
+
+def _owner(handle: Any) -> Any:
+    """The variable on towers that a component's handle belongs to."""
+    container = getattr(handle, "_distributed_container", None)
+    return None if container is None else container()
+
+
+def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
+    """Check that what follows an update does not depend on it.
+
+    Args:
+        graph: the trace.
+        operations: those that were traced after the update.
+
+    Raises:
+        Different: they use a variable that is no metric's.
+    """
+    outer = {id(inside): outside for outside, inside in graph.captures}
+    for operation in operations:
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource:
+                continue
+            owner = _owner(outer.get(id(tensor)))
+            sums = isinstance(owner, variables_lib.TowerVariable) and (
+                owner.merge == variables_lib.SUM
+            )
+            if not sums:
+                raise Different("uses variables after its update")

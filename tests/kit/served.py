@@ -1,0 +1,74 @@
+"""Workers of parameter servers in one process, which is the server, too."""
+
+import contextlib
+import dataclasses
+import socket
+
+from keras_towers.parameter_servers import introduction
+from keras_towers.tf_config import Cluster
+
+DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+@dataclasses.dataclass
+class Connected:
+    """Stands for the connection of a worker; its server is this process.
+
+    Attributes:
+        cluster: the job.
+        prefix: as of a connection.
+        starts: likewise.
+        finished: likewise.
+    """
+
+    cluster: Cluster
+    prefix: str
+    starts: int = 1
+    finished: bool = True
+    devices: tuple[str, ...] = (DEVICE,)
+
+    @property
+    def rank(self):
+        return self.cluster.rank
+
+    @property
+    def size(self):
+        return self.cluster.size
+
+    def naming_lost_servers(self):
+        return contextlib.nullcontext()
+
+
+class Job:
+    """A job whose workers are objects of a test.
+
+    Args:
+        name: of a test; no two jobs share one.
+        workers: how many.
+        monkeypatch: of the test.
+    """
+
+    def __init__(self, name, workers, monkeypatch):
+        monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
+        monkeypatch.setattr(introduction, "_COMMON", name)
+        self._name = name
+        self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
+        addresses = tuple(
+            f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
+        )
+        self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
+
+    def connect(self, rank, starts=1):
+        """Return the connection of a worker, which has introduced itself."""
+        cluster = Cluster(self._jobs, "worker", rank)
+        introduction.introduce(cluster, 0)
+        return Connected(cluster, f"{self._name}/", starts)
+
+    def kill(self, rank):
+        """Nobody listens at the address of a worker any more."""
+        self._ports[rank].close()
+
+    def close(self):
+        """Close all addresses."""
+        for port in self._ports:
+            port.close()

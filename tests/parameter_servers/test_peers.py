@@ -1,0 +1,59 @@
+"""What workers tell one another by way of a server, here this process."""
+
+import threading
+
+import pytest
+
+from keras_towers.errors import TowerError
+from keras_towers.parameter_servers import peers as peers_lib
+from keras_towers.parameter_servers.peers import ServerPeers
+from tests.kit.leaving import Boom
+from tests.kit.served import Job
+
+
+@pytest.fixture
+def job(request, monkeypatch):
+    monkeypatch.setattr(peers_lib, "_LOOK_S", 0.1)
+    made = Job(request.node.name, 2, monkeypatch)
+    yield made
+    made.close()
+
+
+def peers(job, rank, starts=1, timeout_s=20):
+    connection = job.connect(rank, starts)
+    return ServerPeers(connection, f"{connection.prefix}strategy", timeout_s)
+
+
+def test_one_that_comes_back_is_told_what_the_others_were(job):
+    chief, worker = peers(job, 0), peers(job, 1)
+    told = []
+    thread = threading.Thread(
+        target=lambda: told.append(chief.gather_objects("a"))
+    )
+    thread.start()
+    assert worker.gather_objects("b") == ["a", "b"]
+    thread.join(20)
+    assert told == [["a", "b"]]
+    assert peers(job, 1, starts=2).gather_objects("c") == ["a", "c"]
+
+
+def test_a_wait_ends_when_what_is_waited_for_has_failed(job):
+    def look():
+        raise Boom("the chief has failed")
+
+    worker = peers(job, 1)
+    with pytest.raises(Boom), worker.looking(look):
+        worker.gather_objects("b")
+
+
+def test_a_wait_that_is_too_long_says_who_is_missing(job):
+    with pytest.raises(TowerError, match="worker 1 has waited 0.5 s for work"):
+        peers(job, 1, timeout_s=0.5).gather_objects("b")
+
+
+def test_a_second_chief_may_begin_where_the_first_had_told_nothing(job):
+    peers(job, 1, timeout_s=0.2)
+    with pytest.raises(TowerError, match="has waited"):
+        peers(job, 0, starts=2, timeout_s=0.2).gather_objects("a")
+    with pytest.raises(TowerError, match="started again by itself after"):
+        peers(job, 0, starts=3).gather_objects("a")
