@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import byteps.tensorflow as bps
-import keras
 import tensorflow as tf
 
 from keras_towers.dropin import compiling
-from keras_towers.errors import TowerError
+from keras_towers.dropin.arguments import (
+    check_compression,
+    plain,
+    refuse_global_variables,
+)
 from keras_towers.transport import next_key
 from keras_towers.transport.byteps import BytePSTransport
 
@@ -67,7 +70,8 @@ def push_pull(
     Returns:
         A tensor with the shape and dtype of the value.
     """
-    tensor = tf.convert_to_tensor(_plain(value))
+    check_compression(compression, "bps")
+    tensor = tf.convert_to_tensor(plain(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
     small, how = compression.compress(tensor)
     (total,) = transport().all_reduce([small], f"bps.{key}")
@@ -93,7 +97,7 @@ def broadcast(
         The value of rank ``root_rank``, bit by bit.
     """
     key = f"{scope}{name}" if scope or name else next_key("broadcast")
-    tensor = tf.convert_to_tensor(_plain(value))
+    tensor = tf.convert_to_tensor(plain(value))
     return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
 
 
@@ -108,7 +112,7 @@ def broadcast_variables(
         root_rank: the rank whose values are used.
         scope: put before the names.
     """
-    found = [_plain(variable) for variable in variables]
+    found = [plain(variable) for variable in variables]
     values = transport().broadcast(
         [variable.read_value() for variable in found],
         f"bps.{scope}{next_key('variables')}",
@@ -121,20 +125,10 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> None:
     """Raise an error: TensorFlow 2 has no global variables.
 
+    Args:
+        root_rank: the rank whose values were wanted.
+
     Raises:
         TowerError: always.
     """
-    raise TowerError(
-        f"broadcast_global_variables({root_rank}) is not possible: "
-        "TensorFlow 2 keeps no list of all variables. Name them: "
-        "bps.broadcast_variables(model.weights + model.optimizer.variables, "
-        f"root_rank={root_rank}). In fit, use callbacks="
-        f"[bps.callbacks.BroadcastGlobalVariablesCallback({root_rank})]."
-    )
-
-
-def _plain(variable: Any) -> Any:
-    """Return the ``tf.Variable`` inside a Keras variable."""
-    if isinstance(variable, keras.Variable):
-        return variable.value
-    return variable
+    refuse_global_variables("bps", root_rank)

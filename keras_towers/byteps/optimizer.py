@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import byteps.tensorflow as bps
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.byteps.functions import transport
-from keras_towers.dropin import wrapping
+from keras_towers.byteps.functions import init, transport
+from keras_towers.dropin import saving, wrapping
+from keras_towers.dropin.arguments import (
+    check_compression,
+    check_optimizer,
+    passes_of,
+)
 from keras_towers.dropin.engine import variable_key
-from keras_towers.dropin.passes import Passes
-from keras_towers.errors import TowerError
 from keras_towers.reduction import sum_over_ranks
 
 
@@ -94,26 +97,15 @@ def DistributedOptimizer(
         The optimizer.
 
     Raises:
-        TowerError: it is not an optimizer of Keras 3, or is distributed
+        TowerError: an argument is invalid, or the optimizer is distributed
             already.
     """
     del name, device_dense, device_sparse
-    if not isinstance(optimizer, compat.BaseOptimizer):
-        raise TowerError(
-            f"bps.DistributedOptimizer takes an optimizer of Keras 3, such as "
-            f"keras.optimizers.SGD(0.1), and got {optimizer!r}."
-        )
-    inner = optimizer
-    while inner is not None:
-        if wrapping.distribution_of(inner) is not None:
-            raise TowerError(
-                f"the optimizer {inner.name!r} is already distributed: call "
-                "bps.DistributedOptimizer only once per optimizer."
-            )
-        inner = getattr(inner, "inner_optimizer", None)
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = Passes(backward_passes_per_step, average=False)
+    check_optimizer(optimizer, "bps")
+    check_compression(compression, "bps")
+    passes = passes_of(backward_passes_per_step, average=False)
+    # What a script may have left out, and ``compile`` needs.
+    init()
     reducer = _Mean(compression, sparse_as_dense)
     wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
     return optimizer
@@ -136,10 +128,9 @@ def load_model(
     Returns:
         The model.
     """
-    names = {cls.__name__: cls for cls in custom_optimizers or ()}
-    model = keras.models.load_model(
-        filepath, custom_objects={**names, **(custom_objects or {})}
+    distribute = functools.partial(
+        DistributedOptimizer, compression=compression
     )
-    if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, compression=compression)
-    return model
+    return saving.load_model(
+        distribute, filepath, custom_optimizers, custom_objects
+    )

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.dropin.arguments import plain, refuse_global_variables
 from keras_towers.horovod.matching import waiting
 
 
@@ -22,14 +21,7 @@ def _tensor(value: Any) -> Any:
     """Return the value as a tensor, or as the slices that it is."""
     if isinstance(value, tf.IndexedSlices):
         return value
-    return tf.convert_to_tensor(_plain(value))
-
-
-def _plain(variable: Any) -> Any:
-    """Return the ``tf.Variable`` inside a Keras variable."""
-    if isinstance(variable, keras.Variable):
-        return variable.value
-    return variable
+    return tf.convert_to_tensor(plain(value))
 
 
 def allreduce(
@@ -142,7 +134,7 @@ def broadcast_(
     """
     with waiting("broadcast_", **options):
         return hvd.broadcast_(
-            [_plain(variable) for variable in variables], root_rank, **options
+            [plain(variable) for variable in variables], root_rank, **options
         )
 
 
@@ -229,7 +221,7 @@ def broadcast_variables(
         process_set: the participating processes.
         inplace: avoid a temporary copy.
     """
-    variables = [_plain(variable) for variable in variables]
+    variables = [plain(variable) for variable in variables]
     if variables:
         with waiting("broadcast_variables", process_set):
             hvd.broadcast_variables(
@@ -275,10 +267,4 @@ def broadcast_global_variables(root_rank: int) -> None:
     Raises:
         TowerError: always, as in Horovod when TensorFlow runs eagerly.
     """
-    raise TowerError(
-        f"broadcast_global_variables({root_rank}) is not possible: "
-        "TensorFlow 2 keeps no list of all variables. Name them: "
-        "hvd.broadcast_variables(model.weights + model.optimizer.variables, "
-        f"root_rank={root_rank}). In fit, use callbacks="
-        f"[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})]."
-    )
+    refuse_global_variables("hvd", root_rank)

@@ -7,10 +7,8 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers import compat
 from keras_towers.dropin import wrapping
-from keras_towers.dropin.passes import Passes
-from keras_towers.errors import TowerError
+from keras_towers.dropin.arguments import check_optimizer, passes_of
 from keras_towers.horovod import compiling
 from keras_towers.horovod.options import checked, layers_in
 from keras_towers.horovod.reducer import GradientReducer
@@ -71,7 +69,7 @@ def DistributedOptimizer(
     Raises:
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
-    _check_optimizer(optimizer)
+    check_optimizer(optimizer, "hvd")
     options = checked(
         "DistributedOptimizer",
         name=name or f"Distributed{type(optimizer).__name__}",
@@ -86,17 +84,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local=scale_local_gradients,
     )
-    if (
-        not isinstance(backward_passes_per_step, int)
-        or backward_passes_per_step < 1
-    ):
-        raise TowerError(
-            f"backward_passes_per_step is {backward_passes_per_step!r}: give "
-            "1 or more."
-        )
-    passes = None
-    if backward_passes_per_step > 1:
-        passes = Passes(backward_passes_per_step, average_aggregated_gradients)
+    passes = passes_of(backward_passes_per_step, average_aggregated_gradients)
     # Horovod's own init may have been called instead of this package's.
     compiling.prepare_process()
     reducer = GradientReducer(options)
@@ -131,19 +119,3 @@ def PartialDistributedOptimizer(
     assert state is not None
     state.reducer.local_layers += layers
     return optimizer
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, compat.BaseOptimizer):
-        raise TowerError(
-            f"hvd.DistributedOptimizer takes an optimizer of Keras 3, such as "
-            f"keras.optimizers.SGD(0.1), and got {optimizer!r}."
-        )
-    inner = optimizer
-    while inner is not None:
-        if wrapping.distribution_of(inner) is not None:
-            raise TowerError(
-                f"the optimizer {inner.name!r} is already distributed: call "
-                "hvd.DistributedOptimizer only once per optimizer."
-            )
-        inner = getattr(inner, "inner_optimizer", None)

@@ -10,6 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
+from keras_towers.dropin.arguments import check_compression
 from keras_towers.dropin.engine import variable_key
 from keras_towers.errors import TowerError
 
@@ -63,15 +64,7 @@ def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
             given["groups"] = num_groups
     options = Options(**given)
     _check_op(options.op)
-    if not all(
-        callable(getattr(options.compression, method, None))
-        for method in ("compress", "decompress")
-    ):
-        raise TowerError(
-            f"compression is {options.compression!r}, which cannot compress "
-            "and decompress. Give hvd.Compression.none or "
-            "hvd.Compression.fp16."
-        )
+    check_compression(options.compression, "hvd")
     if options.predivide != 1.0:
         if options.op != hvd.Average:
             raise TowerError(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
-import h5py
 import horovod.tensorflow as hvd
 import keras
-import numpy as np
 
-from keras_towers import compat
-from keras_towers.dropin import compiling
+from keras_towers.dropin import saving
 from keras_towers.horovod.optimizer import DistributedOptimizer
 
 
@@ -41,41 +38,9 @@ def load_model(
         The model.
     """
     del legacy_opts
-    names = {cls.__name__: cls for cls in custom_optimizers or ()}
-    model = keras.models.load_model(
-        filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs
+    distribute = functools.partial(
+        DistributedOptimizer, compression=compression
     )
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return model
-    if not compat.trained_by(optimizer) and model.trainable_variables:
-        optimizer = model.optimizer = _with_state_of_h5(model, filepath)
-    DistributedOptimizer(optimizer, compression=compression)
-    compiling.prepare(model)
-    return model
-
-
-def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
-    """Restore the optimizer from an ``.h5`` file, built for the model.
-
-    Keras builds it without any variables, so that it can neither load its state
-    from the file nor train.
-    """
-    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-    optimizer.build(model.trainable_variables)
-    with contextlib.ExitStack() as stack:
-        file = filepath
-        if not isinstance(file, h5py.File):
-            if not h5py.is_hdf5(file):
-                return optimizer
-            file = stack.enter_context(h5py.File(file, "r"))
-        if "optimizer_weights" not in file:
-            return optimizer
-        values = [
-            np.asarray(value)
-            for value in compat.load_h5_optimizer_weights(file)
-        ]
-    if len(values) == len(optimizer.variables):
-        for variable, value in zip(optimizer.variables, values, strict=True):
-            variable.assign(value)
-    return optimizer
+    return saving.load_model(
+        distribute, filepath, custom_optimizers, custom_objects, **kwargs
+    )

@@ -1,9 +1,12 @@
 """Checks of a worker: the drop-in for BytePS's own module, on two ranks."""
 
+import tempfile
+
 import keras
 import numpy as np
 
 import keras_towers.byteps as bps
+from keras_towers.dropin import wrapping
 from tests.kit.ranks import check
 from tests.processes.small import RANK, X, Y, assert_same_model, model, refused
 
@@ -48,6 +51,29 @@ def values_of_the_drop_in():
     assert variable.numpy().tolist() == [2.0, 3.0]
     with refused("already distributed", "bps.DistributedOptimizer"):
         bps.DistributedOptimizer(bps.DistributedOptimizer(_sgd()))
+    with refused("backward_passes_per_step is 0: give 1 or more"):
+        bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
+    with refused("compression is 'fp16', which cannot", "bps.Compression"):
+        bps.push_pull(1.0, compression="fp16")
+    with refused("bps.broadcast_variables(model.weights"):
+        bps.broadcast_global_variables(0)
+
+
+@check
+def a_model_is_loaded_with_its_optimizers_state():
+    bps.init()
+    mine = model()
+    # Keras cannot load "mse" from such a file.
+    mine.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError())
+    mine.fit(X, Y, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        mine.save(f"{folder}/model.h5")
+        loaded = bps.load_model(f"{folder}/model.h5")
+    assert wrapping.distribution_of(loaded.optimizer) is not None
+    for before, after in zip(
+        mine.optimizer.variables, loaded.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(before.numpy(), after.numpy())
 
 
 @check
