@@ -38,7 +38,7 @@ class Body:
         self._shapes = [output.shape for output in graph.outputs]
         # Control flow has functions of its own, which belong to this graph.
         is_flat = not graph.as_graph_def().library.function
-        self._config = _without_optimisation() if is_flat else b""
+        self._config = _config(optimises=not is_flat)
         self._function = compat.function_from_graph(
             f"{graph.name}_{next(_numbers)}",
             _optimised(graph) if is_flat else graph,
@@ -114,7 +114,10 @@ def _host() -> Any:
     return compat.GrapplerCluster(devices=[device])
 
 
-def _without_optimisation() -> bytes:
+def _config(optimises: bool) -> bytes:
+    """What the user has set for all functions, serialized."""
     config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.CopyFrom(compat.eager_context().config)
+    if not optimises:
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()

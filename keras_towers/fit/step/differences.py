@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
 
 # Of all operations with effects: those on variables, which are inputs of the
 # trace, and those that contain others, which are looked at by themselves.
@@ -123,6 +124,30 @@ def _owner(handle: Any) -> Any:
     """The variable on towers that a component's handle belongs to."""
     container = getattr(handle, "_distributed_container", None)
     return None if container is None else container()
+
+
+def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Check that an update knows nothing of the step but its gradients.
+
+    It runs behind all of the trace. What is not Keras's own might read what
+    the step has computed, or what it changes after the update.
+
+    Args:
+        optimizer: the optimizer that the step calls.
+        variables: those that it updates.
+
+    Raises:
+        Different: it may.
+    """
+    parts = list(optimizers_in(optimizer))
+    rates = [getattr(part, "_learning_rate", None) for part in parts]
+    constraints = [getattr(v, "constraint", None) for v in variables]
+    for part in (*parts, *rates, *constraints):
+        if part is None or isinstance(part, (int, float)):
+            continue
+        if type(part).__module__.partition(".")[0] != "keras":
+            name = type(part).__name__
+            raise Different(f"updates weights by {name}, which is not Keras's")
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:

@@ -9,10 +9,12 @@ tower might differ, every tower traces the step by itself.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
@@ -98,6 +100,7 @@ class OneTrace:
         note: Callable[[Any, Any], None] | None,
     ) -> None:
         before = self._attributes.take()
+        draws = random.getstate(), np.random.get_state()
         try:
             self._check()
             trace = TowerTrace(self._config, step, tower, data, note)
@@ -105,12 +108,15 @@ class OneTrace:
                 raise Different("keeps tensors in attributes")
             self._trace = trace
         except Different as error:
-            self._attributes.put(before)
             self._log(str(error))
         except Exception as error:
             # If it is the step's own, it is raised again without the trace.
-            self._attributes.put(before)
             self._log(f"fails in a function ({type(error).__name__}: {error})")
+        finally:
+            if self._trace is None:
+                self._attributes.put(before)
+                random.setstate(draws[0])
+                np.random.set_state(draws[1])
 
     def _check(self) -> None:
         if self._config.random == "global":

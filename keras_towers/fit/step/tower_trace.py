@@ -16,6 +16,7 @@ from keras_towers.fit.contract import TakesGradients, TowerConfig
 from keras_towers.fit.step import differences
 from keras_towers.fit.step.bodies import Body
 from keras_towers.fit.step.differences import Different
+from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.fit.update import optimizers
 
 
@@ -56,10 +57,15 @@ class _Recorder:
         trainable_variables: Sequence[Any] | None,
     ) -> None:
         graph = compat.get_default_graph()
+        tower = tower_lib.current()
+        if tower is not None and graph is not tower.graph:
+            tower.differs("applies gradients in control flow or a function")
+        variables = trainable_variables
+        if variables is not None:
+            # It may be an iterator, and is asked for by every tower.
+            variables = list(variables)
         place = len(graph.get_operations())
-        asked = _Asked(
-            optimizer, original, trainable_variables, list(grads), place
-        )
+        asked = _Asked(optimizer, original, variables, list(grads), place)
         self.asked.append(asked)
 
 
@@ -109,6 +115,10 @@ class TowerTrace:
         differences.check_operations(self.graph)
         self._captures = differences.captures_for_towers(self.graph, config)
         if self._asked is not None:
+            variables = gradients_lib.variables_of(
+                self._asked.optimizer, self._asked.variables
+            )
+            differences.check_update(self._asked.optimizer, variables)
             later = self.graph.get_operations()[self._asked.place :]
             differences.check_after_update(self.graph, later)
         self._body = Body(self.graph)

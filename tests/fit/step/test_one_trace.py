@@ -1,8 +1,10 @@
 """A step is traced once for all towers, unless another's might differ."""
 
 import logging
+import random
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -207,10 +209,22 @@ class Keeps(After):
         return {"loss": loss}
 
 
+class Iterates(After):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_weights
+        grads = tape.gradient(loss, weights)
+        self.optimizer.apply(grads, iter(weights))
+        return {"loss": loss}
+
+
 @pytest.mark.parametrize(
     "step, wanted",
     [
         (After, []),
+        (Iterates, []),
         (Reads, ["uses variables after its update"]),
         (Twice, ["calls optimizers several times"]),
         (Keeps, ["keeps tensors in attributes"]),
@@ -233,6 +247,93 @@ def test_custom_steps(step, wanted, reasons, monkeypatch):
         history = fit(each, epochs=2)
     same_history(found, history)
     same_model(one, each)
+
+
+class Conditional(After):
+    """Applies its gradients in a branch, behind many other operations."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_weights
+        grads = tape.gradient(loss, weights)
+
+        def apply():
+            total = loss
+            for _ in range(400):
+                total += 1.0
+            self.optimizer.apply(grads, weights)
+            return total
+
+        return {"loss": tf.cond(loss > 1e9, apply, lambda: loss)}
+
+
+def test_gradients_applied_in_a_branch_stay_there(reasons):
+    inner = m.mlp()
+    model = Conditional(inner.inputs, inner.outputs)
+    model.compile(keras.optimizers.Adam(0.01), m.cross_entropy())
+    with kt.TowerStrategy(3), pytest.raises(kt.TowerError, match="tf.cond"):
+        fit(model)
+    (why,) = reasons()
+    assert why == "applies gradients in control flow or a function"
+
+
+class Steps(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that depends on how many examples a metric has seen."""
+
+    def __init__(self, metric):
+        self.metric = metric
+
+    def __call__(self, step):
+        return 0.01 / (1.0 + tf.cast(self.metric.count, tf.float32))
+
+
+class Counts(After):
+    @property
+    def metrics(self):
+        return [self.seen]
+
+    def after(self, loss, x, y):
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+
+def test_an_update_that_is_not_keras_own_runs_where_the_step_calls_it(
+    reasons, monkeypatch
+):
+    def weights(towers):
+        keras.utils.set_random_seed(1)
+        inner = m.mlp()
+        model = Counts(inner.inputs, inner.outputs)
+        model.seen = keras.metrics.Mean(name="seen")
+        rate = Steps(model.seen)
+        model.compile(keras.optimizers.SGD(rate), m.cross_entropy())
+        with kt.TowerStrategy(towers):
+            fit(model)
+        return model
+
+    found = weights(2)
+    assert reasons() == ["updates weights by Steps, which is not Keras's"]
+    monkeypatch.setattr(one_trace.OneTrace, "_trace_on", lambda *args: None)
+    same_model(found, weights(2))
+
+
+def test_a_trace_that_is_dropped_draws_nothing(reasons):
+    drawn = []
+
+    def act(x):
+        drawn.append((random.random(), np.random.rand()))
+        return _shown(x)
+
+    layer = Traced()
+    model = classifier(layer)
+    layer.act = act
+    with kt.TowerStrategy(2):
+        fit(model)
+    assert len(reasons()) == 1
+    dropped, first, second = drawn[-3:]
+    assert dropped == first != second
 
 
 def test_an_error_of_the_step_is_raised():
