@@ -5,6 +5,7 @@ import dataclasses
 import socket
 
 from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -26,6 +27,9 @@ class Connected:
     starts: int = 1
     finished: bool = True
     devices: tuple[str, ...] = (DEVICE,)
+
+    def __post_init__(self):
+        self.dropped = Dropped(self.size)
 
     @property
     def rank(self):

@@ -1,6 +1,6 @@
 """What is said where Horovod cannot be used."""
 
-import builtins
+import importlib
 
 import pytest
 import tensorflow as tf
@@ -14,14 +14,14 @@ def importing(monkeypatch):
     """Let the import of Horovod end in an error."""
 
     def fail_with(error):
-        original = builtins.__import__
+        original = importlib.import_module
 
         def patched(name, *args, **kwargs):
             if name == "horovod.tensorflow":
                 raise error
             return original(name, *args, **kwargs)
 
-        monkeypatch.setattr(builtins, "__import__", patched)
+        monkeypatch.setattr(importlib, "import_module", patched)
 
     return fail_with
 
