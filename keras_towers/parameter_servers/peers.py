@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.shared import Event, Table
+from keras_towers.parameter_servers.shared import Note
 from keras_towers.transport import plain
 
 _FIRST_NOTICE_S = 5.0
@@ -96,34 +96,31 @@ class ServerPeers:
         self._number += 1
         where = f"{self._prefix}/told/{self._number}"
         server = self._connection.devices[0]
-        table = Table(where, server, self.size)
+        notes = [Note(f"{where}/{rank}", server) for rank in range(self.size)]
         with self._connection.naming_lost_servers():
-            self._refuse_second_chief(table)
-            table.insert(self.rank, plain.encode(value).decode())
-            Event(f"{where}/{self.rank}", server).set()
-            for rank in range(self.size):
-                self._await(Event(f"{where}/{rank}", server), rank)
-            told = table.items()
-        return [plain.decode(told[rank].encode()) for rank in range(self.size)]
+            self._refuse_second_chief(notes[0])
+            notes[self.rank].set(plain.encode(value).decode())
+            told = [self._await(note, rank) for rank, note in enumerate(notes)]
+        return [plain.decode(text.encode()) for text in told]
 
-    def _refuse_second_chief(self, table: Table) -> None:
+    def _refuse_second_chief(self, told: Note) -> None:
         """End a chief that another one has begun to tell the workers."""
         again = self.rank == 0 and self._connection.starts > 1
-        if again and self.rank in table.items():
+        if again and told.get() is not None:
             raise TowerError(
                 "the chief of this job has been started again by itself after "
                 "it had begun to train, and what it knew of the training is "
                 "lost: start all tasks of the job again, from a backup."
             )
 
-    def _await(self, event: Event, rank: int) -> None:
+    def _await(self, note: Note, rank: int) -> str:
         notice_s = _FIRST_NOTICE_S
         begun = time.monotonic()
         while True:
             waited_s = time.monotonic() - begun
             left_s = self._stall_timeout_s - waited_s
             try:
-                return event.wait(max(0.0, min(_LOOK_S, left_s)))
+                return note.wait(max(0.0, min(_LOOK_S, left_s)))
             except TimeoutError:
                 self._look()
             who = worker_name(self._connection, rank)

@@ -193,6 +193,9 @@ class Table:
             for number in range(-1, size)
         }
 
+    def __getitem__(self, number: int) -> Note:
+        return self._notes[number]
+
     def insert(self, number: int, text: str) -> None:
         """Set the text of a number."""
         self._notes[number].set(text)

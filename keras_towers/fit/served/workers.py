@@ -15,7 +15,7 @@ from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import worker_name
 from keras_towers.parameter_servers.pulse import Pulse, Watch
-from keras_towers.parameter_servers.shared import Event, Table
+from keras_towers.parameter_servers.shared import Note, Table
 
 _LOOK_S = 2.0
 # Without a sign for so long, a worker may be the one that hangs.
@@ -48,10 +48,10 @@ class Workers:
         self._begun = self._table("begun")
         self._left = self._table("left")
         self._failed = self._table("failed")
-        self._ended = self._table("ended")
+        # With how many batches the chief has trained on.
+        self._ended = Note(f"{name}/ended", self._server)
         self._pulse = Pulse(connection, f"{name}/pulse")
         self._watch = self._pulse.watch()
-        self._events: dict[str, Event] = {}
 
     def begin(self) -> bool:
         """Tell that this worker trains.
@@ -71,7 +71,6 @@ class Workers:
     def leave(self) -> None:
         """Tell that this one has left."""
         self._left.insert(self._rank, "")
-        self._event(f"left/{self._rank}").set()
 
     def have_left(self) -> set[int]:
         """The workers that have."""
@@ -83,33 +82,31 @@ class Workers:
         Args:
             batches: how many the chief has trained on.
         """
-        self._ended.insert(0, str(batches))
-        self._event("ended").set()
+        self._ended.set(str(batches))
 
     def batches(self) -> int | None:
         """How many the chief has trained on; None if it still does."""
-        told = self._ended.get(0)
+        told = self._ended.get()
         return None if told is None else int(told)
 
     def end_epoch(self, epoch: int) -> None:
         """Tell that an epoch has ended; on the chief only."""
-        self._event(f"epoch/{epoch}").set()
+        self._epoch(epoch).set()
 
     def wait_for_epoch(self, epoch: int) -> None:
         """Wait until the chief has told that an epoch has ended, or all."""
-        self._wait_for_chief(f"epoch/{epoch}")
+        self._wait_for_chief(self._epoch(epoch))
 
     def wait_for_end(self) -> None:
         """Wait until the chief has told that all is over."""
-        self._wait_for_chief("ended")
+        self._wait_for_chief(self._ended)
 
-    def _wait_for_chief(self, what: str) -> None:
-        event = self._event(what)
+    def _wait_for_chief(self, note: Note) -> None:
         watch = self._pulse.watch()
-        while not self._happened(event):
+        while not self._happened(note):
             self._look_at_chief(watch)
             silent_s = watch.silent_s(0)
-            if what != "ended" and self.batches() is not None:
+            if self.batches() is not None:
                 return
             if silent_s > self._stall_timeout_s:
                 raise TowerError(
@@ -204,7 +201,7 @@ class Workers:
         missing = list(self._others)
         told, over = False, None
         while missing:
-            came = self._happened(self._event(f"left/{missing[0]}"))
+            came = self._happened(self._left[missing[0]])
             left = self._left.items()
             missing = [rank for rank in missing if rank not in left]
             if came:
@@ -281,15 +278,13 @@ class Workers:
         size = self._connection.size
         return Table(f"{self._name}/{what}", self._server, size)
 
-    def _event(self, what: str) -> Event:
-        if what not in self._events:
-            self._events[what] = Event(f"{self._name}/{what}", self._server)
-        return self._events[what]
+    def _epoch(self, epoch: int) -> Note:
+        return Note(f"{self._name}/epoch/{epoch}", self._server)
 
-    def _happened(self, event: Event) -> bool:
+    def _happened(self, note: Note) -> bool:
         try:
             with self._connection.naming_lost_servers():
-                event.wait(_LOOK_S)
+                note.wait(_LOOK_S)
         except TimeoutError:
             return False
         return True
