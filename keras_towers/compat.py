@@ -266,6 +266,9 @@ _USED = {
         "_moments"
     ),
     "keras.metrics:Sum": "update_state",
+    "keras.optimizers:Adam": (
+        "update_step _apply_weight_decay _use_weight_decay"
+    ),
     "keras.optimizers:SGD": "update_step",
     "keras.callbacks:TensorBoard": "_train_writer",
     "keras.callbacks:SwapEMAWeights": (

@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.update import fused, new_buffers, repeated
+from keras_towers.fit.update.repeated import Repeated
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
@@ -75,10 +76,7 @@ def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
             if fused.applies_to(part):
                 methods = {**methods, "update_step": fused.update_step}
             elif repeated.applies_to(part):
-                methods = {
-                    **methods,
-                    "update_step": repeated.Repeated(shared).update_step,
-                }
+                methods = {**methods, **Repeated(shared).shadows()}
             mine = patches.bound(part, methods)
             mine["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, mine))

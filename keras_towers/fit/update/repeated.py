@@ -8,13 +8,15 @@ depends on no weight, such as the corrected learning rate of Adam, is shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import patches
 from keras_towers.fit.update.recording import Recording
 
 # Those whose operations are the same for weights of every shape.
@@ -50,7 +52,7 @@ def _is_one_of(optimizer: Any, names: tuple[str, ...]) -> bool:
 
 
 class Repeated:
-    """Replaces ``update_step`` of an optimizer during one call of ``apply``.
+    """Replaces methods of one optimizer during one call of ``apply``.
 
     Args:
         shared: ids of the ``tf.Variable``s whose buffers towers share.
@@ -58,9 +60,16 @@ class Repeated:
 
     def __init__(self, shared: Collection[int] = ()):
         self._shared = shared
-        self._recordings: dict[Any, Recording | None] = {}
+        self._recordings: dict[Any, Recording] = {}
 
-    def update_step(
+    def shadows(self) -> patches.Shadows:
+        """Return the replacements."""
+        return {
+            "update_step": self._update_step,
+            "_apply_weight_decay": self._apply_weight_decay,
+        }
+
+    def _update_step(
         self,
         optimizer: keras.optimizers.Optimizer,
         original: Callable[..., None],
@@ -68,50 +77,80 @@ class Repeated:
         variable: Any,
         learning_rate: Any,
     ) -> None:
-        """Update a weight as another one of its kind was updated.
-
-        Args:
-            optimizer: the optimizer it is called on.
-            original: its own ``update_step``.
-            gradient: the gradient of the weight.
-            variable: the weight.
-            learning_rate: a number or scalar tensor.
-        """
-        if tf.executing_eagerly() or not _is_plain(variable, gradient):
-            original(gradient, variable, learning_rate)
+        """Update a weight as another one of its kind was updated."""
+        update = functools.partial(original, gradient, variable, learning_rate)
+        if not _is_plain(variable) or not isinstance(gradient, tf.Tensor):
+            update()
             return
-        graph = compat.get_default_graph()
         slots = _slots(optimizer, variable)
+        kind = [
+            _signature(optimizer, each, variable.shape)
+            for each in (gradient, variable, *slots)
+        ]
         inputs = [gradient, variable.handle]
         inputs += [slot.handle for slot in slots if slot is not None]
-        kind = (
-            id(graph),
-            id(learning_rate),
-            _signature(optimizer, gradient, variable.shape),
-            *(
-                _signature(optimizer, each, variable.shape)
-                for each in (variable, *slots)
-            ),
-            id(variable) in self._shared,
+        self._once_for(
+            ("update", id(learning_rate), *kind), variable, inputs, update
         )
+
+    def _apply_weight_decay(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[..., None],
+        variables: Sequence[Any],
+    ) -> None:
+        """Make a weight smaller as another one of its kind was."""
+        cls = type(optimizer)
+        if (
+            cls._apply_weight_decay
+            is not keras.optimizers.Adam._apply_weight_decay
+        ):
+            original(variables)
+            return
+        for variable in variables:
+            decay = functools.partial(original, [variable])
+            value = getattr(variable, "_value", variable)
+            if not _is_plain(value) or not optimizer._use_weight_decay(value):
+                decay()
+                continue
+            with tf.device(value.device):
+                kind = "decay", _signature(optimizer, value, value.shape)
+                self._once_for(kind, value, [value.handle], decay)
+
+    def _once_for(
+        self,
+        kind: Any,
+        variable: tf.Variable,
+        inputs: Sequence[tf.Tensor],
+        trace: Callable[[], None],
+    ) -> None:
+        """Trace something for a weight, unless it is known what comes of it.
+
+        Args:
+            kind: what must be equal for the operations to be.
+            variable: the weight.
+            inputs: what is another tensor for another weight.
+            trace: does it for this one.
+        """
+        graph = compat.get_default_graph()
+        kind = id(graph), id(variable) in self._shared, kind
         recording = self._recordings.get(kind)
-        if recording is None:
+        if tf.executing_eagerly():
+            trace()
+        elif recording is None:
             begin = len(graph.get_operations())
-            original(gradient, variable, learning_rate)
-            self._recordings[kind] = Recording(
-                graph, begin, inputs, variable.device
-            )
+            trace()
+            recording = Recording(graph, begin, inputs, variable.device)
+            self._recordings[kind] = recording
         elif recording.repeats:
             recording.repeat(inputs)
         else:
-            original(gradient, variable, learning_rate)
+            trace()
 
 
-def _is_plain(variable: Any, gradient: Any) -> bool:
-    return (
-        isinstance(gradient, tf.Tensor)
-        and isinstance(variable, tf.Variable)
-        and not isinstance(variable, compat.DistributedVariable)
+def _is_plain(variable: Any) -> bool:
+    return isinstance(variable, tf.Variable) and not isinstance(
+        variable, compat.DistributedVariable
     )
 
 

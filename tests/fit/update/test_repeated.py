@@ -35,6 +35,7 @@ OPTIMIZERS = {
     ),
     "adamax": lambda: keras.optimizers.Adamax(**ADAM),
     "adamw": lambda: keras.optimizers.AdamW(global_clipnorm=1.0, **ADAM),
+    "adamw-partly": lambda: not_for_some(keras.optimizers.AdamW(**ADAM)),
     "ftrl": lambda: keras.optimizers.Ftrl(**ADAM),
     "lamb": lambda: keras.optimizers.Lamb(**ADAM),
     "lion": lambda: keras.optimizers.Lion(**ADAM),
@@ -44,6 +45,11 @@ OPTIMIZERS = {
         momentum=0.9, centered=True, **ADAM
     ),
 }
+
+
+def not_for_some(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["w0", "w4"])
+    return optimizer
 
 
 def weights_of(shapes, dtype="float32"):
