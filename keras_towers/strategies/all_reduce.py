@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, get_args
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.fit.contract import Update, Updates
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.fit.update.sharded import UpdateSharded
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.transport import SingleProcess, Transport
@@ -39,23 +42,31 @@ class AllReduceStrategy(BaseStrategy):
         exchange: reduction_lib.Exchange = reduction_lib.exact,
         **options: Any,
     ):
-        one_of("updates", updates, ("once", "each", None))
+        one_of("updates", updates, (*get_args(Updates), None))
         transport = transport or SingleProcess()
         devices = devices_lib.resolve(towers)
         self._mode = modes.choose(devices, mode, packer)
         reduction = all_reduce = self._mode.reduce
+        over_ranks: Callable[[Any], Any] = list
         if transport.size > 1:
             # Only gradients may be compressed.
+            over_ranks = functools.partial(
+                reduction_lib.sum_over_ranks, transport, exchange=exchange
+            )
             across = reduction_lib.across_ranks
             reduction = across(self._mode.reduce, transport, exchange)
             all_reduce = across(self._mode.reduce, transport)
-        if updates is None:
-            on_host = devices_lib.all_on_host(devices)
-            updates = "once" if on_host else "each"
-        kind = {"once": UpdateOnce, "each": UpdateEach}[updates]
+        on_host = devices_lib.all_on_host(devices)
 
         def update(parts: Parts) -> Update:
-            return kind(parts.config, parts.spread, parts.order, reduction)
+            given = parts.config, parts.spread, parts.order
+            match updates or ("once" if on_host else "each"):
+                case "sharded":
+                    return UpdateSharded(*given, over_ranks)
+                case "each":
+                    return UpdateEach(*given, reduction)
+                case _:
+                    return UpdateOnce(*given, reduction)
 
         super().__init__(
             devices, update, all_reduce, transport=transport, **options

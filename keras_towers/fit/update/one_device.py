@@ -15,6 +15,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.update import fused, new_buffers
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.variables import TowerOf, component
 
 
 class _AtTheVariable:
@@ -43,14 +44,7 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def component(variable: Any, index: int = 0) -> Any:
-    """Return the component of a ``tf.Variable`` on one tower."""
-    if isinstance(variable, compat.DistributedVariable):
-        return variable.values[index]
-    return variable
-
-
-def home(variables: Sequence[Any], index: int = 0) -> str | None:
+def home(variables: Sequence[Any], index: TowerOf = 0) -> str | None:
     """Return the device of the first variable; None without variables."""
     for variable in variables:
         return component(getattr(variable, "_value", variable), index).device
@@ -95,10 +89,10 @@ def _as_they_are(
 def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
-    index: int = 0,
+    index: TowerOf = 0,
     shared: Collection[int] = (),
 ) -> Iterator[None]:
-    """Run ``optimizer`` on one tower as if it were the only one.
+    """Run ``optimizer`` as if its variables existed once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
     their components on tower ``index``, and no strategy is active. Operations
@@ -107,7 +101,7 @@ def as_one_device(
     Args:
         optimizer: the optimizer.
         trainable_variables: the variables it updates.
-        index: the tower.
+        index: the tower, or that of each variable.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
     """
     known = [*trainable_variables, *optimizer.variables]
@@ -119,7 +113,7 @@ def as_one_device(
         updating(optimizer, shared),
         variables_lib.viewed(
             [v for v in known if isinstance(v, keras.Variable)],
-            lambda v: v.values[index],
+            lambda v: component(v, index),
         ),
         tf.device(device),
     ):
