@@ -24,27 +24,34 @@ from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
-from keras_towers.reduction import Gradient, Gradients, sum_at_variables
+from keras_towers.reduction import (
+    Gradient,
+    Gradients,
+    Reduction,
+    sum_at_variables,
+)
 
 
 class UpdateSharded(UpdateOnce):
-    """Each tower updates its share of the weights and copies them to the others.
+    """Each tower updates its share of the weights, for the others to copy.
 
-    A gradient is summed on the tower that updates its weight, where the slots
-    of the weight are, too.
+    The slots of a weight are on the tower that updates it.
 
     Args:
         config: the towers.
         spread: the variables with a component on every tower.
         order: keeps the steps of all ranks in order.
         over_ranks: maps N sums of this process to those of all processes.
+        reduction: as for ``UpdateOnce``, instead; None: a gradient is summed on
+            the tower that updates its weight.
+
+    Attributes:
+        sums_at_weights: whether gradients are summed there.
+        slot_bytes: the bytes of the slots on each tower, now or last.
     """
 
     name = "sharded"
-    description = (
-        "each tower updates its share of the weights, and copies them to the "
-        "others"
-    )
+    description = "each tower updates its share of the weights"
 
     def __init__(
         self,
@@ -52,17 +59,20 @@ class UpdateSharded(UpdateOnce):
         spread: SpreadVariables,
         order: StepOrder,
         over_ranks: Callable[[list[Gradient]], list[Gradient]],
+        reduction: Reduction | None = None,
     ):
-        super().__init__(config, spread, order)
+        super().__init__(config, spread, order, reduction)
         self._over_ranks = over_ranks
         self._placement = LeastLoadedPlacement(config.devices)
         self._towers: ByIdentity[Any, int] = ByIdentity()
         self._slots = PlacedSlots()
         self._updater = self._tower_of
+        self.sums_at_weights = reduction is None
+        self.slot_bytes: list[int] = []
 
     def _tower_of(self, value: Any) -> int:
         """Return the tower that updates a weight, given by its ``_value``."""
-        return self._towers[value] if value in self._towers else 0
+        return self._towers.get(value, 0)
 
     def _share(self, variables: Sequence[Any]) -> None:
         """Choose who updates weights that nobody updates yet, large ones first.
@@ -97,6 +107,8 @@ class UpdateSharded(UpdateOnce):
                 if value in self._towers:
                     here, first = component(value, self._updater), value.values
                     self._slots.place(slot, here.device, first[0].device)
+        devices = self._config.devices
+        self.slot_bytes = [self._slots.bytes_on(device) for device in devices]
 
     def take_back(self, variable: keras.Variable) -> bool:
         """Move a slot variable to the first tower again."""
@@ -112,10 +124,11 @@ class UpdateSharded(UpdateOnce):
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
-        places = [
-            component(getattr(v, "_value", v), self._updater).device
-            for v in variables
-        ]
+        values = [getattr(v, "_value", v) for v in variables]
+        if self._reduction is not None:
+            sums = self._reduction(rows, self._config.devices)
+            return [[sums[self._tower_of(v)][i] for i, v in enumerate(values)]]
+        places = [component(v, self._updater).device for v in values]
         sums = sum_at_variables(rows, self._config.devices, places)
         return [self._over_ranks(sums)]
 

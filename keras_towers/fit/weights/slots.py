@@ -103,7 +103,7 @@ def slots_of(
 
 
 def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
-    """The weights of slots, by id, that are in lists with one for each weight."""
+    """The weights of slots, by id, in lists with an entry for each weight."""
     weights = optimizer._trainable_variables
     return {
         id(slot): weight
