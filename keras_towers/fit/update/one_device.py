@@ -44,7 +44,7 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def home(variables: Sequence[Any], index: TowerOf = 0) -> str | None:
+def home(variables: Sequence[Any], index: int = 0) -> str | None:
     """Return the device of the first variable; None without variables."""
     for variable in variables:
         return component(getattr(variable, "_value", variable), index).device
@@ -107,7 +107,7 @@ def as_one_device(
     known = [*trainable_variables, *optimizer.variables]
     for part in optimizers_in(optimizer):
         known.extend(part._trainable_variables)
-    device = home(trainable_variables, index)
+    device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
         updating(optimizer, shared),

@@ -26,6 +26,7 @@ from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
 
@@ -147,7 +148,11 @@ class UpdateOnce:
         self._update_tower(
             optimizer, original, variables, rows[0], self._updater
         )
-        variables_lib.copy_to_towers(variables, self._updater)
+        written = list(variables)
+        if any(part.use_ema for part in optimizers_in(optimizer)):
+            # Averages overwrite weights that this call is not for, too.
+            written = [*optimizer._trainable_variables]
+        variables_lib.copy_to_towers(written, self._updater)
 
     def _update_tower(
         self,

@@ -70,39 +70,45 @@ def gradients(model, step):
         tf.constant(random.normal(size=v.shape), "float32")
         for v in model.trainable_variables
     )
-    if not model.optimizer.gradient_accumulation_steps:
-        rows = tf.constant([5, 0, 2])
+    optimizer = model.optimizer
+    if not (
+        optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor
+    ):
+        rows = tf.constant([5, 0, 2, 5])
         first = tf.IndexedSlices(tf.gather(first, rows), rows, first.shape)
     return [first, *rest]
 
 
-def applied(optimizer, strategy=None, steps=3):
-    """Apply gradients, of which every tower has the same part.
+def on_towers(strategy, model, grads, weights):
+    """Apply gradients to which every tower contributes."""
 
-    Returns:
-        All variables of the model.
-    """
+    def mine(grad):
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        if isinstance(grad, tf.IndexedSlices):
+            here = slice(index, index + 1)
+            return tf.IndexedSlices(
+                grad.values[here], grad.indices[here], grad.dense_shape
+            )
+        # Exact, as their number is a power of two.
+        return grad / TOWERS
+
+    strategy.run(lambda: model.optimizer.apply(list(map(mine, grads)), weights))
+
+
+def applied(optimizer, strategy=None):
+    """Apply gradients, and return all variables of the model."""
     model = model_of(optimizer())
     weights = model.trainable_variables
     with strategy or contextlib.nullcontext():
         if strategy is not None:
             strategy.adopt(model)
-        for step in range(steps):
+        for step in range(3):
             grads = gradients(model, step)
             if strategy is None:
                 model.optimizer.apply(grads, weights)
-                continue
-            # Exact, as the number of towers is a power of two.
-            part = [_part(grad) for grad in grads]
-            strategy.run(model.optimizer.apply, args=(part, weights))
+            else:
+                on_towers(strategy, model, grads, weights)
     return [v.numpy() for v in all_variables(model)]
-
-
-def _part(grad):
-    if isinstance(grad, tf.IndexedSlices):
-        values = grad.values / TOWERS
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return grad / TOWERS
 
 
 def assert_applied_alike(optimizer):
@@ -245,9 +251,7 @@ def test_several_calls_for_parts_of_the_weights():
         strategy.adopt(found)
         twice(
             found,
-            lambda grads, weights: strategy.run(
-                found.optimizer.apply, (list(map(_part, grads)), weights)
-            ),
+            lambda grads, weights: on_towers(strategy, found, grads, weights),
         )
         assert_towers_equal(found)
     same_model(found, wanted)
