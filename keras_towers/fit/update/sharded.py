@@ -47,7 +47,6 @@ class UpdateSharded(UpdateOnce):
 
     Attributes:
         sums_at_weights: whether gradients are summed there.
-        slot_bytes: the bytes of the slots on each tower, now or last.
     """
 
     name = "sharded"
@@ -68,7 +67,7 @@ class UpdateSharded(UpdateOnce):
         self._slots = PlacedSlots()
         self._updater = self._tower_of
         self.sums_at_weights = reduction is None
-        self.slot_bytes: list[int] = []
+        self._slot_bytes_before: list[int] = []
 
     def _tower_of(self, value: Any) -> int:
         """Return the tower that updates a weight, given by its ``_value``."""
@@ -107,8 +106,12 @@ class UpdateSharded(UpdateOnce):
                 if value in self._towers:
                     here, first = component(value, self._updater), value.values
                     self._slots.place(slot, here.device, first[0].device)
-        devices = self._config.devices
-        self.slot_bytes = [self._slots.bytes_on(device) for device in devices]
+
+    @property
+    def slot_bytes(self) -> list[int]:
+        """The bytes of the slots on each tower, now or in the last block."""
+        now = [self._slots.bytes_on(d) for d in self._config.devices]
+        return now if any(now) else self._slot_bytes_before
 
     def take_back(self, variable: keras.Variable) -> bool:
         """Move a slot variable to the first tower again."""
@@ -116,6 +119,7 @@ class UpdateSharded(UpdateOnce):
 
     def release(self) -> None:
         """Move all slot variables to the first tower again."""
+        self._slot_bytes_before = self.slot_bytes
         self._slots.give_all_back()
         self._towers.clear()
         self._placement.clear()

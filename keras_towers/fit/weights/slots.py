@@ -75,7 +75,8 @@ class PlacedSlots:
 
 def _write(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assign a value of any shape."""
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+    with tf.device(variable.device):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def slots_of(
