@@ -26,7 +26,7 @@ from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
 Extent: TypeAlias = Literal["tower", "global"]
-Updates: TypeAlias = Literal["once", "each"]
+Updates: TypeAlias = Literal["once", "each", "sharded"]
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.

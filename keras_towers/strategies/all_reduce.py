@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Update, Updates
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.fit.update.sharded import UpdateSharded
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.transport import SingleProcess, Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class AllReduceStrategy(BaseStrategy):
@@ -39,23 +47,34 @@ class AllReduceStrategy(BaseStrategy):
         exchange: reduction_lib.Exchange = reduction_lib.exact,
         **options: Any,
     ):
-        one_of("updates", updates, ("once", "each", None))
+        one_of("updates", updates, (*get_args(Updates), None))
         transport = transport or SingleProcess()
         devices = devices_lib.resolve(towers)
         self._mode = modes.choose(devices, mode, packer)
         reduction = all_reduce = self._mode.reduce
+        over_ranks: Callable[[Any], Any] = list
         if transport.size > 1:
             # Only gradients may be compressed.
+            over_ranks = functools.partial(
+                reduction_lib.sum_over_ranks, transport, exchange=exchange
+            )
             across = reduction_lib.across_ranks
             reduction = across(self._mode.reduce, transport, exchange)
             all_reduce = across(self._mode.reduce, transport)
+        if updates == "sharded" and not _can_share(devices, transport):
+            updates = None
         if updates is None:
             on_host = devices_lib.all_on_host(devices)
             updates = "once" if on_host else "each"
-        kind = {"once": UpdateOnce, "each": UpdateEach}[updates]
+        # An all-reduce that was asked for takes more transfers, but is used.
+        requested = reduction if mode or packer else None
 
         def update(parts: Parts) -> Update:
-            return kind(parts.config, parts.spread, parts.order, reduction)
+            given = parts.config, parts.spread, parts.order
+            if updates == "sharded":
+                return UpdateSharded(*given, over_ranks, requested)
+            kind = UpdateOnce if updates == "once" else UpdateEach
+            return kind(*given, reduction)
 
         super().__init__(
             devices, update, all_reduce, transport=transport, **options
@@ -68,4 +87,37 @@ class AllReduceStrategy(BaseStrategy):
 
     def _described(self) -> list[str]:
         mode = f'mode "{self.mode}": {self._mode.reason}'
-        return [mode, *super()._described()]
+        update = self._components.update
+        if not isinstance(update, UpdateSharded):
+            return [mode, *super()._described()]
+        if update.sums_at_weights:
+            mode = "gradients are summed on the tower that updates their weight"
+        held = [
+            f"{bytes_:,} bytes on {tower_lib.short_name(device)}"
+            for device, bytes_ in zip(
+                self._config.devices, update.slot_bytes, strict=False
+            )
+        ]
+        state = f"optimizer state: {', '.join(held)}"
+        return [mode, *super()._described(), *[state] * bool(held)]
+
+
+def _can_share(devices: Sequence[str], transport: Transport) -> bool:
+    """Whether there are towers that could share the update; says why not.
+
+    Raises:
+        TowerError: they are in other processes.
+    """
+    if len(devices) > 1:
+        return True
+    if transport.size > 1:
+        raise TowerError(
+            'updates="sharded" shares the update among the towers of each '
+            "process, and here every process has one. Give each of them "
+            "several (towers=2), or leave updates out."
+        )
+    logger.warning(
+        'updates="sharded" is off: there is one tower, with no others to '
+        "share the update with"
+    )
+    return False

@@ -57,7 +57,8 @@ class RankStrategy(ProcessStrategy):
             batch_norm: as for ``TowerStrategy``.
             random: as for ``TowerStrategy``.
             mode: as for ``TowerStrategy``, for several towers in a process.
-            updates: as for ``TowerStrategy``, likewise.
+            updates: as for ``TowerStrategy``, likewise. ``"sharded"`` shares
+                the update among the towers of each process, several each.
             packer: as for ``TowerStrategy``, likewise.
         """
         transport, towers = self._connect(towers)

@@ -42,8 +42,10 @@ class TowerStrategy(AllReduceStrategy):
             including variables that towers change individually (moving
             statistics).
         updates: ``"once"``: tower 0 updates the weights and distributes them;
-            ``"each"``: every tower updates its own copy. None: ``"once"`` if
-            the towers share memory, else ``"each"``.
+            ``"each"``: every tower updates its own copy; ``"sharded"``: every
+            tower updates its share of the weights and holds the optimizer's
+            state for that share only, as in stage 1 of ZeRO. None: ``"once"``
+            if the towers share memory, else ``"each"``.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.

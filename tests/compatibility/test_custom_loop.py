@@ -126,7 +126,7 @@ def test_every_mode(mode, updates):
     assert_same(found, one_device("global_clipnorm"))
 
 
-@pytest.mark.parametrize("updates", ["once", "each"])
+@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
 @pytest.mark.parametrize("optimizer", ["accumulation", "loss_scale"])
 def test_sparse_gradients(optimizer, updates):
     found = loops.train(

@@ -29,9 +29,9 @@ def without_metrics(result):
     return dataclasses.replace(result, values=values)
 
 
-def trains_as_one_device(name, towers):
+def trains_as_one_device(name, towers, **options):
     """Weights, optimizer, ``History``: of one device, and on all ranks."""
-    strategy = Strategy(towers=towers)
+    strategy = Strategy(towers=towers, **options)
     assert_one_device(CASES[name], lambda: on_one_device(name), strategy)
 
 
@@ -69,6 +69,9 @@ for case in CASES:
         trains_as_one_device, case, 2
     )
 
+CHECKS["embedding-clipped in shares of two towers"] = functools.partial(
+    trains_as_one_device, "embedding-clipped", 2, updates="sharded"
+)
 CHECKS["batch-norm of the global batch"] = batch_norm_of_the_global_batch
 
 if __name__ == "__main__":

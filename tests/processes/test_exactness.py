@@ -32,13 +32,14 @@ COVERED = (
     "embedding",
     "validation-split",
 )
+IN_SHARES = "embedding-clipped in shares of two towers"
 ON_TWO_RANKS = (
     *(name for name in CASES if name not in COVERED),
     *(f"{name} on two towers" for name in HARDEST),
     "batch-norm of the global batch",
 )
 # Every third one; the rest is in `make test-all`.
-KEPT = ON_TWO_RANKS[::3]
+KEPT = (*ON_TWO_RANKS[::3], IN_SHARES)
 REST = tuple(name for name in ON_TWO_RANKS if name not in KEPT)
 TWO_RANKS = {
     True: Job("tests.processes.exact", 2, 500, KEPT),
@@ -49,7 +50,9 @@ THREE_RANKS = Job("tests.processes.exact", 3, 240, ON_THREE_RANKS)
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", long_but(KEPT.__contains__, ON_TWO_RANKS))
+@pytest.mark.parametrize(
+    "name", long_but(KEPT.__contains__, (*ON_TWO_RANKS, IN_SHARES))
+)
 def test_two_ranks(name):
     TWO_RANKS[name in KEPT].assert_passed(name)
 

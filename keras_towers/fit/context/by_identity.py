@@ -54,6 +54,13 @@ class ByIdentity(Generic[K, V]):
             if key is not None:
                 yield key
 
+    def get(self, key: K, default: V) -> V:
+        """Return the value of a key, or ``default`` if there is none."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
     def setdefault(self, key: K, value: V) -> V:
         """Return the value of a key, which is ``value`` if it is new."""
         if key not in self:

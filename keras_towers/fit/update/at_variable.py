@@ -13,6 +13,7 @@ from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.held_once import HeldOnce
 from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.fit.weights.variables import TowerOf
 from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
 
@@ -64,7 +65,7 @@ class UpdateAtVariable(UpdateOnce):
         self._held.give_all_back()
         super().release()
 
-    def _shared(self, variables: Sequence[Any]) -> set[int]:
+    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()
 
     def _reduce(

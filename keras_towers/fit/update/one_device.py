@@ -16,6 +16,7 @@ from keras_towers.fit.update import fused, new_buffers, repeated
 from keras_towers.fit.update.repeated import Repeated
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.variables import TowerOf, component
 
 
 class _AtTheVariable:
@@ -42,13 +43,6 @@ class _AtTheVariable:
     ) -> Any:
         with tf.device(variable.device):
             return fn(variable, *args, **(kwargs or {}))
-
-
-def component(variable: Any, index: int = 0) -> Any:
-    """Return the component of a ``tf.Variable`` on one tower."""
-    if isinstance(variable, compat.DistributedVariable):
-        return variable.values[index]
-    return variable
 
 
 def home(variables: Sequence[Any], index: int = 0) -> str | None:
@@ -98,10 +92,10 @@ def _as_they_are(
 def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
-    index: int = 0,
+    index: TowerOf = 0,
     shared: Collection[int] = (),
 ) -> Iterator[None]:
-    """Run ``optimizer`` on one tower as if it were the only one.
+    """Run ``optimizer`` as if its variables existed once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
     their components on tower ``index``, and no strategy is active. Operations
@@ -110,19 +104,19 @@ def as_one_device(
     Args:
         optimizer: the optimizer.
         trainable_variables: the variables it updates.
-        index: the tower.
+        index: the tower, or that of each variable.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
     """
     known = [*trainable_variables, *optimizer.variables]
     for part in optimizers_in(optimizer):
         known.extend(part._trainable_variables)
-    device = home(trainable_variables, index)
+    device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
         updating(optimizer, shared),
         variables_lib.viewed(
             [v for v in known if isinstance(v, keras.Variable)],
-            lambda v: v.values[index],
+            lambda v: component(v, index),
         ),
         tf.device(device),
     ):

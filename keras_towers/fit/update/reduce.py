@@ -22,10 +22,12 @@ from keras_towers._strategy import Strategy
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update import gradients, optimizers
-from keras_towers.fit.update.one_device import as_one_device, component
+from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
 
 
@@ -45,6 +47,8 @@ class UpdateOnce:
 
     name = "once"
     description = "weights are updated on tower 0 and copied to the others"
+    # The tower that updates a weight, and on which its slots are created.
+    _updater: TowerOf = 0
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class UpdateOnce:
             tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(optimizer, variables):
+                with as_one_device(optimizer, variables, self._updater):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
@@ -141,8 +145,14 @@ class UpdateOnce:
         towers: Sequence[gradients.TowerGradients],
     ) -> None:
         rows = self._sums(variables, towers)
-        self._update_tower(optimizer, original, variables, rows[0], 0)
-        variables_lib.copy_to_towers(variables)
+        self._update_tower(
+            optimizer, original, variables, rows[0], self._updater
+        )
+        written = list(variables)
+        if any(part.use_ema for part in optimizers_in(optimizer)):
+            # Averages overwrite weights that this call is not for, too.
+            written = [*optimizer._trainable_variables]
+        variables_lib.copy_to_towers(written, self._updater)
 
     def _update_tower(
         self,
@@ -150,17 +160,20 @@ class UpdateOnce:
         original: Callable[[list[Any], list[Any]], Any],
         variables: Sequence[Any],
         sums: list[Any],
-        index: int,
+        index: TowerOf,
     ) -> None:
         mine = [component(v, index) for v in variables]
-        with as_one_device(optimizer, variables, index, self._shared(mine)):
+        shared = self._shared(variables, index)
+        with as_one_device(optimizer, variables, index, shared):
             original(sums, mine)
 
-    def _shared(self, variables: Sequence[Any]) -> set[int]:
+    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         """Ids of the ``tf.Variable``s whose buffers other towers share."""
         if self._config.num_towers == 1:
             return set()
-        return {id(component(getattr(v, "_value", v))) for v in variables}
+        return {
+            id(component(getattr(v, "_value", v), index)) for v in variables
+        }
 
     def _sums(
         self,
@@ -205,7 +218,7 @@ class UpdateEach(UpdateOnce):
         for index, row in enumerate(rows):
             self._update_tower(optimizer, original, variables, row, index)
 
-    def _shared(self, variables: Sequence[Any]) -> set[int]:
+    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()
 
 

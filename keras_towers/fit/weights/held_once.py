@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -11,6 +10,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.slots import slots_of
 
 
 class HeldOnce:
@@ -72,27 +72,3 @@ class HeldOnce:
         """Restore every variable that is still held."""
         for variable in self._before:
             self.give_back(variable)
-
-
-def slots_of(
-    optimizer: keras.optimizers.Optimizer,
-) -> Iterator[tuple[keras.Variable, Any]]:
-    """Find the slot variables of a built optimizer.
-
-    Args:
-        optimizer: the optimizer.
-
-    Yields:
-        Each slot variable with the weight that it belongs to.
-    """
-    weights = {
-        weight.path.replace("/", "_"): weight
-        for weight in optimizer._trainable_variables
-    }
-    for slot in optimizer.variables:
-        # Keras names a slot "<weight path>_<role>".
-        name = slot.name
-        while name not in weights and "_" in name:
-            name = name.rpartition("_")[0]
-        if name in weights:
-            yield slot, weights[name]

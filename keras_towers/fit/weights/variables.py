@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -25,6 +25,9 @@ _AGGREGATION = {
     FIRST: tf.VariableAggregation.ONLY_FIRST_REPLICA,
     STREAM: tf.VariableAggregation.ONLY_FIRST_REPLICA,
 }
+
+TowerOf: TypeAlias = int | Callable[[Any], int]
+"""A tower; or what returns that of a variable with components on all."""
 
 # Offset between the towers in the first word of a seed (the second one counts
 # draws), large enough that their random streams do not overlap.
@@ -337,18 +340,30 @@ def viewed(
             variable._value = value
 
 
-def copy_to_towers(variables: Sequence[Any]) -> None:
-    """Copy component 0 of every variable to all other towers.
+def component(variable: Any, index: TowerOf = 0) -> Any:
+    """Return the component of a ``tf.Variable`` on one tower."""
+    if isinstance(variable, compat.DistributedVariable):
+        return variable.values[index(variable) if callable(index) else index]
+    return variable
+
+
+def copy_to_towers(variables: Sequence[Any], index: TowerOf = 0) -> None:
+    """Copy one component of every variable to all other towers.
 
     Logical devices of one host share the buffer instead of copying it.
+
+    Args:
+        variables: variables of any kind.
+        index: the tower that has the new values.
     """
     for variable in variables:
         value = getattr(variable, "_value", variable)
         if not isinstance(value, compat.DistributedVariable):
             continue
-        primary, *others = value.values
-        with tf.device(primary.device):
-            fresh = primary.read_value()
-        for other in others:
-            with tf.device(other.device):
-                other.assign(fresh, read_value=False)
+        newest = component(value, index)
+        with tf.device(newest.device):
+            fresh = newest.read_value()
+        for other in value.values:
+            if other is not newest:
+                with tf.device(other.device):
+                    other.assign(fresh, read_value=False)

@@ -88,7 +88,8 @@ def test_early_stopping_restores_the_best_weights():
 
 
 @pytest.mark.parametrize(
-    "updates, wrapped", [("once", False), ("each", False), ("once", True)]
+    "updates, wrapped",
+    [("once", False), ("each", False), ("sharded", False), ("once", True)],
 )
 def test_swap_ema_weights(updates, wrapped):
     def optimizer():

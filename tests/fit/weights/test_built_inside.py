@@ -175,7 +175,7 @@ def test_layers_added_between_fits():
     assert_exact(classifier, act, kt.TowerStrategy(3))
 
 
-@pytest.mark.parametrize("updates", ["once", "each"])
+@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
 def test_values_written_inside_reach_every_tower(updates, tmp_path):
     """``set_weights``, ``load_weights``, ``assign``, learning rate, metrics."""
     other = m.mlp(keras.layers.BatchNormalization(synchronized=True))

@@ -1,0 +1,130 @@
+"""Slot variables: which weights they belong to, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.placement import byte_size
+from keras_towers.reduction.placed import same_device
+
+
+class PlacedSlots:
+    """Moves slot variables to chosen devices, and back.
+
+    A variable that has been moved keeps no memory on its first device: it is
+    the same object, but empty, until its value comes back.
+    """
+
+    def __init__(self) -> None:
+        # The original tf.Variable of each, and the device that it goes back to.
+        self._before: ByIdentity[keras.Variable, tuple[tf.Variable, str]] = (
+            ByIdentity()
+        )
+
+    def place(self, slot: keras.Variable, device: str, home: str) -> None:
+        """Move a slot variable, unless it has been placed already.
+
+        Args:
+            slot: the variable.
+            device: where it is to be.
+            home: where it is to be in the end.
+        """
+        if slot in self._before:
+            return
+        value = slot._value
+        # Recorded first, so that a Ctrl-C in between is undone too.
+        self._before[slot] = value, home
+        slot._value = variables_lib.moved(value, device)
+        if slot._value is not value:
+            _write(value, tf.zeros([0], value.dtype))
+
+    def bytes_on(self, device: str) -> int:
+        """Return the bytes of all placed slot variables on a device."""
+        return sum(
+            byte_size(slot.shape, slot.dtype) or 0
+            for slot in self._before
+            if same_device(slot._value.device, device)
+        )
+
+    def give_back(self, slot: keras.Variable) -> bool:
+        """Restore the original ``tf.Variable``, with the current value.
+
+        Returns:
+            Whether the variable had been placed.
+        """
+        if slot not in self._before:
+            return False
+        before, home = self._before[slot]
+        if before is not slot._value:
+            _write(before, slot._value.read_value())
+        slot._value = variables_lib.moved(before, home)
+        del self._before[slot]
+        return True
+
+    def give_all_back(self) -> None:
+        """Restore every slot variable that is still placed."""
+        for slot in self._before:
+            self.give_back(slot)
+
+
+def _write(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assign a value of any shape."""
+    with tf.device(variable.device):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def slots_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> Iterator[tuple[keras.Variable, Any]]:
+    """Find the slot variables of a built optimizer.
+
+    Args:
+        optimizer: the optimizer.
+
+    Yields:
+        Each slot variable with the weight that it belongs to.
+    """
+    # Names are not unique, and Adafactor gives its slots others.
+    by_place = _by_place(optimizer)
+    by_prefix = {
+        _prefix(weight): weight for weight in optimizer._trainable_variables
+    }
+    for slot in optimizer.variables:
+        weight = by_place.get(id(slot))
+        if weight is None:
+            weight = _by_name(slot.name, by_prefix)
+        if weight is not None:
+            yield slot, weight
+
+
+def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
+    """The weights of slots, by id, in lists with an entry for each weight."""
+    weights = optimizer._trainable_variables
+    return {
+        id(slot): weight
+        for name, slots in vars(optimizer).items()
+        if isinstance(slots, list)
+        and len(slots) == len(weights)
+        and name not in ("_variables", "_trainable_variables")
+        for slot, weight in zip(slots, weights, strict=True)
+        if slot is not None
+    }
+
+
+def _by_name(name: str, by_prefix: dict[str, Any]) -> Any:
+    """The weight of a slot that is named "<weight path>_<role>", or None."""
+    while name not in by_prefix and "_" in name:
+        name = name.rpartition("_")[0]
+    return by_prefix.get(name)
+
+
+def _prefix(weight: Any) -> str:
+    if isinstance(weight, keras.Variable):
+        return weight.path.replace("/", "_")
+    return weight.name.replace("/", "_").replace(":", "_")
