@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.update.recording import Recording
+from keras_towers.fit.weights.slots import lists_by_weight
 
 # Those whose operations are the same for weights of every shape.
 _OF_ANY_SHAPE = (
@@ -157,21 +158,8 @@ def _is_plain(variable: Any) -> bool:
 def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
     """The optimizer's own variables for a weight; None where it has none."""
     index = optimizer._get_variable_index(variable)
-    number = len(optimizer._trainable_variables)
-    others = ("_variables", "_trainable_variables")
-    return [
-        None if each[index] is None else each[index]._value
-        for name, each in vars(optimizer).items()
-        if name not in others and _is_by_weight(each, number)
-    ]
-
-
-def _is_by_weight(value: Any, number: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == number
-        and all(e is None or isinstance(e, keras.Variable) for e in value)
-    )
+    row = [slots[index] for slots in lists_by_weight(optimizer)]
+    return [None if slot is None else slot._value for slot in row]
 
 
 def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:

@@ -103,15 +103,34 @@ def slots_of(
             yield slot, weight
 
 
+def lists_by_weight(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[list[keras.Variable | None]]:
+    """Find a built optimizer's lists of slots, with one for each weight.
+
+    Returns:
+        Lists of N slots for the N weights that it was built with; None where a
+        weight has no such slot.
+    """
+    number = len(optimizer._trainable_variables)
+    # These may happen to be as long.
+    others = ("_variables", "_trainable_variables")
+    return [
+        value
+        for name, value in vars(optimizer).items()
+        if name not in others
+        and isinstance(value, list)
+        and len(value) == number
+        and all(s is None or isinstance(s, keras.Variable) for s in value)
+    ]
+
+
 def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
     """The weights of slots, by id, in lists with an entry for each weight."""
     weights = optimizer._trainable_variables
     return {
         id(slot): weight
-        for name, slots in vars(optimizer).items()
-        if isinstance(slots, list)
-        and len(slots) == len(weights)
-        and name not in ("_variables", "_trainable_variables")
+        for slots in lists_by_weight(optimizer)
         for slot, weight in zip(slots, weights, strict=True)
         if slot is not None
     }
