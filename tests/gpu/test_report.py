@@ -104,7 +104,7 @@ def test_without_a_gpu_nothing_runs(monkeypatch, capsys, tmp_path):
 
 
 def test_pytest_that_cannot_start_is_a_failure(monkeypatch):
-    options = runner.options_of(["--on", "cpu", "--tests", "--no-such-option"])
+    options = runner.options_of(["--on", "cpu", "--tests=--no-such-option"])
     text, well = runner.run_tests(options, dict(os.environ))
     assert not well
     assert "pytest ended with 4" in text

@@ -10,7 +10,7 @@ ON = os.environ.get(VARIABLE, "")
 # What one GPU is split into, and what a logical GPU may take of its memory: the
 # rest is for the processes that a test starts.
 PARTS = 4
-MEMORY_MIB = 2048
+MEMORY_MIB = 1024
 
 
 def use() -> None:
