@@ -103,8 +103,8 @@ def test_without_a_gpu_nothing_runs(monkeypatch, capsys, tmp_path):
     assert not written.exists()
 
 
-def test_pytest_that_cannot_start_is_a_failure(monkeypatch):
-    options = runner.options_of(["--on", "cpu", "--tests=--no-such-option"])
-    text, well = runner.run_tests(options, dict(os.environ))
+def test_pytest_that_writes_no_results_is_a_failure(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "false")
+    text, well = runner.run_tests(runner.options_of([]), dict(os.environ))
     assert not well
-    assert "pytest ended with 4" in text
+    assert "pytest ended with 1" in text
