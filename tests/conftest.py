@@ -5,6 +5,7 @@ In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 
 import itertools
 import os
+import pathlib
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -19,6 +20,12 @@ from tests.kit.collecting import collect_rarely
 from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
+
+# For the processes that tests start.
+LEAN = pathlib.Path(__file__).with_name("kit") / "lean"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(LEAN), os.environ.get("PYTHONPATH")])
+)
 
 if gpus.ON:
     gpus.use()

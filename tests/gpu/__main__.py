@@ -72,13 +72,13 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--tests",
         metavar="ARGUMENTS",
         default="",
-        help="more arguments of pytest, such as \"-k nccl\"",
+        help='more arguments of pytest, such as "-k nccl"',
     )
     parser.add_argument(
         "--bench",
         metavar="ARGUMENTS",
         default="",
-        help="more arguments of keras-towers bench, such as \"--repeats 1\"",
+        help='more arguments of keras-towers bench, such as "--repeats 1"',
     )
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--report", type=Path, default=Path("gpu-report.md"))
