@@ -14,7 +14,6 @@ from tests.gpu.towers import (
     assert_contract,
     in_mode,
     strategy,
-    towers,
 )
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, classifier, compiled, fit
@@ -164,10 +163,9 @@ def test_custom_loop():
         float(distributed(batch))
         for batch in on.experimental_distribute_dataset(data)
     ]
-    with tf.device(towers()[0]):
-        alone, optimizer = build()
-        step = tf.function(step_of(alone, optimizer))
-        wanted = [float(step(*batch)) for batch in data]
+    alone, optimizer = build()
+    step = tf.function(step_of(alone, optimizer))
+    wanted = [float(step(*batch)) for batch in data]
     np.testing.assert_allclose(losses, wanted, rtol=TOLERANCE)
     for one, other in zip(
         model.get_weights(), alone.get_weights(), strict=True
