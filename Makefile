@@ -1,19 +1,22 @@
-# Every target makes its own environment in .venv when there is none, and
-# installs again only when pyproject.toml has changed.
+# Every target makes its own environment in .venv when there is none (.venv-gpu
+# for GPUs), and installs again only when pyproject.toml has changed.
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
 # A process for each of two cores; tests/kit/schedule.py says what runs where.
 PYTEST_ARGS ?= -n 2 --dist loadfile
-BIN := .venv/bin
-STAMP := .venv/installed-$(TENSORFLOW)
-HOROVOD := .venv/horovod-$(TENSORFLOW)
-BYTEPS := .venv/byteps-$(TENSORFLOW)
-DOCS := .venv/docs
-ECOSYSTEM := .venv/ecosystem-$(TENSORFLOW)
-RAY := .venv/ray-$(TENSORFLOW)
+# TensorFlow for GPUs has the files of the one for CPUs: no environment has both.
+VENV := .venv$(if $(filter-out cpu,$(TENSORFLOW)),-$(TENSORFLOW))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed-$(TENSORFLOW)
+HOROVOD := $(VENV)/horovod-$(TENSORFLOW)
+BYTEPS := $(VENV)/byteps-$(TENSORFLOW)
+DOCS := $(VENV)/docs
+ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
+RAY := $(VENV)/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-all test-ecosystem test-ray test-matrix check lint types bench docs clean
+.PHONY: demo test test-all test-ecosystem test-gpu test-ray test-matrix \
+	check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -29,6 +32,19 @@ test-all: $(HOROVOD) $(BYTEPS) lint types
 # these too.
 test-ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/ecosystem
+
+# What needs GPUs, and the benchmark on all of them: one report, gpu-report.md.
+# Horovod is tested there once `.venv-gpu/bin/keras-towers install horovod` has
+# built it (--with-nccl: to sum on the GPUs).
+ifeq ($(TENSORFLOW),gpu)
+test-gpu: $(STAMP)
+	$(BIN)/python -m tests.gpu $(GPU_ARGS)
+else
+test-gpu:
+	@nvidia-smi --list-gpus || { echo "make test-gpu needs an NVIDIA GPU, but \
+	nvidia-smi lists none: nothing was installed or run." >&2; exit 1; }
+	$(MAKE) test-gpu TENSORFLOW=gpu
+endif
 
 # Ray Train with two workers of its own, likewise.
 test-ray: $(RAY)
@@ -62,7 +78,7 @@ docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
 	touch $@
 
@@ -85,9 +101,9 @@ $(RAY): $(HOROVOD)
 
 # The site is made from the source alone, without TensorFlow.
 $(DOCS): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf .venv .nox dist build site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-gpu .nox dist build site .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,11 @@
-"""Eight logical CPUs for every test, set before TensorFlow starts."""
+"""Eight logical CPUs for every test, set before TensorFlow starts.
+
+In a session on GPUs (``tests/kit/gpus.py``) those take their place.
+"""
 
 import itertools
 import os
+import pathlib
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -11,15 +15,25 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
+from tests.kit import gpus
 from tests.kit.collecting import collect_rarely
 from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
 
-virtual_towers(TOWERS)
-tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
-# Starts TensorFlow, so that a snippet which splits the CPU in four cannot.
-tf.config.list_logical_devices()
+# For the processes that tests start.
+LEAN = pathlib.Path(__file__).with_name("kit") / "lean"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(LEAN), os.environ.get("PYTHONPATH")])
+)
+
+if gpus.ON:
+    gpus.use()
+else:
+    virtual_towers(TOWERS)
+    tf.config.threading.set_inter_op_parallelism_threads(TOWERS)
+    # Starts TensorFlow, so that a snippet which splits the CPU in four cannot.
+    tf.config.list_logical_devices()
 
 do_not_tune_iterators()
 collect_rarely()
@@ -56,8 +70,9 @@ def nothing_left_patched():
     policy = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(policy)
-    # What strategies take by default.
-    virtual_towers(TOWERS)
+    if not gpus.ON:
+        # What strategies take by default.
+        virtual_towers(TOWERS)
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"
@@ -77,10 +92,12 @@ def ctrl_c():
 
 
 def pytest_collection_modifyitems(items):
-    """Give slow tests the time they need."""
+    """Give slow tests the time they need, and those on GPUs a GPU."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
+        if item.get_closest_marker("gpu") and not gpus.ON:
+            item.add_marker(pytest.mark.skip("`make test-gpu` runs it"))
 
 
 @pytest.hookimpl(optionalhook=True)

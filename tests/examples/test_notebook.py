@@ -39,6 +39,8 @@ def test_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     )
+    # It draws: tests/kit/lean.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     notebook = read()
     nbclient.NotebookClient(
         notebook,

@@ -16,6 +16,7 @@ from tests.processes.small import (
     Strategy,
     X,
     Y,
+    alone,
     assert_equal_on_ranks,
     assert_same_history,
     assert_same_model,
@@ -76,8 +77,11 @@ def stop_in_mid_epoch():
                 callbacks=[Stop(event, batch, rank), count],
             )
         reference = model()
-        expected = reference.fit(
-            *(X[: 8 * done], Y[: 8 * done], 8), shuffle=False, verbose=0
+        expected = alone(
+            reference.fit,
+            *(X[: 8 * done], Y[: 8 * done], 8),
+            shuffle=False,
+            verbose=0,
         )
         assert gather(count.batches) == [done, done], event
         assert_same_model(mine, reference)
@@ -184,7 +188,7 @@ def learning_rates_of_rank_0_are_warned_of():
         mine.fit(X, Y, shuffle=False, verbose=0)
     assert messages.have("different learning rates") == (RANK == 0)
     reference.compile(keras.optimizers.SGD(0.01), "mse")
-    reference.fit(X, Y, shuffle=False, verbose=0)
+    alone(reference.fit, X, Y, shuffle=False, verbose=0)
     assert_same_model(mine, reference)
 
 

@@ -76,7 +76,8 @@ def start(tmp_path):
             for name, value in os.environ.items()
             if name not in clusters.RANK_VARIABLES
         }
-        own = {"PYTHONPATH": str(ROOT), "KERAS_TOWERS_MEETING_TIMEOUT": "60"}
+        path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+        own = {"PYTHONPATH": path, "KERAS_TOWERS_MEETING_TIMEOUT": "60"}
         running.append(
             subprocess.Popen(
                 [*before, sys.executable, str(script), *arguments],

@@ -1,0 +1,48 @@
+"""A worker: ranks on GPUs, each with one of its own."""
+
+import dataclasses
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+
+from keras_towers.devices import canonical
+from tests.exactness.cases import CASES
+from tests.gpu.towers import HARD, TOLERANCE
+from tests.kit import gpus
+from tests.kit.compare import outcome
+from tests.kit.ranks import CHECKS, check, main
+from tests.processes.exact import assert_one_device
+from tests.processes.small import RANK, Strategy, gather
+
+
+def trains_as_one_gpu(name):
+    case = CASES[name]
+    case = dataclasses.replace(case, tolerance=max(case.tolerance, TOLERANCE))
+
+    def reference():
+        return outcome(case.build, case.fit)
+
+    assert_one_device(case, reference, Strategy())
+
+
+CHECKS.clear()  # What tests.processes.exact has of its own.
+for compared in HARD:
+    CHECKS[compared] = lambda name=compared: trains_as_one_gpu(name)
+
+
+@check
+def every_rank_has_a_gpu():
+    (device,) = Strategy().extended.worker_devices
+    assert canonical(device)[3] == gpus.ON.upper()
+    if gpus.ON == "gpu":
+        visible = tf.config.get_visible_devices("GPU")
+        first, *others = gather([gpu.name for gpu in visible])
+        assert first not in others, "one GPU for several ranks"
+    assert len(gather(RANK)) == 2
+
+
+if __name__ == "__main__":
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    main()

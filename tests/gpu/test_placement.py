@@ -1,0 +1,158 @@
+"""Where the parts of a model are, what they take, and where they stay."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.devices import canonical
+from tests.exactness import models as m
+from tests.gpu.towers import kind, strategy, towers
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import X, Y, classifier, fit
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+def places(values):
+    return [canonical(value.device) for value in values]
+
+
+def everywhere():
+    return [canonical(tower) for tower in towers()]
+
+
+def of_floats(variables):
+    """What kernels on a GPU can hold; counters may be on the host."""
+    return [v for v in variables if v.dtype.startswith("float")]
+
+
+@pytest.mark.parametrize("updates", ["once", "each"])
+def test_every_tower_has_a_replica(updates):
+    model = classifier()
+    with strategy(updates=updates):
+        fit(model)
+        for weight in model.trainable_variables:
+            assert places(weight._value.values) == everywhere()
+        for slot in of_floats(model.optimizer.variables):
+            if slot is model.optimizer.learning_rate:
+                continue
+            if updates == "each":
+                assert places(slot._value.values) == everywhere(), slot.path
+            else:
+                assert places([slot._value]) == everywhere()[:1], slot.path
+
+
+def test_shared_weights_are_spread_with_their_slots():
+    model = m.mlp(keras.layers.Dense(9), keras.layers.Dense(9))
+    model.compile("adam", m.cross_entropy())
+    with strategy(kt.ParameterServerTowerStrategy, ps_device="gpu"):
+        fit(model)
+        adam, weights = model.optimizer, model.trainable_variables
+        held = places(weight._value for weight in weights)
+        assert set(held) == set(everywhere())
+        for slots in (adam._momentums, adam._velocities):
+            assert places(slot._value for slot in slots) == held
+
+
+def test_the_model_stays_on_its_gpu():
+    with tf.device(towers()[-1]):
+        model = classifier()
+        originals = Originals(model)
+        weights = of_floats(model.variables)
+        before = places(v._value for v in weights)
+    assert before[0] == everywhere()[-1]
+    for make in (kt.TowerStrategy, kt.ParameterServerTowerStrategy):
+        with strategy(make):
+            fit(model)
+        assert_ordinary(model)
+        originals.assert_back()
+        assert places(v._value for v in weights) == before
+
+
+def test_a_step_and_its_data_are_on_the_device_of_its_tower():
+    seen = {}
+
+    class Look(keras.layers.Layer):
+        def call(self, x):
+            made = tf.random.normal([3])
+            seen[kt.current_tower().index] = places([x, made])
+            return x
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([Look(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with strategy():
+        model.fit(X[:48], Y[:48], batch_size=16, verbose=0)
+    assert seen == {k: [place] * 2 for k, place in enumerate(everywhere())}
+
+
+def test_a_function_runs_on_each_tower():
+    def devices():
+        tower = kt.current_tower()
+        return tower.device, tf.random.normal([3]).device
+
+    with strategy().scope():
+        found = kt.run_on_each_tower(devices)
+    for pair, place in zip(found, everywhere(), strict=True):
+        assert [canonical(name) for name in pair] == [place] * 2
+
+
+def used():
+    return [
+        tf.config.experimental.get_memory_info(tower.split("/device:")[1])[
+            "current"
+        ]
+        for tower in towers()
+    ]
+
+
+def large():
+    """A model of 64 MiB whose optimizer keeps nothing."""
+    model = keras.Sequential(
+        [keras.Input((4096,)), keras.layers.Dense(4096, use_bias=False)]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+def grown(strategy):
+    """The MiB that each tower holds more inside, and those behind."""
+    model = large()
+    before = used()
+    with strategy:
+        strategy.adopt(model)
+        inside = used()
+    after = used()
+    return (
+        [(b - a) / MIB for a, b in zip(before, inside, strict=True)],
+        [(b - a) / MIB for a, b in zip(before, after, strict=True)],
+    )
+
+
+@pytest.mark.skipif(
+    "kind() != 'GPU'", reason="TensorFlow knows the memory of GPUs only"
+)
+def test_memory_of_replicas():
+    inside, after = grown(strategy())
+    # The first tower's replica is the user's own.
+    assert inside == pytest.approx([0] + [64] * (len(towers()) - 1), abs=4)
+    assert after == pytest.approx([0] * len(towers()), abs=4)
+
+
+@pytest.mark.skipif(
+    "kind() != 'GPU'", reason="TensorFlow knows the memory of GPUs only"
+)
+def test_memory_of_shared_weights():
+    inside, after = grown(
+        strategy(kt.ParameterServerTowerStrategy, ps_device="gpu")
+    )
+    # One copy at most, beside the user's own.
+    assert sum(inside) <= 64 + 4
+    assert after == pytest.approx([0] * len(towers()), abs=4)
+
+
+def test_kind_of_devices():
+    assert {kind()} == {place[3] for place in everywhere()}

@@ -1,0 +1,51 @@
+"""Two processes, each on a GPU of its own, over every engine that is there."""
+
+import functools
+import importlib.util
+
+import pytest
+import tensorflow as tf
+
+from tests.gpu.towers import HARD
+from tests.kit import gpus
+from tests.kit.ranks import Job
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+# What connects the ranks: the launcher's options, and the module it needs.
+ENGINES = {
+    "HorovodStrategy": (("-np",), (), "horovod"),
+    "MultiWorkerTowerStrategy": (("--workers",), (), "tensorflow"),
+    "BytePSStrategy": (("-np",), ("--servers", "1"), "byteps"),
+}
+
+
+@functools.cache
+def job(strategy):
+    (number,), options, module = ENGINES[strategy]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"not installed: `keras-towers install {module}`")
+    physical = len(tf.config.list_physical_devices("GPU"))
+    if gpus.ON == "gpu" and physical < 2:
+        pytest.skip("two processes need two GPUs: they cannot share one")
+    return Job(
+        "tests.gpu.ranks",
+        ranks=2,
+        limit_s=500,
+        number=number,
+        options=options,
+        TESTED_STRATEGY=strategy,
+        # TensorFloat-32 has too few bits for a comparison.
+        NVIDIA_TF32_OVERRIDE="0",
+    )
+
+
+@pytest.mark.parametrize("name", ["every_rank_has_a_gpu", *HARD])
+@pytest.mark.parametrize("strategy", ENGINES)
+def test_two_ranks(strategy, name):
+    job(strategy).assert_passed(name)
+
+
+@pytest.mark.parametrize("strategy", ENGINES)
+def test_the_job_ends_well(strategy):
+    job(strategy).assert_ended_well()

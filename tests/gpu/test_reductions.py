@@ -1,0 +1,50 @@
+"""Sums of gradients on GPUs, of every kind that gradients are of."""
+
+import pytest
+
+from keras_towers import reduction
+from tests.gpu.towers import towers
+from tests.reduction.cases import (
+    assert_placed,
+    assert_sums,
+    compiled,
+    make_gradients,
+)
+
+pytestmark = pytest.mark.gpu
+
+REDUCTIONS = {
+    "host": lambda: reduction.sum_on_host,
+    "towers": lambda: reduction.sum_on_towers,
+    "hierarchical": lambda: reduction.hierarchical_all_reduce,
+    "nccl": lambda: reduction.nccl_all_reduce,
+    "ring": lambda: reduction.CollectiveAllReduce(towers(), "ring"),
+    "collective nccl": lambda: reduction.CollectiveAllReduce(towers(), "nccl"),
+}
+
+
+@pytest.fixture(params=REDUCTIONS)
+def reduce(request):
+    available, reason = reduction.nccl_available(towers())
+    if "nccl" in request.param and not available:
+        pytest.skip(f"NCCL: {reason}")
+    if request.param == "hierarchical" and len(towers()) % 2:
+        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
+    return REDUCTIONS[request.param]()
+
+
+def test_every_tower_gets_the_sum_on_its_device(reduce):
+    step = compiled(reduce, towers())
+    for seed in range(3):
+        grads = make_gradients(len(towers()), seed)
+        assert_sums(step(grads), grads)
+    results = reduce(grads, towers())
+    assert_sums(results, grads)
+    assert_placed(results, towers())
+
+
+def test_packing_changes_no_sum(reduce):
+    packer = reduction.GradientPacker(num_split=3, min_elements=2)
+    step = compiled(reduction.packed(reduce, packer), towers())
+    grads = make_gradients(len(towers()))
+    assert_sums(step(grads), grads)

@@ -1,0 +1,106 @@
+"""What has no reference on one GPU to be equal to, or compares by itself."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.gpu.towers import strategy, towers
+from tests.kit.compare import same_model
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import STEPS, X, Y, classifier, fit
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_asynchronous_towers_learn(optimizer):
+    model = classifier(optimizer=lambda: keras.optimizers.get(optimizer))
+    labels = np.argmax(X[:, :3], 1)
+    before = model.evaluate(X, labels, verbose=0)[0]
+    with strategy(kt.AsyncTowerStrategy) as asynchronous:
+        history = fit(model, 30, y=labels)
+        assert asynchronous.staleness.max < 4 * len(towers())
+    assert_ordinary(model)
+    assert int(model.optimizer.iterations) == 30 * STEPS
+    assert np.isfinite(history["loss"]).all()
+    assert model.evaluate(X, labels, verbose=0)[0] < before
+
+
+def test_asynchronous_gradients_add_up():
+    def linear():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(
+            keras.optimizers.SGD(0.01), lambda y, out: out * (y + 1.0)
+        )
+        return model
+
+    # No gradient depends on the weights, so that their order does not matter.
+    mine, alone = linear(), linear()
+    labels = np.float32(Y)[:, None]
+    with strategy(kt.AsyncTowerStrategy, scale_gradient=False):
+        fit(mine, 3, y=labels)
+    fit(alone, 3, y=labels)
+    same_model(mine, alone, 1e-4)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    model = m.mlp(keras.layers.Dense(16, activation="relu"))
+    model.compile("adam", m.cross_entropy())
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+    labels = np.argmax(X[:, :3], 1)
+    with strategy():
+        losses = fit(model, 20, y=labels)["loss"]
+    assert losses[-1] < losses[0]
+    if scaled:
+        broken = X.copy()
+        broken[-1] = np.inf
+        before = model.get_weights()
+        scale = float(model.optimizer.dynamic_scale)
+        with strategy():
+            # Infinite on the last tower only.
+            model.train_on_batch(broken, labels)
+        assert float(model.optimizer.dynamic_scale) == scale / 2
+        for one, other in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_verify():
+    assert kt.verify(classifier(), X, Y).safe
+    coupled = m.mlp(keras.layers.BatchNormalization())
+    coupled.compile("sgd", m.cross_entropy())
+    assert not kt.verify(coupled, X, Y).safe
+    assert kt.verify(coupled, X, Y, batch_norm="global").safe
+
+
+def test_a_failed_step_leaves_an_ordinary_model():
+    class Boom(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise RuntimeError("boom")
+
+    model = classifier()
+    with pytest.raises(RuntimeError, match="boom"), strategy():
+        fit(model, callbacks=[Boom()])
+    assert_ordinary(model)
+    with strategy():
+        fit(model)
+
+
+def test_what_is_saved_inside_is_what_is_loaded(tmp_path):
+    model = classifier()
+    with strategy():
+        fit(model)
+        model.save(tmp_path / "model.keras")
+        inside = [v.numpy() for v in saved_of(model)]
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(inside, saved_of(loaded), strict=True):
+        np.testing.assert_array_equal(one, other.numpy())
+
+
+def saved_of(model):
+    return [*model.variables, *model.optimizer.variables]

@@ -1,0 +1,36 @@
+"""The devices of a session of tests on GPUs, which `make test-gpu` starts."""
+
+import os
+
+# What such a session is told by: "gpu", or "cpu" to try the tests themselves on
+# logical CPUs, which are then used as GPUs are.
+VARIABLE = "KERAS_TOWERS_TESTS_ON"
+ON = os.environ.get(VARIABLE, "")
+
+# What one GPU is split into, and what a logical GPU may take of its memory: the
+# rest is for the processes that a test starts.
+PARTS = 4
+MEMORY_MIB = 1024
+
+
+def use() -> None:
+    """Configure the session's devices, before TensorFlow starts.
+
+    One GPU is split; of several each is one tower. TensorFloat-32 has 10 bits,
+    too few for weights that are to be compared.
+    """
+    # Who only starts such a session needs neither.
+    import tensorflow as tf
+
+    import keras_towers as kt
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    gpus = tf.config.list_physical_devices("GPU")
+    if ON == "cpu":
+        kt.virtual_towers(PARTS)
+    elif len(gpus) == 1:
+        kt.virtual_towers(PARTS, memory_limit=MEMORY_MIB)
+    else:
+        for gpu in gpus:
+            part = tf.config.LogicalDeviceConfiguration(MEMORY_MIB)
+            tf.config.set_logical_device_configuration(gpu, [part])

@@ -1,0 +1,13 @@
+"""Run by Python when it starts, where this folder is in ``PYTHONPATH``.
+
+Keras imports these packages if they are there, for wrappers and plots, with all
+that they import in turn: a third of what it takes to start a rank. No process
+that a test starts asks for them.
+"""
+
+import os
+import sys
+
+if "PYTEST_CURRENT_TEST" in os.environ:
+    for name in ("matplotlib", "sklearn"):
+        sys.modules[name] = None
