@@ -112,10 +112,10 @@ def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "after training, the weights of the ranks differ by "
                 f"{max(differences):.1e}: gradients were not exchanged"
             )
+    means = ("first_step_s", "epoch_cost_s", "memory_mb", "loss")
     return {
         "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
-        "epoch_cost_s": _mean([rank["epoch_cost_s"] for rank in ranks]),
-        "loss": _mean([rank["loss"] for rank in ranks]),
+        **{name: _mean([rank[name] for rank in ranks]) for name in means},
         cell.suite.choice_key: first["choice"],
         "jit_compile": first["jit_compile"],
     }
