@@ -86,7 +86,7 @@ class Trainer:
     jit_compile: Callable[[], bool] = lambda: False
 
 
-def _fit(
+def fit(
     work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
     """Train with ``fit``, on whole global batches or this process's share."""
@@ -167,7 +167,7 @@ def bias(model: Any) -> list[float]:
 @contextlib.contextmanager
 def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
     """Use no strategy; the wrapped optimizer may exchange gradients."""
-    yield _fit(work, work.model.build(wrap))
+    yield fit(work, work.model.build(wrap))
 
 
 def averaging(optimizer: Any) -> Any:
@@ -206,7 +206,7 @@ def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
     strategy = tf.distribute.MirroredStrategy(work.devices, operations)
     with strategy.scope():
         model = work.model.build()
-    yield _fit(work, model)
+    yield fit(work, model)
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def towers(
     # The model is built outside, as in the README.
     model = work.model.build()
     with strategy:
-        yield _fit(work, model, strategy.mode)
+        yield fit(work, model, strategy.mode)
 
 
 @contextlib.contextmanager
@@ -240,7 +240,7 @@ def served(work: Workload, name: str) -> Iterator[Trainer]:
     with kt.strategy(name) as strategy:
         servers = len(strategy._servers.connection.devices)
         choice = f"{servers} ps"
-        yield _fit(work, work.model.build(), choice, whole=True)
+        yield fit(work, work.model.build(), choice, whole=True)
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def byteps_strategy(work: Workload) -> Iterator[Trainer]:
     import keras_towers as kt
 
     with kt.BytePSStrategy():
-        yield _fit(work, work.model.build(), None, whole=True)
+        yield fit(work, work.model.build(), None, whole=True)
 
 
 def in_strategy(
@@ -263,4 +263,4 @@ def in_strategy(
     # As the strategy decides; GPUs are hidden from the ranks.
     memory = shared_memory.available(strategy._config.transport)
     choice = "shared memory" if memory and not compression else None
-    return _fit(work, work.model.build(), choice, whole=True)
+    return fit(work, work.model.build(), choice, whole=True)

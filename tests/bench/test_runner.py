@@ -66,7 +66,7 @@ def test_worker_that_fails_leaves_its_last_words():
 
 
 def test_worker_that_leaves_nothing_has_failed(monkeypatch):
-    monkeypatch.setattr(runner, "_run_python", lambda *arguments: None)
+    monkeypatch.setattr(runner, "run_python", lambda *arguments: None)
     cell = Cell("processes", "small", "compute", 2, 0)
     sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
     assert sample.error == "a process wrote no result"
