@@ -99,14 +99,14 @@ def show_report(
                 text = f"{row.name}: {row.note}."
                 console.print(text, style="dim", highlight=False)
     console.print(describe_machine(facts), style="dim", highlight=False)
-    _show_failures(console, samples)
+    show_failures(console, samples)
 
 
 def describe_machine(facts: dict[str, Any]) -> str:
     """Describe what figures were measured on, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
-        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "Python")
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
         if facts.get(name.lower())
     )
     devices = ", ".join(facts["gpus"]) or "no GPU"
@@ -206,7 +206,8 @@ def _name(suite: Suite, result: dict[str, Any]) -> str:
     return text + (" [red]failed[/]" if result["failed"] else "")
 
 
-def _show_failures(console: Console, samples: Sequence[Sample]) -> None:
+def show_failures(console: Console, samples: Sequence[Any]) -> None:
+    """Print each error once, with the titles of the cells that it ended."""
     cells_by_error: dict[str, list[str]] = {}
     for sample in samples:
         if sample.error:
