@@ -43,6 +43,19 @@ def invoke(*arguments):
             ["--processes", "2", "--strategies", "towers"],
             "unknown strategy 'towers'; choose compute, horovod-raw",
         ),
+        (["--model", "mine:build"], "--model needs --field"),
+        (["--chart", "a.svg"], "--chart needs --field"),
+        (
+            ["--field", "--processes", "2"],
+            "cannot be combined with --processes",
+        ),
+        (["--field", "--model", "mine"], "MODULE:FUNCTION, such as my_module"),
+        (["--field", "--chart", "a.pdf"], "writes .svg or .png, not 'a.pdf'"),
+        (
+            ["--field", "--strategies", "plain"],
+            "unknown strategy 'plain'; choo",
+        ),
+        (["--field", "--towers", "0"], "whole numbers from 1, not '0'"),
     ],
 )
 def test_wrong_argument_is_refused_in_one_line(arguments, said):
