@@ -15,7 +15,7 @@ from rich.table import Table
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.results import Spread, summarize, summarize_adoption
 from keras_towers.bench.rows import SUITES, TOWERS, Suite
-from keras_towers.bench.runner import Sample
+from keras_towers.bench.runner import Outcome, Sample
 
 _NOTHING = "–"
 # From this terminal width on, a ratio and its range fit on one line.
@@ -206,7 +206,7 @@ def _name(suite: Suite, result: dict[str, Any]) -> str:
     return text + (" [red]failed[/]" if result["failed"] else "")
 
 
-def show_failures(console: Console, samples: Sequence[Any]) -> None:
+def show_failures(console: Console, samples: Sequence[Outcome]) -> None:
     """Print each error once, with the titles of the cells that it ended."""
     cells_by_error: dict[str, list[str]] = {}
     for sample in samples:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from keras_towers import subprocesses
 from keras_towers.bench.meeting import Meeting
@@ -58,7 +58,27 @@ def run_cell(cell: Cell, setting: Setting) -> Sample:
         return Sample(cell, error=str(error))
 
 
-def failed_before(cell: Cell, samples: Sequence[Sample]) -> bool:
+class Titled(Protocol):
+    """A cell of this benchmark or of the field."""
+
+    @property
+    def title(self) -> str:
+        """The same for all repeats."""
+
+
+class Outcome(Protocol):
+    """A sample of this benchmark or of the field."""
+
+    @property
+    def cell(self) -> Titled:
+        """What was measured."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+
+
+def failed_before(cell: Titled, samples: Sequence[Outcome]) -> bool:
     """Whether an earlier repeat failed.
 
     So a strategy that hangs does not use up its time limit in every repeat.

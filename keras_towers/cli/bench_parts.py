@@ -12,15 +12,16 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from keras_towers.bench.runner import Titled
 from keras_towers.errors import CompatibilityError, TowerError
 
-Cell = TypeVar("Cell")
+Cell = TypeVar("Cell", bound=Titled)
 
 
 def run_all(
     console: Console, cells: Sequence[Cell], run: Callable[[Cell], None]
 ) -> bool:
-    """Run all cells, which have a title; False if interrupted."""
+    """Run all cells; False if interrupted."""
     # On SIGTERM, clean up and show results exactly as on Ctrl-C.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -111,22 +111,25 @@ def show_field(console: Console, run: Field) -> None:
                     f"{result['reason']}",
                     highlight=False,
                 )
-    dim = {"style": "dim", "highlight": False}
     if results:
         legend = LEGEND.format(
             batch=run.settings["batch_size"],
             tolerance=curves.TOLERANCE,
             steps=curves.STEPS,
         )
-        console.print(f"{legend} {run.cores_note}", **dim)
+        _say(console, f"{legend} {run.cores_note}")
     for name in dict.fromkeys(result["row"] for result in results):
-        console.print(f"{name}: {ROWS[name].note}.", **dim)
+        _say(console, f"{name}: {ROWS[name].note}.")
     for note in run.notes:
-        console.print(f"{note}.", markup=False, **dim)
+        _say(console, f"{note}.")
     for name, why in run.skipped.items():
-        console.print(f"skipped: {name}: {why}", markup=False, **dim)
-    console.print(describe_machine(run.facts), **dim)
+        _say(console, f"skipped: {name}: {why}")
+    _say(console, describe_machine(run.facts))
     show_failures(console, run.samples)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False)
 
 
 def _table(heading: str, results: Sequence[dict[str, Any]]) -> Table:

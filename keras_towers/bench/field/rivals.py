@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from keras_towers.bench.trainers import (
@@ -68,9 +69,7 @@ def _loop(work: Workload) -> Trainer:
     def batches(steps: int) -> Iterator[Any]:
         for first in range(0, steps * work.batch, work.batch):
             rows = slice(first, first + work.batch)
-            yield [
-                mapped(lambda array, rows=rows: array[rows], d) for d in data
-            ]
+            yield [mapped(itemgetter(rows), part) for part in data]
 
     def step(x: Any, y: Any) -> Any:
         module.zero_grad()

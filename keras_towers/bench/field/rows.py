@@ -18,6 +18,15 @@ from keras_towers.bench.rows import TOWERS
 from keras_towers.bench.trainers import Trainer, Workload
 
 
+_EXTRA = "pip install 'keras-towers[field]'"
+# How to install what is optional.
+_INSTALL = {
+    "torch": _EXTRA,
+    "jax": _EXTRA,
+    "horovod": "keras-towers install horovod",
+}
+
+
 class Runs(StrEnum):
     """Where the replicas of a row are.
 
@@ -42,8 +51,6 @@ class FieldRow:
         note: a description for the reader of the table.
         runs: where its replicas are.
         backend: the backend of Keras.
-        needs: the modules that have to be installed for it.
-        install: how to install these.
         ours: whether it belongs to this package.
         horovod: whether Horovod's launcher starts its processes.
         listed: whether it is a row of the table; others are only what the
@@ -55,8 +62,6 @@ class FieldRow:
     note: str
     runs: Runs = Runs.DEVICES
     backend: str = "tensorflow"
-    needs: tuple[str, ...] = ()
-    install: str = ""
     ours: bool = False
     horovod: bool = False
     listed: bool = True
@@ -64,10 +69,11 @@ class FieldRow:
     @property
     def missing(self) -> str:
         """What is not installed and how to install it, or nothing."""
-        lacking = [m for m in self.needs if not importlib.util.find_spec(m)]
-        if not lacking:
-            return ""
-        return f"{', '.join(lacking)} is not installed: run `{self.install}`"
+        needs = [self.backend] if self.backend in _INSTALL else []
+        for module in [*needs, *["horovod"] * self.horovod]:
+            if importlib.util.find_spec(module) is None:
+                return f"{module} is not installed: run `{_INSTALL[module]}`"
+        return ""
 
     @property
     def single(self) -> str:
@@ -80,12 +86,7 @@ class FieldRow:
         return f"compute-{self.backend}"
 
 
-_EXTRA = "pip install 'keras-towers[field]'"
-BACKENDS = {
-    "tensorflow": {},
-    "torch": {"needs": ("torch",), "install": _EXTRA},
-    "jax": {"needs": ("jax",), "install": _EXTRA},
-}
+BACKENDS = ("tensorflow", "torch", "jax")
 REFERENCE = "keras-tensorflow"
 
 
@@ -96,26 +97,12 @@ def _known(name: str, note: str) -> FieldRow:
 
 
 def _horovod(
-    name: str, note: str, ours: bool = True, **options: str
+    name: str,
+    note: str,
+    train: Callable[[Workload], AbstractContextManager[Trainer]],
+    ours: bool = True,
 ) -> FieldRow:
-    wrap = {
-        "horovod-raw": trainers.averaging,
-        "horovod-drop-in": trainers.drop_in,
-    }
-    train: Callable[[Workload], AbstractContextManager[Trainer]]
-    train = trainers.horovod_strategy
-    if name in wrap:
-        train = partial(trainers.keras_alone, wrap=wrap[name])
-    return FieldRow(
-        name,
-        train,
-        note,
-        Runs.RANKS,
-        needs=("horovod",),
-        install="keras-towers install horovod",
-        ours=ours,
-        horovod=True,
-    )
+    return FieldRow(name, train, note, Runs.RANKS, ours=ours, horovod=True)
 
 
 _ROWS = (
@@ -126,9 +113,8 @@ _ROWS = (
             "one device" + ", the reference" * (backend == "tensorflow"),
             Runs.ONE,
             backend,
-            **more,
         )
-        for backend, more in BACKENDS.items()
+        for backend in BACKENDS
     ),
     _known("stock-default", "MirroredStrategy"),
     _known("stock-one-device", "MirroredStrategy, ReductionToOneDevice"),
@@ -144,7 +130,6 @@ _ROWS = (
         rivals.jax_data_parallel,
         "keras.distribution.DataParallel on JAX",
         backend="jax",
-        **BACKENDS["jax"],
     ),
     FieldRow(
         "torch-ddp",
@@ -152,11 +137,21 @@ _ROWS = (
         "Keras on PyTorch in DistributedDataParallel, in a loop",
         Runs.RANKS,
         "torch",
-        **BACKENDS["torch"],
     ),
-    _horovod("horovod-raw", "hvd.grouped_allreduce by hand", ours=False),
-    _horovod("horovod-drop-in", "keras_towers.horovod.DistributedOptimizer"),
-    _horovod("horovod-strategy", "HorovodStrategy()"),
+    _horovod(
+        "horovod-raw",
+        "hvd.grouped_allreduce by hand",
+        partial(trainers.keras_alone, wrap=trainers.averaging),
+        ours=False,
+    ),
+    _horovod(
+        "horovod-drop-in",
+        "keras_towers.horovod.DistributedOptimizer",
+        partial(trainers.keras_alone, wrap=trainers.drop_in),
+    ),
+    _horovod(
+        "horovod-strategy", "HorovodStrategy()", trainers.horovod_strategy
+    ),
     FieldRow(
         "multi-worker",
         multi_worker.strategy,
@@ -173,9 +168,8 @@ _ROWS = (
             Runs.RANKS,
             backend,
             listed=False,
-            **more,
         )
-        for backend, more in BACKENDS.items()
+        for backend in BACKENDS
     ),
 )
 ROWS = {row.name: row for row in _ROWS}
