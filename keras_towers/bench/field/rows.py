@@ -17,7 +17,6 @@ from keras_towers.bench.field import rivals
 from keras_towers.bench.rows import TOWERS
 from keras_towers.bench.trainers import Trainer, Workload
 
-
 _EXTRA = "pip install 'keras-towers[field]'"
 # How to install what is optional.
 _INSTALL = {
