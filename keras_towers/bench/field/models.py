@@ -69,10 +69,18 @@ class Stored:
         arrays: list[Any] = []
 
         def index(leaf: Any) -> int:
-            arrays.append(_enough(np.asarray(leaf), examples, self.source))
+            arrays.append(_array(leaf, self.source))
             return len(arrays) - 1
 
         structure = [mapped(index, x), mapped(index, y)]
+        lengths = sorted({len(array) for array in arrays})
+        if len(lengths) != 1:
+            raise TowerError(
+                f"{self.source} returned {' and '.join(map(str, lengths))} "
+                "examples; x and y need as many"
+            )
+        chosen = np.arange(examples) % lengths[0]
+        arrays = [array[chosen] for array in arrays]
         if not model.built:
             model(mapped(lambda i: arrays[i][:1], structure[0]))
         np.savez(self.folder / _DATA, *arrays)
@@ -113,16 +121,20 @@ def _load(path: Path) -> list[Any]:
         return [stored[f"arr_{index}"] for index in range(len(stored.files))]
 
 
-def _enough(array: Any, examples: int, source: str) -> Any:
-    """Repeat an array until it has as many examples as are needed."""
+def _array(leaf: Any, source: str) -> Any:
+    """Return a part of the user's data as an array."""
     import numpy as np
 
+    try:
+        array = np.asarray(leaf)
+    except (ValueError, TypeError):
+        array = np.asarray(None)
     if array.ndim == 0 or not len(array) or array.dtype.hasobject:
         raise TowerError(
             f"{source} has to return arrays of examples as x and y, but among "
-            f"them is {array!r:.80}"
+            f"them is {leaf!r:.80}"
         )
-    return array[np.arange(examples) % len(array)]
+    return array
 
 
 def _users(target: str) -> list[Any]:
@@ -155,5 +167,11 @@ def _users(target: str) -> list[Any]:
         raise TowerError(
             f"{target} returned a model that is not compiled: call "
             "model.compile(optimizer, loss) in it"
+        )
+    if model.steps_per_execution != 1:
+        raise TowerError(
+            f"{target} returned a model that is compiled with "
+            f"steps_per_execution={model.steps_per_execution}, but each step "
+            "is timed: leave it out"
         )
     return [model, *data]

@@ -35,7 +35,7 @@ def test_every_process_has_the_weights_and_data_of_the_first(users, tmp_path):
     built = []
 
     def build():
-        inputs = {"a": keras.Input((4,)), "b": [keras.Input(())]}
+        inputs = {"a": keras.Input((4,), name="a"), "b": [keras.Input(())]}
         hidden = layers.Dense(3)(inputs["a"])
         outputs = layers.BatchNormalization()(hidden) * inputs["b"][0][:, None]
         model = keras.Model(inputs, outputs)
@@ -52,7 +52,7 @@ def test_every_process_has_the_weights_and_data_of_the_first(users, tmp_path):
     assert model is built[1]
     for mine, first in zip(model.weights, built[0].weights, strict=True):
         assert np.array_equal(mine, first)
-    assert wrapped[0].name == "adam"
+    assert isinstance(wrapped[0], keras.optimizers.Adam)
     assert model.optimizer == "mine"
     # Five examples are repeated until there are enough.
     (got, y), again = stored.data(7), stored.data(12)
@@ -130,6 +130,12 @@ def not_built():
     return model
 
 
+def in_chunks():
+    model = perceptron()
+    model.compile("sgd", "mse", steps_per_execution=8)
+    return model
+
+
 def broken():
     raise RuntimeError("no data here")
 
@@ -152,6 +158,15 @@ def broken():
             lambda: (perceptron(), np.ones((0, 4)), np.ones((0, 3))),
             "has to return arrays of examples",
         ),
+        (
+            lambda: (perceptron(), [[1.0], [1.0, 2.0]], np.ones((2, 3))),
+            "has to return arrays of examples",
+        ),
+        (
+            lambda: (perceptron(), np.ones((5, 4)), np.ones((4, 3))),
+            "returned 4 and 5 examples; x and y need as many",
+        ),
+        (in_chunks, "steps_per_execution=8, but each step is timed"),
     ],
 )
 def test_what_the_function_returns_is_checked(users, tmp_path, function, said):
