@@ -156,8 +156,8 @@ def draw_field(document: dict[str, Any]) -> Figure:
         grid, panels.items(), strict=True
     ):
         for axes, (name, factor, said) in zip(across, _FIELD, strict=True):
-            _draw_column(axes, results, name, factor)
             axes.set_title(said, fontsize=9)
+            _draw_column(axes, results, name, factor)
         noun = "device" if devices == 1 else "devices"
         across[0].set_title(
             f"{model}, {devices} {noun}: {_FIELD[0][2]}", fontsize=9
@@ -183,6 +183,9 @@ def _draw_column(
         for row, result in results.items()
         if result[name]
     }
+    if not panel and name != _FIELD[0][0]:
+        axes.set_visible(False)
+        return
     draw_panel(axes, panel, rows)
     if name == "step_ms":
         for place, (row, result) in enumerate(results.items()):

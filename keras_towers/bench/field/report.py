@@ -32,7 +32,7 @@ _COLUMNS = {
     "memory_mb": ("memory", 1, "{:.0f} MB"),
 }
 LEGEND = (
-    "examples/s: of the global batch of {batch}, by the median step (ms). "
+    "n: number of devices. examples/s: of the global batch of {batch}, by the median step (ms). "
     "efficiency: that, relative to as many times one device of the same "
     "backend. compute: the step of as many processes that train on a share of "
     "the batch and exchange nothing; rest: what is above it. first step: "
@@ -134,7 +134,7 @@ def _say(console: Console, text: str) -> None:
 
 def _table(heading: str, results: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=heading, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("de-\nvices", justify="right")
+    table.add_column("n", justify="right")
     table.add_column("row", no_wrap=True)
     for name, _, _ in _COLUMNS.values():
         table.add_column(name, justify="right", no_wrap=True)
