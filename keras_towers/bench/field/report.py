@@ -32,10 +32,10 @@ _COLUMNS = {
     "memory_mb": ("memory", 1, "{:.0f} MB"),
 }
 LEGEND = (
-    "n: number of devices. examples/s: of the global batch of {batch}, by the median step (ms). "
-    "efficiency: that, relative to as many times one device of the same "
-    "backend. compute: the step of as many processes that train on a share of "
-    "the batch and exchange nothing; rest: what is above it. first step: "
+    "n: number of devices. examples/s: of the global batch of {batch}, by the "
+    "median step (ms). efficiency: that, relative to n times one device of the "
+    "same backend. compute: the step of n processes that train on their shares "
+    "of the batch and exchange nothing; rest: what is above it. first step: "
     "seconds from the call of fit to the end of its first batch. memory: "
     "growth of a process's resident memory, at its peak. A row without figures "
     "does not count: its loss has to be within {tolerance:.1%} of the "
