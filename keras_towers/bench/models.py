@@ -28,6 +28,7 @@ class Trained(Protocol):
     @property
     def title(self) -> str:
         """A description for the reader of a table."""
+        ...
 
     def build(self, wrap: Wrap | None = None) -> Any:
         """Build and compile the model, with the same initial weights.
@@ -35,9 +36,11 @@ class Trained(Protocol):
         Args:
             wrap: returns the optimizer that trains, given the model's own.
         """
+        ...
 
     def data(self, examples: int) -> tuple[Any, Any]:
         """Return inputs and labels, the same in every process."""
+        ...
 
 
 @dataclass(frozen=True)

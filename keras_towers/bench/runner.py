@@ -64,6 +64,7 @@ class Titled(Protocol):
     @property
     def title(self) -> str:
         """The same for all repeats."""
+        ...
 
 
 class Outcome(Protocol):
@@ -72,10 +73,12 @@ class Outcome(Protocol):
     @property
     def cell(self) -> Titled:
         """What was measured."""
+        ...
 
     @property
     def error(self) -> str | None:
         """Why it failed."""
+        ...
 
 
 def failed_before(cell: Titled, samples: Sequence[Outcome]) -> bool:

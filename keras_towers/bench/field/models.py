@@ -17,7 +17,14 @@ from keras_towers.bench.models import MODELS, Wrap
 from keras_towers.bench.trainers import mapped
 from keras_towers.errors import TowerError
 
-FIELD_MODELS = ("small", "large", "wide", "cnn", "transformer", "recommender")
+FIELD_MODELS: tuple[str, ...] = (
+    "small",
+    "large",
+    "wide",
+    "cnn",
+    "transformer",
+    "recommender",
+)
 _WEIGHTS = "weights.npz"
 _DATA = "data.npz"
 _STRUCTURE = "data.json"

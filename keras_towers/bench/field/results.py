@@ -61,13 +61,9 @@ def summarize_field(
     for (model, devices, row), repeats in rows.items():
         reasons = [_why_not(sample, known) for sample in repeats]
         reason = next(filter(None, reasons), "")
-        figures = dict.fromkeys(FIGURES)
+        each: list[dict[str, float | None]] = []
         if not reason:
             each = [_figures(sample, known, batch, most) for sample in repeats]
-            figures = {
-                name: Spread.of(figures[name] for figures in each)
-                for name in FIGURES
-            }
         results.append(
             {
                 "model": model,
@@ -75,7 +71,10 @@ def summarize_field(
                 "row": row,
                 "counts": not reason,
                 "reason": reason,
-                **figures,
+                **{
+                    name: Spread.of(one[name] for one in each)
+                    for name in FIGURES
+                },
                 "failed": any(sample.error for sample in repeats),
             }
         )
