@@ -47,8 +47,8 @@ def summarize_field(
     Args:
         samples: all that was measured.
         batch: the global batch.
-        most: the number of devices from which on they would share cores, so
-            that there is no efficiency.
+        most: the largest number of devices that do not share cores; with more
+            there is no efficiency.
     """
     known = {_key(sample.cell): sample for sample in samples}
     rows: dict[tuple[str, int, str], list[FieldSample]] = {}

@@ -19,6 +19,28 @@ from keras_towers.bench.trainers import (
     loop,
     mapped,
 )
+from keras_towers.errors import TowerError
+
+
+def check_gpus(backend: str, count: int) -> None:
+    """Check that a backend uses GPUs, since it would use the CPU otherwise.
+
+    Raises:
+        TowerError: it sees fewer than are needed.
+    """
+    if backend == "torch":
+        import torch
+
+        seen = torch.cuda.device_count()
+    else:
+        import jax
+
+        seen = jax.device_count() if jax.default_backend() == "gpu" else 0
+    if seen < count:
+        raise TowerError(
+            f"{backend} sees {seen} GPUs instead of {count}: install its build "
+            "for GPUs"
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from keras_towers import tf_config
 from keras_towers.bench import machine, measure
-from keras_towers.bench.field import curves
+from keras_towers.bench.field import curves, rivals
 from keras_towers.bench.field.models import Stored
 from keras_towers.bench.field.plan import FieldCell
 from keras_towers.bench.field.rows import Runs
@@ -70,6 +70,9 @@ def _prepare(cell: FieldCell, device: str, rank: int) -> list[str]:
         )
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
     if row.backend != "tensorflow":
+        if device == "gpu":
+            needed = cell.replicas if row.runs is Runs.DEVICES else 1
+            rivals.check_gpus(row.backend, needed)
         return [f"{device}:{index}" for index in range(cell.replicas)]
     if cell.processes > 1:
         return []
