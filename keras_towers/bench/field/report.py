@@ -29,14 +29,14 @@ _COLUMNS = {
     "compute_ms": ("com-\npute", 1, "{:.2f}"),
     "rest_ms": ("rest", 1, "{:.2f}"),
     "first_step_s": ("first\nstep", 1, "{:.1f} s"),
-    "memory_mb": ("memory", 1, "{:.0f} MB"),
+    "memory_mb": ("MB", 1, "{:.0f}"),
 }
 LEGEND = (
     "n: number of devices. examples/s: of the global batch of {batch}, by the "
     "median step (ms). efficiency: that, relative to n times one device of the "
     "same backend. compute: the step of n processes that train on their shares "
     "of the batch and exchange nothing; rest: what is above it. first step: "
-    "seconds from the call of fit to the end of its first batch. memory: "
+    "seconds from the call of fit to the end of its first batch. MB: "
     "growth of a process's resident memory, at its peak. A row without figures "
     "does not count: its loss has to be within {tolerance:.1%} of the "
     f"reference's ({REFERENCE}) in each of the first {{steps}} steps."
@@ -134,7 +134,7 @@ def _say(console: Console, text: str) -> None:
 
 def _table(heading: str, results: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=heading, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("n", justify="right")
+    table.add_column("n", justify="right", no_wrap=True)
     table.add_column("row", no_wrap=True)
     for name, _, _ in _COLUMNS.values():
         table.add_column(name, justify="right", no_wrap=True)

@@ -147,7 +147,7 @@ def test_report_says_what_counts_and_why_not(field):
     show_field(console, field)
     text = console.file.getvalue()
     assert re.search(
-        r"towers +6400 +80 % +10\.00 +9\.00 +1\.00 +1\.5 s +20 MB", text
+        r"towers +6400 +80 % +10\.00 +9\.00 +1\.00 +1\.5 s +20 ", text
     )
     assert re.search(r"\n +2 +stock-default ✗( +–){7}", text)
     assert (
