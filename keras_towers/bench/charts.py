@@ -164,9 +164,13 @@ def draw_field(document: dict[str, Any]) -> Figure:
         )
     rows = [result["row"] for result in document["field"]]
     settings = document["settings"]
+    repeats = settings["repeats"]
+    often = (
+        f"median of {repeats} runs" if repeats > 1 else "one run of each row"
+    )
     figure.supxlabel(
         f"{describe_machine(document['machine'])}\nglobal batch "
-        f"{settings['batch_size']}; median of {settings['repeats']} runs",
+        f"{settings['batch_size']}; {often}",
         fontsize=8,
     )
     legend(figure, rows, 3)
