@@ -65,6 +65,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
         "keras": found["keras"],
         "horovod": _version("horovod"),
         "torch": _version("torch"),
+        "jax": _version("jax"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor_name(),

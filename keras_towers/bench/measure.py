@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.bench.meeting import Meeting
+from keras_towers.bench.memory import Growth
 from keras_towers.bench.models import ADOPTED
 from keras_towers.bench.trainers import Trainer
 
@@ -29,8 +30,9 @@ def measure_training(
     batches: int,
     over: int = 1,
     alone: bool = False,
+    first_steps: int = WARM_UP_BATCHES,
 ) -> dict[str, Any]:
-    """Train, and measure the steps and the per-epoch overhead.
+    """Train, and measure the first step, later ones, and what epochs add.
 
     Args:
         trainer: trains in this process.
@@ -38,17 +40,21 @@ def measure_training(
         batches: the number of times to measure.
         over: the number of steps over which each time is averaged.
         alone: whether processes exchange nothing, and so are not in lockstep.
+        first_steps: the number of steps before those, whose losses are
+            recorded.
 
     Returns:
-        Milliseconds of every timed step; the per-epoch overhead in seconds, if
-        there are epochs; the loss, to check that rows agree; and a few weights,
-        to check that ranks agree.
+        Seconds until the end of the first step, with everything that is
+        compiled for it; milliseconds of every timed step; the per-epoch
+        overhead in seconds, if there are epochs; the growth of memory, at its
+        peak, in megabytes; the loss, to check that rows agree; and a few
+        weights, to check that ranks agree.
     """
+    memory = Growth()
+    first = trainer.train(first_steps, 1)
     if meeting.size > 1:
-        # Synchronize between the warm-up and the measurement.
-        trainer.train(WARM_UP_BATCHES, 1)
         meeting.exchange("warm")
-    skipped = _skipped(meeting.size, over)
+    skipped = _skipped(over)
     times = trainer.train(skipped + batches + over, 1)
     seconds = differences(times.batches[skipped:], over)
     step_ms = [1e3 * second for second in seconds]
@@ -56,14 +62,18 @@ def measure_training(
     if times.epochs:
         short = trainer.train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS)
         cost_s = epoch_cost_s(short.epochs, step_ms)
+    megabytes = memory.megabytes()
     witness = trainer.bias()
     meeting.leave("done")
     while alone and not meeting.complete("done"):
         # If a rank stopped early, the others would run on a less busy machine.
         trainer.train(_SHORT_EPOCH_STEPS, 1)
     return {
+        "first_step_s": first.first_step_s,
+        "first_losses": first.losses,
         "step_ms": step_ms,
         "epoch_cost_s": cost_s,
+        "memory_mb": megabytes,
         "loss": times.loss,
         "choice": trainer.choice,
         "jit_compile": trainer.jit_compile(),
@@ -71,14 +81,16 @@ def measure_training(
     }
 
 
-def steps_needed(processes: int, batches: int, over: int) -> int:
+def steps_needed(
+    batches: int, over: int, first_steps: int = WARM_UP_BATCHES
+) -> int:
     """Return the number of steps that need data."""
-    return max(WARM_UP_BATCHES, _skipped(processes, over) + batches + over)
+    return max(first_steps, _skipped(over) + batches + over)
 
 
-def _skipped(processes: int, over: int) -> int:
+def _skipped(over: int) -> int:
     """Return the number of untimed steps at the start of the timed run."""
-    return _SETTLING_BATCHES if processes > 1 else max(WARM_UP_BATCHES, over)
+    return max(_SETTLING_BATCHES, over)
 
 
 def differences(times: Sequence[float], over: int = 1) -> list[float]:

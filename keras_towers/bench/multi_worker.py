@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 def ring_loop(work: Workload) -> Iterator[Trainer]:
     """Create a rank; call this before TensorFlow has run anything."""
     _join_cluster(work.meeting)
-    import keras
     import tensorflow as tf
 
     experimental = tf.distribute.experimental
@@ -45,13 +44,12 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
     )
     with strategy.scope():
         model = work.model.build()
-    # Under a strategy Keras divides the loss by the number of ranks, because
-    # its optimizer sums gradients over them.
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
+            # Under a strategy Keras divides it by the number of ranks, because
+            # its optimizer sums gradients over them.
+            loss = model.compute_loss(x, y, model(x, training=True))
         weights = model.trainable_variables
         grads = tape.gradient(loss, [weight.value for weight in weights])
         model.optimizer.apply(grads, weights)
@@ -63,7 +61,10 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
 
     data = tf.data.Dataset.from_tensor_slices(work.part()).batch(work.batch)
     yield loop(
-        lambda steps: data.take(steps).prefetch(2), run, lambda: bias(model)
+        work,
+        lambda steps: data.take(steps).prefetch(2),
+        run,
+        lambda: bias(model),
     )
 
 

@@ -15,15 +15,19 @@ from rich.table import Table
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.results import Spread, summarize, summarize_adoption
 from keras_towers.bench.rows import SUITES, TOWERS, Suite
-from keras_towers.bench.runner import Sample
+from keras_towers.bench.runner import Outcome, Sample
 
 _NOTHING = "–"
 # From this terminal width on, a ratio and its range fit on one line.
 _WIDE = 105
 
 
+# Columns with a unit: their decimals, and the unit.
+_UNITS = {"epoch_cost_s": (2, "s"), "first_step_s": (1, "s")}
+_UNITS |= {"memory_mb": (0, "MB")}
 # Titles of columns, and their explanations below the table.
-_COLUMNS = {
+_Columns = dict[str, tuple[str, str]]
+_COLUMNS: _Columns = {
     "step_ms": (
         "ms",
         "ms: milliseconds from the start of one batch to the start of the "
@@ -52,23 +56,42 @@ _COLUMNS = {
         "epoch: per-epoch overhead of fit, in addition to the steps.",
     ),
 }
+_START: _Columns = {
+    "first_step_s": (
+        "first\nstep",
+        "first step: seconds from the call of fit to the end of its first "
+        "batch, in a new process, with all that is traced and compiled for it.",
+    ),
+    "first_step_s_to_plain": ("÷ plain", ""),
+    "first_step_s_to_best_stock": ("÷ best\nstock", ""),
+    "memory_mb": (
+        "memory",
+        "memory: growth of a process's resident memory during training, at its "
+        "peak. Best stock is the stock row that needs least of each.",
+    ),
+    "memory_mb_to_plain": ("÷ plain", ""),
+    "memory_mb_to_best_stock": ("÷ best\nstock", ""),
+}
 
 
 def show_report(
     console: Console, facts: dict[str, Any], samples: Sequence[Sample]
 ) -> None:
     """Print tables of the results, and the failures."""
-    separator = " " if console.width >= _WIDE else "\n"
     adoption = summarize_adoption(samples)
     for suite in SUITES.values():
         results = summarize(suite, samples)
         for model in dict.fromkeys(result["model"] for result in results):
             of_model = [r for r in results if r["model"] == model]
-            console.print(_training_table(suite, of_model, separator))
+            title = f"{model}: {MODELS[model].title}"
+            _show_table(console, title, suite, of_model, _COLUMNS)
+            title = f"{model}: until it trains"
+            _show_table(console, title, suite, of_model, _START)
         if adoption and suite is TOWERS:
             console.print(_adoption_table(adoption))
         if results:
-            legends = [_COLUMNS.get(c, ("", ""))[1] for c in suite.columns]
+            explained = _COLUMNS | _START
+            legends = [explained.get(c, ("", ""))[1] for c in suite.columns]
             console.print(" ".join(filter(None, legends)), style="dim")
         names = [result[suite.row_key] for result in results]
         for row in suite.rows.values():
@@ -76,14 +99,14 @@ def show_report(
                 text = f"{row.name}: {row.note}."
                 console.print(text, style="dim", highlight=False)
     console.print(describe_machine(facts), style="dim", highlight=False)
-    _show_failures(console, samples)
+    show_failures(console, samples)
 
 
 def describe_machine(facts: dict[str, Any]) -> str:
     """Describe what figures were measured on, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
-        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "Python")
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
         if facts.get(name.lower())
     )
     devices = ", ".join(facts["gpus"]) or "no GPU"
@@ -91,26 +114,35 @@ def describe_machine(facts: dict[str, Any]) -> str:
     return f"{cores}, {devices}; {versions}"
 
 
-def _training_table(
-    suite: Suite, results: Sequence[dict[str, Any]], separator: str
-) -> Table:
-    model = results[0]["model"]
-    columns = [column for column in suite.columns if column in _COLUMNS]
-    return _table(
-        f"{model}: {MODELS[model].title}",
+def _show_table(
+    console: Console,
+    title: str,
+    suite: Suite,
+    results: Sequence[dict[str, Any]],
+    known: _Columns,
+) -> None:
+    """Print those of the known columns that the suite has."""
+    columns = [column for column in suite.columns if column in known]
+    if not any(result[column] for result in results for column in columns):
+        return
+    separator = " " if console.width >= _WIDE else "\n"
+    table = _table(
+        title,
         suite,
-        [_COLUMNS[column][0] for column in columns],
+        [known[column][0] for column in columns],
         results,
         lambda result: [_cell(c, result[c], separator) for c in columns],
     )
+    console.print(table)
 
 
 def _cell(column: str, spread: Spread | None, separator: str) -> str:
     """Format a median and, where repeats are compared, their range."""
     if spread is None:
         return _NOTHING
-    if column == "epoch_cost_s":
-        return f"{spread.median:.2f} s"
+    if column in _UNITS:
+        digits, unit = _UNITS[column]
+        return f"{spread.median:.{digits}f} {unit}"
     median, low, high = (
         f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
         for value in (spread.median, spread.low, spread.high)
@@ -174,7 +206,8 @@ def _name(suite: Suite, result: dict[str, Any]) -> str:
     return text + (" [red]failed[/]" if result["failed"] else "")
 
 
-def _show_failures(console: Console, samples: Sequence[Sample]) -> None:
+def show_failures(console: Console, samples: Sequence[Outcome]) -> None:
+    """Print each error once, with the titles of the cells that it ended."""
     cells_by_error: dict[str, list[str]] = {}
     for sample in samples:
         if sample.error:

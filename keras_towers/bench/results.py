@@ -14,7 +14,7 @@ from keras_towers.bench.plan import ADOPTION
 from keras_towers.bench.rows import RAW, Suite
 from keras_towers.bench.runner import Sample
 
-# Milliseconds of one row, by repeat.
+# A measurement of one row, by repeat.
 Repeats = Mapping[int, float]
 
 
@@ -78,6 +78,8 @@ def _summarize_group(
             "cost_ms": Spread.of(costs[name].values()),
             "to_raw": ratio(costs[name], raw),
             "epoch_cost_s": Spread.of(r["epoch_cost_s"] for r in measured),
+            **_start(suite, group, name, "first_step_s"),
+            **_start(suite, group, name, "memory_mb"),
         }
         choice = measured[0].get(suite.choice_key) if measured else None
         results.append(
@@ -89,6 +91,31 @@ def _summarize_group(
             }
         )
     return results
+
+
+def _start(
+    suite: Suite, group: Mapping[str, Sequence[Sample]], name: str, what: str
+) -> dict[str, Spread | None]:
+    """Summarize what a row needs until it trains, beside plain and stock.
+
+    The best stock row is that which needs least of it.
+    """
+    values = {row: _values(samples, what) for row, samples in group.items()}
+    mine, best = values[name], best_stock(suite, values)
+    return {
+        what: Spread.of(mine.values()),
+        f"{what}_to_plain": ratio(mine, values.get("plain", {})),
+        f"{what}_to_best_stock": ratio(mine, values.get(best or "", {})),
+    }
+
+
+def _values(samples: Sequence[Sample], what: str) -> Repeats:
+    """Return one measurement of each repeat in which it was made."""
+    return {
+        sample.cell.repeat: sample.result[what]
+        for sample in samples
+        if sample.result.get(what)
+    }
 
 
 def _step_ms(samples: Sequence[Sample]) -> Repeats:

@@ -125,12 +125,12 @@ _PROCESSES = (
     ),
     _ranks(
         RAW,
-        partial(trainers.keras_alone, optimizer=trainers.averaging_sgd),
+        partial(trainers.keras_alone, wrap=trainers.averaging),
         note="hvd.grouped_allreduce in the optimizer's apply, by hand",
     ),
     _ranks(
         "horovod-drop-in",
-        partial(trainers.keras_alone, optimizer=trainers.drop_in_sgd),
+        partial(trainers.keras_alone, wrap=trainers.drop_in),
         note="keras_towers.horovod.DistributedOptimizer",
         ours=True,
     ),
@@ -236,6 +236,8 @@ class Suite:
 
 
 _RATIOS = ("to_plain", "to_stock_default", "to_best_stock", "best_stock")
+_OVER = ("", "_to_plain", "_to_best_stock")
+_START = ("first_step_s", "memory_mb")
 TOWERS = Suite(
     kind="training",
     replica="tower",
@@ -244,7 +246,10 @@ TOWERS = Suite(
     models=("small", "large", "cnn"),
     row_key="strategy",
     choice_key="mode",
-    columns=("step_ms", *_RATIOS, "epoch_cost_s"),
+    columns=(
+        *("step_ms", *_RATIOS, "epoch_cost_s"),
+        *(f"{name}{of}" for name in _START for of in _OVER),
+    ),
     rows={row.name: row for row in _TOWERS},
 )
 PROCESSES = Suite(
@@ -255,7 +260,7 @@ PROCESSES = Suite(
     models=("large",),
     row_key="row",
     choice_key="how",
-    columns=("step_ms", "cost_ms", "to_raw", "epoch_cost_s"),
+    columns=("step_ms", "cost_ms", "to_raw", "epoch_cost_s", *_START),
     rows={row.name: row for row in _PROCESSES},
 )
 SUITES = {suite.kind: suite for suite in (TOWERS, PROCESSES)}

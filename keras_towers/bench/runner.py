@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from keras_towers import subprocesses
 from keras_towers.bench.meeting import Meeting
@@ -21,7 +21,7 @@ _STDERR_LINES = 12
 # The launcher needs time to end its ranks.
 _GRACE_S = 15
 # One core per rank: with more threads a single rank would use all cores.
-_ONE_CORE = {
+ONE_CORE = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -58,7 +58,30 @@ def run_cell(cell: Cell, setting: Setting) -> Sample:
         return Sample(cell, error=str(error))
 
 
-def failed_before(cell: Cell, samples: Sequence[Sample]) -> bool:
+class Titled(Protocol):
+    """A cell of this benchmark or of the field."""
+
+    @property
+    def title(self) -> str:
+        """The same for all repeats."""
+        ...
+
+
+class Outcome(Protocol):
+    """A sample of this benchmark or of the field."""
+
+    @property
+    def cell(self) -> Titled:
+        """What was measured."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        ...
+
+
+def failed_before(cell: Titled, samples: Sequence[Outcome]) -> bool:
     """Whether an earlier repeat failed.
 
     So a strategy that hangs does not use up its time limit in every repeat.
@@ -80,8 +103,8 @@ def _run_cell(cell: Cell, setting: Setting) -> dict[str, Any]:
             if row.servers:
                 tasks = ["--ps", str(row.servers), "--workers", number]
             command = [*launcher, *tasks, *command]
-            environment = _ONE_CORE
-        _run_python(command, setting.timeout_s, environment)
+            environment = ONE_CORE
+        run_python(command, setting.timeout_s, environment)
         try:
             texts = Meeting(Path(folder), 0, cell.processes).read(RESULT)
         except FileNotFoundError:
@@ -99,34 +122,44 @@ def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if cell.kind == ADOPTION:
         return first
     if cell.suite.rows[cell.row].alone:
-        differences = [
-            abs(mine - other)
-            for rank in ranks
-            for mine, other in zip(
-                rank["witness"], first["witness"], strict=True
-            )
-        ]
-        # Written so that NaN fails.
-        if not all(value <= _SAME_WEIGHTS for value in differences):
-            raise WorkerFailed(
-                "after training, the weights of the ranks differ by "
-                f"{max(differences):.1e}: gradients were not exchanged"
-            )
+        same_weights(ranks)
+    means = ("first_step_s", "epoch_cost_s", "memory_mb", "loss")
     return {
         "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
-        "epoch_cost_s": _mean([rank["epoch_cost_s"] for rank in ranks]),
-        "loss": _mean([rank["loss"] for rank in ranks]),
+        **{name: mean([rank[name] for rank in ranks]) for name in means},
         cell.suite.choice_key: first["choice"],
         "jit_compile": first["jit_compile"],
     }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def same_weights(ranks: Sequence[dict[str, Any]]) -> None:
+    """Check that all ranks ended with the same weights.
+
+    Raises:
+        WorkerFailed: they trained different models.
+    """
+    differences = [
+        abs(mine - other)
+        for rank in ranks
+        for mine, other in zip(
+            rank["witness"], ranks[0]["witness"], strict=True
+        )
+    ]
+    # Written so that NaN fails.
+    if not all(value <= _SAME_WEIGHTS for value in differences):
+        raise WorkerFailed(
+            "after training, the weights of the ranks differ by "
+            f"{max(differences):.1e}: gradients were not exchanged"
+        )
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
-def _run_python(
+def run_python(
     arguments: Sequence[str], timeout_s: float, environment: dict[str, str]
 ) -> None:
     """Run a Python process.

@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_towers.bench.models import CLASSES, SGD, BenchModel
 from keras_towers.bench.trainers import Trainer, Workload, loop
+from keras_towers.errors import TowerError
 
 # The network interface that the launcher chose, in Horovod's variable.
 _INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -26,13 +27,15 @@ def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if not isinstance(work.model, BenchModel):
+        raise TowerError(f"there is no PyTorch version of: {work.model.title}")
     module = build(work.model)
     x, y = map(torch.from_numpy, work.part())
     if x.ndim == 4:
         # PyTorch expects channels first.
         x = x.permute(0, 3, 1, 2).contiguous()
     if not exchanges:
-        yield _loop(module, x, y, work.batch)
+        yield _loop(work, module, x, y)
         return
     meeting = work.meeting
     if _INTERFACE in os.environ:
@@ -45,14 +48,15 @@ def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
     )
     try:
         module = torch.nn.parallel.DistributedDataParallel(module)
-        yield _loop(module, x, y, work.batch)
+        yield _loop(work, module, x, y)
     finally:
         distributed.destroy_process_group()
 
 
-def _loop(module: Any, x: Any, y: Any, batch: int) -> Trainer:
+def _loop(work: Workload, module: Any, x: Any, y: Any) -> Trainer:
     import torch
 
+    batch = work.batch
     loss_of = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(
         module.parameters(), lr=SGD["learning_rate"], momentum=SGD["momentum"]
@@ -70,7 +74,9 @@ def _loop(module: Any, x: Any, y: Any, batch: int) -> Trainer:
         optimizer.step()
         return loss.detach()
 
-    return loop(batches, step, lambda: list(module.parameters())[-1].tolist())
+    return loop(
+        work, batches, step, lambda: list(module.parameters())[-1].tolist()
+    )
 
 
 def build(model: BenchModel) -> Any:

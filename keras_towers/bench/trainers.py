@@ -7,13 +7,15 @@ functions, so that listing the rows does not start it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.models import SGD, BenchModel
+from keras_towers.bench.models import Trained, Wrap
+from keras_towers.bench.times import Times, make_recorder
 
 if TYPE_CHECKING:
     from keras_towers.reduction.compression import CompressionName
@@ -30,13 +32,16 @@ class Workload:
         devices: the towers of this process; empty: the row chooses.
         batch: examples per step and process.
         steps: the number of steps to provide data for.
+        waits: whether every step waits for its loss. On a GPU, and with JAX, it
+            otherwise ends before what it started.
     """
 
-    model: BenchModel
+    model: Trained
     meeting: Meeting
     devices: Sequence[str]
     batch: int
     steps: int
+    waits: bool = False
 
     def data(self) -> tuple[Any, Any]:
         """Return the global batches of all steps, concatenated."""
@@ -51,19 +56,16 @@ class Workload:
             return parts[:, self.meeting.rank].reshape(-1, *array.shape[1:])
 
         x, y = self.data()
-        return mine(x), mine(y)
+        return mapped(mine, x), mapped(mine, y)
 
 
-@dataclass(frozen=True)
-class Times:
-    """The times at which batches and epochs started, and training ended.
-
-    A custom loop has no epochs, because nothing happens at their end.
-    """
-
-    batches: list[float]
-    epochs: list[float] = field(default_factory=list)
-    loss: float | None = None
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Apply a function to the arrays of nested lists, tuples and dicts."""
+    if isinstance(structure, dict):
+        return {k: mapped(function, value) for k, value in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(mapped(function, value) for value in structure)
+    return function(structure)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Trainer:
     """One process of a row, ready to train.
 
     Attributes:
-        train: trains for a number of steps per epoch and of epochs.
+        train: trains for a number of steps per epoch and of epochs. In its
+            first call every step waits for its loss.
         bias: returns the bias of the last layer, to check that ranks agree.
         choice: the option that the row chose, if it had a choice.
         jit_compile: returns after training whether XLA compiled the step.
@@ -83,32 +86,42 @@ class Trainer:
     jit_compile: Callable[[], bool] = lambda: False
 
 
-def _fit(
+def fit(
     work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
     """Train with ``fit``, on whole global batches or this process's share."""
     data = work.data() if whole else work.part()
     batch = work.batch * (work.meeting.size if whole else 1)
-    timer = _make_timer()
+    recorders = _first_and_later(work)
 
     def train(steps: int, epochs: int) -> Times:
+        recorder = next(recorders)
+        start = time.perf_counter()
         history = model.fit(
-            *(array[: steps * batch] for array in data),
+            *(mapped(lambda array: array[: steps * batch], d) for d in data),
             batch_size=batch,
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[timer],
+            callbacks=[recorder],
         )
         loss = float(history.history["loss"][-1])
-        return Times(timer.batches, timer.epochs, loss)
+        return recorder.times(start, loss)
 
     return Trainer(
         train, lambda: bias(model), choice, lambda: bool(model.jit_compile)
     )
 
 
+def _first_and_later(work: Workload) -> Iterator[Any]:
+    """The callbacks of the first call of ``fit`` and of each later one."""
+    yield make_recorder(waits=True)
+    while True:
+        yield make_recorder(work.waits)
+
+
 def loop(
+    work: Workload,
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
     bias: Callable[[], list[float]],
@@ -116,18 +129,32 @@ def loop(
     """Train with a custom loop, without metrics and callbacks.
 
     Args:
+        work: the workload of this process.
         batches: returns a given number of batches of inputs and labels.
         step: trains on one batch and returns its loss.
         bias: returns the bias of the last layer.
     """
+    waits = itertools.chain([True], itertools.repeat(work.waits))
 
     def train(steps: int, epochs: int) -> Times:
-        starts, losses = [], []
+        wait, first_step_s = next(waits), None
+        starts: list[float] = []
+        losses: list[Any] = []
+        start = time.perf_counter()
         for _ in range(epochs):
+            losses.clear()
             for x, y in batches(steps):
                 starts.append(time.perf_counter())
-                losses.append(step(x, y))
-        return Times(starts, loss=float(sum(losses)) / len(losses))
+                loss = step(x, y)
+                losses.append(float(loss) if wait else loss)
+                if wait and first_step_s is None:
+                    first_step_s = time.perf_counter() - start
+        return Times(
+            starts,
+            loss=float(sum(losses)) / len(losses),
+            losses=losses if wait else [],
+            first_step_s=first_step_s,
+        )
 
     return Trainer(train, bias)
 
@@ -138,37 +165,36 @@ def bias(model: Any) -> list[float]:
 
 
 @contextlib.contextmanager
-def keras_alone(
-    work: Workload, optimizer: Callable[[], Any] = lambda: None
-) -> Iterator[Trainer]:
-    """Use no strategy; the optimizer may exchange gradients."""
-    yield _fit(work, work.model.build(optimizer()))
+def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
+    """Use no strategy; the wrapped optimizer may exchange gradients."""
+    yield fit(work, work.model.build(wrap))
 
 
-def averaging_sgd() -> Any:
+def averaging(optimizer: Any) -> Any:
     """Return a hand-written optimizer based on Horovod's operations."""
     import horovod.tensorflow as hvd
-    import keras
+    import tensorflow as tf
 
-    class AveragingSGD(keras.optimizers.SGD):
+    class Averaging(type(optimizer)):  # type: ignore[misc]
         """Averages gradients over the ranks before it applies them."""
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            means = hvd.grouped_allreduce(list(grads), op=hvd.Average)
+            # Horovod groups dense gradients only.
+            means = hvd.grouped_allreduce(
+                [tf.convert_to_tensor(grad) for grad in grads], op=hvd.Average
+            )
             return super().apply(means, trainable_variables)
 
     hvd.init()
-    return AveragingSGD(**SGD)
+    return Averaging.from_config(optimizer.get_config())
 
 
-def drop_in_sgd() -> Any:
+def drop_in(optimizer: Any) -> Any:
     """Return the optimizer of a script written for Horovod."""
-    import keras
-
     import keras_towers.horovod as hvd
 
     hvd.init()
-    return hvd.DistributedOptimizer(keras.optimizers.SGD(**SGD))
+    return hvd.DistributedOptimizer(optimizer)
 
 
 @contextlib.contextmanager
@@ -180,7 +206,7 @@ def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
     strategy = tf.distribute.MirroredStrategy(work.devices, operations)
     with strategy.scope():
         model = work.model.build()
-    yield _fit(work, model)
+    yield fit(work, model)
 
 
 @contextlib.contextmanager
@@ -192,7 +218,7 @@ def towers(
     # The model is built outside, as in the README.
     model = work.model.build()
     with strategy:
-        yield _fit(work, model, strategy.mode)
+        yield fit(work, model, strategy.mode)
 
 
 @contextlib.contextmanager
@@ -214,7 +240,7 @@ def served(work: Workload, name: str) -> Iterator[Trainer]:
     with kt.strategy(name) as strategy:
         servers = len(strategy._servers.connection.devices)
         choice = f"{servers} ps"
-        yield _fit(work, work.model.build(), choice, whole=True)
+        yield fit(work, work.model.build(), choice, whole=True)
 
 
 @contextlib.contextmanager
@@ -223,7 +249,7 @@ def byteps_strategy(work: Workload) -> Iterator[Trainer]:
     import keras_towers as kt
 
     with kt.BytePSStrategy():
-        yield _fit(work, work.model.build(), None, whole=True)
+        yield fit(work, work.model.build(), None, whole=True)
 
 
 def in_strategy(
@@ -237,30 +263,4 @@ def in_strategy(
     # As the strategy decides; GPUs are hidden from the ranks.
     memory = shared_memory.available(strategy._config.transport)
     choice = "shared memory" if memory and not compression else None
-    return _fit(work, work.model.build(), choice, whole=True)
-
-
-def _make_timer() -> Any:
-    """Create a callback that records when batches and epochs start.
-
-    Times from start to start include the handling of data and metrics.
-    """
-    import keras
-
-    class Timer(keras.callbacks.Callback):
-        """Records the times of the last call of ``fit``."""
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.batches: list[float] = []
-            self.epochs: list[float] = []
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epochs.append(time.perf_counter())
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.batches.append(time.perf_counter())
-
-        def on_train_end(self, logs: Any = None) -> None:
-            self.epochs.append(time.perf_counter())
-
-    return Timer()
+    return fit(work, work.model.build(), choice, whole=True)

@@ -30,7 +30,7 @@ def train(
     """Measure a row, in this process and the others concurrently."""
     row = cell.suite.rows[cell.row]
     over = measure.ROUNDS * len(devices) if row.bursts else 1
-    steps = measure.steps_needed(meeting.size, setting.batches, over)
+    steps = measure.steps_needed(setting.batches, over)
     work = Workload(MODELS[cell.model], meeting, devices, setting.batch, steps)
     with row.train(work) as trainer:
         return measure.measure_training(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import signal
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
+from keras_towers.bench.field.models import FIELD_MODELS
+from keras_towers.bench.field.rows import LISTED
 from keras_towers.bench.machine import cpu_threads, machine_facts
 from keras_towers.bench.measure import WARM_UP_BATCHES
 from keras_towers.bench.models import MODELS
@@ -21,10 +19,17 @@ from keras_towers.bench.plan import Cell, Setting, choices, numbers, plan_cells
 from keras_towers.bench.report import show_report, write_json
 from keras_towers.bench.rows import MODES, PROCESSES, TOWERS
 from keras_towers.bench.runner import Sample, failed_before, run_cell
-from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.cli.bench_field import FieldOptions, run_field
+from keras_towers.cli.bench_parts import (
+    check_folder,
+    check_together,
+    end,
+    refusing,
+    run_all,
+)
+from keras_towers.errors import TowerError
 
-# Examples per step of a process, however many towers it has.
-_BATCH_SIZE = 64
+_TOWERS = "1,2,4,8"
 
 
 class Device(StrEnum):
@@ -40,13 +45,19 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Models to train, from {', '.join(MODELS)}. Default: all; "
-            "with --processes, large.",
+            help=f"Models to train, from {', '.join(MODELS)}. Default: "
+            f"{', '.join(TOWERS.models)}; with --processes, large; with "
+            f"--field, {', '.join(FIELD_MODELS)}.",
         ),
     ] = None,
     towers: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Numbers of towers.")
-    ] = "1,2,4,8",
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Numbers of towers. Default: 1,2,4,8; with --field, where "
+            "they are numbers of devices, all GPUs or cores, but 8 at most.",
+        ),
+    ] = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -55,14 +66,39 @@ def bench(
             "the CPU, one core each: Horovod, HorovodStrategy and others.",
         ),
     ] = None,
+    field: Annotated[
+        bool,
+        typer.Option(
+            "--field",
+            help="Instead compare frameworks on the same model, weights and "
+            "data: TensorFlow, Horovod, PyTorch and JAX, where installed. A "
+            "row counts only if its losses are those of one device.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="With --field: train your own model, which the function "
+            "returns compiled, alone or as (model, x, y). Without data, "
+            "random examples are made.",
+        ),
+    ] = None,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --field: also draw the results, as .svg or .png.",
+        ),
+    ] = None,
     strategies: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
             help=f"Strategies to compare, from {', '.join(TOWERS.rows)}. "
             f"Default: {', '.join(TOWERS.default_rows())}. With --processes "
-            f"from {', '.join(PROCESSES.rows)}. Default: all that are "
-            "installed.",
+            f"from {', '.join(PROCESSES.rows)}; with --field from "
+            f"{', '.join(LISTED)}. Default: all that are installed.",
         ),
     ] = None,
     modes: Annotated[
@@ -79,6 +115,12 @@ def bench(
             min=1, help="Steps to time in a run, after 10 warm-up steps."
         ),
     ] = 60,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Examples per step, however many towers share them."
+        ),
+    ] = 64,
     rank_batch: Annotated[
         int,
         typer.Option(
@@ -109,14 +151,33 @@ def bench(
     Each run is a separate process and takes 5 to 15 seconds on a CPU; the
     default plan takes about an hour. Ctrl-C shows the results so far.
     """
-    suite, wanted, batch = TOWERS, towers, _BATCH_SIZE
+    if field:
+        with refusing(2):
+            check_together(
+                "--field", {"--processes": processes, "--modes": modes}
+            )
+        run_field(
+            FieldOptions(
+                models=models,
+                model=model,
+                devices=towers,
+                strategies=strategies,
+                batches=batches,
+                batch_size=batch_size,
+                repeats=repeats,
+                device=device.value,
+                timeout=timeout,
+                json_path=json_path,
+                chart=chart,
+            )
+        )
+        return
+    suite, wanted, batch = TOWERS, towers or _TOWERS, batch_size
     if processes is not None:
         suite, wanted, batch = PROCESSES, processes, rank_batch
-    with _refusing(2):
-        if json_path and not json_path.absolute().parent.is_dir():
-            raise TowerError(
-                f"there is no folder {json_path.absolute().parent}"
-            )
+    with refusing(2):
+        check_together("--field", {"--model": model, "--chart": chart}, False)
+        check_folder(json_path)
         if suite is PROCESSES and (modes or device is Device.GPU):
             raise TowerError(
                 "--processes cannot be combined with --modes or --device gpu"
@@ -130,12 +191,12 @@ def bench(
             raise TowerError(
                 "Horovod is not installed: run `keras-towers install horovod`"
             )
-    with _refusing(1):
+    with refusing(1):
         facts = machine_facts(timeout)
     gpus = 0 if suite is PROCESSES else len(facts["gpus"])
     if device is Device.AUTO:
         device = Device.GPU if gpus >= max(counts) else Device.CPU
-    with _refusing(2):
+    with refusing(2):
         if device is Device.GPU and gpus < max(counts):
             raise TowerError(
                 f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
@@ -145,7 +206,12 @@ def bench(
     console = Console()
     console.print(f"{len(cells)} runs on the {device.upper()}", style="dim")
     samples: list[Sample] = []
-    complete = _measure(console, cells, setting, samples)
+
+    def run(cell: Cell) -> None:
+        if not failed_before(cell, samples):
+            samples.append(run_cell(cell, setting))
+
+    complete = run_all(console, cells, run)
     show_report(console, facts, samples)
     if json_path:
         settings: dict[str, Any] = {
@@ -166,39 +232,4 @@ def bench(
             threads = {n: cpu_threads(n) for n in counts}
             settings |= {"batch_size": batch, "cpu_threads": threads}
         write_json(json_path, facts, settings, samples)
-    if not complete:
-        console.print(f"Interrupted: {len(samples)} of {len(cells)} runs made.")
-        raise typer.Exit(130)
-    if any(sample.error for sample in samples):
-        raise typer.Exit(1)
-
-
-def _measure(
-    console: Console, cells: list[Cell], setting: Setting, samples: list[Sample]
-) -> bool:
-    """Run all cells, appending to ``samples``; False if interrupted."""
-    # On SIGTERM, clean up and show results exactly as on Ctrl-C.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("starting", total=len(cells))
-            for done, cell in enumerate(cells):
-                title = f"{cell.title} ({done + 1} of {len(cells)})"
-                bar.update(task, completed=done, description=title)
-                if not failed_before(cell, samples):
-                    samples.append(run_cell(cell, setting))
-    except KeyboardInterrupt:
-        return False
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return True
-
-
-@contextlib.contextmanager
-def _refusing(code: int) -> Iterator[None]:
-    """Turn errors into one line on stderr and this exit code."""
-    try:
-        yield
-    except (CompatibilityError, TowerError) as error:
-        typer.echo(f"keras-towers bench: {error}", err=True)
-        raise typer.Exit(code) from None
+    end(console, complete, len(cells), samples)

@@ -43,6 +43,19 @@ def invoke(*arguments):
             ["--processes", "2", "--strategies", "towers"],
             "unknown strategy 'towers'; choose compute, horovod-raw",
         ),
+        (["--model", "mine:build"], "--model needs --field"),
+        (["--chart", "a.svg"], "--chart needs --field"),
+        (
+            ["--field", "--processes", "2"],
+            "cannot be combined with --processes",
+        ),
+        (["--field", "--model", "mine"], "MODULE:FUNCTION, such as my_module"),
+        (["--field", "--chart", "a.pdf"], "writes .svg or .png, not 'a.pdf'"),
+        (
+            ["--field", "--strategies", "plain"],
+            "unknown strategy 'plain'; choo",
+        ),
+        (["--field", "--towers", "0"], "whole numbers from 1, not '0'"),
     ],
 )
 def test_wrong_argument_is_refused_in_one_line(arguments, said):
@@ -162,6 +175,35 @@ def test_tiny_benchmark_end_to_end(tmp_path):
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
     (adoption,) = document["adoption"]
     assert 95 < adoption["megabytes"] < 105
+
+
+@pytest.mark.slow
+def test_tiny_field_end_to_end(tmp_path):
+    path, chart = tmp_path / "field.json", tmp_path / "field.svg"
+    rows = ["stock-one-device", "towers"]
+    done = run_command(
+        *("bench", "--field", "--models", "small", "--towers", "2"),
+        *("--device", "cpu", "--strategies", ",".join(rows), "--batches", "5"),
+        *("--repeats", "1", "--timeout", "90"),
+        *("--json", str(path), "--chart", str(chart)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert document["settings"]["complete"]
+    measured = [sample["job"]["row"] for sample in document["samples"]]
+    assert measured == ["keras-tensorflow", *rows, "compute-tensorflow"]
+    losses = [sample["result"]["losses"] for sample in document["samples"]]
+    assert [len(curve) for curve in losses] == [20] * 4
+    assert losses[0][0] > losses[0][-1]
+    # What exchanges nothing would not count.
+    reference, *same, alone = losses
+    assert all(curve == pytest.approx(reference, rel=1e-4) for curve in same)
+    assert alone != pytest.approx(reference, rel=1e-3)
+    for result in document["field"]:
+        assert result["counts"], result["reason"]
+        assert 0 < result["first_step_s"]["median"] < 60
+        assert result["examples_per_s"]["median"] > 0
+    assert chart.read_text().startswith("<?xml")
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from keras_towers.bench.measure import (
     steps_needed,
 )
 from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.trainers import Times, Trainer
+from keras_towers.bench.times import Times, step_losses
+from keras_towers.bench.trainers import Trainer
 
 
 def test_differences_between_one_batch_and_the_next():
@@ -38,7 +39,10 @@ def counting(folder, calls):
         if len(calls) == 5:
             Meeting(folder, 1, 2).leave("done")
         starts = [epoch * (steps + 3.0) for epoch in range(epochs + 1)]
-        return Times([float(step) for step in range(steps)], starts, 0.5)
+        batches = [float(step) for step in range(steps)]
+        # The system gives memory only when it is written to.
+        bytearray(b"1" * 30_000_000)
+        return Times(batches, starts, 0.5, [2.0] * steps, 0.25)
 
     return Trainer(train, lambda: [1.0])
 
@@ -53,17 +57,29 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
     assert result["step_ms"] == [1e3] * 7
     assert result["epoch_cost_s"] == 3
     assert calls[:3] == [(10, 1), (11, 1), (4, 5)]
-    assert steps_needed(2, 7, 1) == 11
+    assert result["first_step_s"] == 0.25
+    assert result["first_losses"] == [2.0] * 10
+    assert result["memory_mb"] > 20
     # Until the other one is done too, where nothing keeps the two in step.
     assert calls[3:] == ([(4, 1)] * 2 if alone else [])
 
 
-@pytest.mark.parametrize(("over", "steps"), [(1, 18), (12, 31)])
-def test_one_process_warms_up_in_the_timed_run(tmp_path, over, steps):
+@pytest.mark.parametrize(("over", "steps"), [(1, 11), (12, 31)])
+def test_one_process_is_timed_after_its_warm_up(tmp_path, over, steps):
     calls = []
     result = measure_training(
-        counting(tmp_path, calls), Meeting(tmp_path, 0, 1), 7, over, alone=True
+        counting(tmp_path, calls),
+        Meeting(tmp_path, 0, 1),
+        7,
+        over,
+        alone=True,
+        first_steps=20,
     )
     assert result["step_ms"] == [1e3] * 7
-    assert calls == [(steps, 1), (4, 5)]
-    assert steps_needed(1, 7, over) == steps
+    assert calls == [(20, 1), (steps, 1), (4, 5)]
+    assert steps_needed(7, over, 20) == max(20, steps)
+
+
+def test_loss_of_a_step_is_found_in_the_means_up_to_each():
+    assert step_losses([4.0, 3.0, 2.5]) == [4.0, 2.0, 1.5]
+    assert step_losses([]) == []

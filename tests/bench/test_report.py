@@ -63,6 +63,20 @@ def test_table_of_towers():
     assert "a processor, 2 cores, no GPU; Keras 3.15.1" in text
 
 
+def test_table_of_what_a_row_needs_until_it_trains():
+    rows = [("plain", 2.5), ("stock-one-device", 10.0), ("towers", 5.0)]
+    text = shown(
+        [
+            sample("training", row, 2, 0, 1.0, first_step_s=s, memory_mb=50 * s)
+            for row, s in rows
+        ]
+    )
+    _, _, table = text.partition("until it trains")
+    assert re.search(r" towers +5\.0 s +2\.00 +0\.50 +250 MB +2\.00 +0", table)
+    assert re.search(r"memory:\s+growth", table)
+    assert "until it trains" not in shown(TOWERS)
+
+
 def test_table_of_processes():
     text = shown(PROCESSES)
     assert re.search(r" 2 +compute +10\.0 +– +– +0\.10 s", text)
@@ -89,13 +103,15 @@ def test_table_of_adoption():
             TOWERS,
             "training",
             "model towers strategy step_ms to_plain to_stock_default "
-            "to_best_stock best_stock epoch_cost_s mode failed",
+            "to_best_stock best_stock epoch_cost_s first_step_s "
+            "first_step_s_to_plain first_step_s_to_best_stock memory_mb "
+            "memory_mb_to_plain memory_mb_to_best_stock mode failed",
         ),
         (
             PROCESSES,
             "processes",
-            "model processes row step_ms cost_ms to_raw epoch_cost_s how "
-            "failed",
+            "model processes row step_ms cost_ms to_raw epoch_cost_s "
+            "first_step_s memory_mb how failed",
         ),
         (
             ADOPTION,

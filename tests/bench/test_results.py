@@ -96,6 +96,24 @@ def test_rows_take_the_median_step_of_a_run_then_of_the_repeats():
     assert not towers["failed"]
 
 
+def test_start_is_compared_with_the_stock_row_that_starts_first():
+    rows = results_of(
+        TOWERS,
+        [
+            training("plain", 0, [1.0], first_step_s=2.0, memory_mb=10.0),
+            training("stock-default", 0, [1.0], first_step_s=8.0),
+            training("stock-one-device", 0, [9.0], first_step_s=4.0),
+            training("towers", 0, [1.0], first_step_s=3.0, memory_mb=5.0),
+        ],
+    )
+    towers = rows["towers"]
+    assert towers["first_step_s"] == Spread(3.0, 3.0, 3.0)
+    assert towers["first_step_s_to_plain"] == Spread(1.5, 1.5, 1.5)
+    assert towers["first_step_s_to_best_stock"] == Spread(0.75, 0.75, 0.75)
+    assert towers["memory_mb_to_plain"] == Spread(0.5, 0.5, 0.5)
+    assert towers["memory_mb_to_best_stock"] is None
+
+
 def test_rows_are_compared_only_within_a_number_of_towers():
     rows = summarize(
         TOWERS,

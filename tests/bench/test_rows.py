@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers.bench import rows, worker
 from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.models import MODELS
+from keras_towers.bench.models import MODELS, BenchModel
 from keras_towers.bench.plan import Cell, Setting
 from keras_towers.bench.trainers import Workload
 from keras_towers.errors import TowerError
@@ -58,6 +58,14 @@ def test_strategy_is_measured(name, devices, tmp_path):
     assert 0 < measured["loss"] < 10
 
 
+def test_torch_refuses_a_model_it_cannot_build(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra torch, of PyTorch")
+    work = Workload(MODELS["resnet50"], Meeting(tmp_path, 0, 1), [], 3, 4)
+    row = rows.PROCESSES.rows["torch-compute"]
+    with pytest.raises(TowerError, match="no PyTorch version of: ResNet50"):
+        row.train(work).__enter__()
+
+
 def test_parts_of_the_ranks_make_up_each_global_batch(tmp_path):
     shares = [
         Workload(MODELS["small"], Meeting(tmp_path, rank, 2), [], 3, steps=4)
@@ -72,7 +80,9 @@ def test_parts_of_the_ranks_make_up_each_global_batch(tmp_path):
         assert (y[both] == [*parts[0][1][mine], *parts[1][1][mine]]).all()
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name", [n for n, model in MODELS.items() if isinstance(model, BenchModel)]
+)
 def test_torch_has_the_same_models(name):
     pytest.importorskip("torch", reason="needs the extra torch, of PyTorch")
     from keras_towers.bench.torch_loop import build

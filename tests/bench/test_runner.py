@@ -66,7 +66,7 @@ def test_worker_that_fails_leaves_its_last_words():
 
 
 def test_worker_that_leaves_nothing_has_failed(monkeypatch):
-    monkeypatch.setattr(runner, "_run_python", lambda *arguments: None)
+    monkeypatch.setattr(runner, "run_python", lambda *arguments: None)
     cell = Cell("processes", "small", "compute", 2, 0)
     sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
     assert sample.error == "a process wrote no result"
@@ -81,7 +81,9 @@ def test_row_that_failed_is_not_run_again():
 def rank(step_ms, witness, loss=1.0):
     return {
         "step_ms": step_ms,
+        "first_step_s": 2 * loss,
         "epoch_cost_s": None,
+        "memory_mb": 100 * loss,
         "loss": loss,
         "choice": "shared memory",
         "jit_compile": False,
@@ -97,7 +99,9 @@ def test_ranks_are_put_together():
     ranks = [rank([1.0, 2.0], [0.5], 2.0), rank([3.0], [0.5], 4.0)]
     assert combine(ranks_of("strategy"), ranks) == {
         "step_ms": [1.0, 2.0, 3.0],
+        "first_step_s": 6.0,
         "epoch_cost_s": None,
+        "memory_mb": 300.0,
         "loss": 3.0,
         "how": "shared memory",
         "jit_compile": False,

@@ -1,0 +1,141 @@
+"""Runs the cells of the field, each in fresh processes with a time limit."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_towers.bench.field.plan import FieldCell
+from keras_towers.bench.field.rows import Runs
+from keras_towers.bench.meeting import Meeting
+from keras_towers.bench.plan import Setting
+from keras_towers.bench.runner import (
+    ONE_CORE,
+    WorkerFailed,
+    mean,
+    run_python,
+    same_weights,
+)
+from keras_towers.bench.worker import RESULT
+from keras_towers.errors import TowerError
+
+_WORKER = "keras_towers.bench.field.worker"
+
+
+@dataclass
+class FieldSample:
+    """The outcome of one cell: its measurements, or an error."""
+
+    cell: FieldCell
+    result: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with the keys of the other samples."""
+        job = {"kind": "field", **asdict(self.cell)}
+        return {"job": job, "result": self.result, "error": self.error}
+
+
+def store(source: str, stored: Path, setting: Setting) -> dict[str, Any]:
+    """Store the initial weights and the data of a model.
+
+    Args:
+        source: a key of ``models.MODELS``, or the user's ``module:function``.
+        stored: the folder to store them in.
+        setting: what all cells have in common.
+
+    Returns:
+        The number of parameters, and a note for the reader of the table.
+
+    Raises:
+        TowerError: the user's function does not return what it has to, or the
+            process failed.
+    """
+    try:
+        (result,) = _run(source, None, stored, setting)
+    except WorkerFailed as error:
+        raise TowerError(f"cannot build {source}: {error}") from None
+    if "refused" in result:
+        raise TowerError(result["refused"])
+    return result
+
+
+def run_field_cell(
+    cell: FieldCell, stored: Mapping[str, Path], setting: Setting
+) -> FieldSample:
+    """Measure one cell in separate processes."""
+    try:
+        ranks = _run(cell.model, cell, stored[cell.model], setting)
+        return FieldSample(cell, combine(cell, ranks))
+    except WorkerFailed as error:
+        return FieldSample(cell, error=str(error))
+
+
+def combine(cell: FieldCell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Combine the measurements of the processes of a cell.
+
+    Raises:
+        WorkerFailed: the processes trained different models.
+    """
+    if cell.field_row.listed:
+        same_weights(ranks)
+    means = ("first_step_s", "memory_mb", "epoch_cost_s")
+    return {
+        "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
+        **{name: mean([rank[name] for rank in ranks]) for name in means},
+        # Shares of a global batch are equal.
+        "losses": [
+            statistics.fmean(losses)
+            for losses in zip(*(r["first_losses"] for r in ranks), strict=True)
+        ],
+        "how": ranks[0]["choice"],
+    }
+
+
+def environment(cell: FieldCell, device: str) -> dict[str, str]:
+    """Return the variables that a cell's processes are started with."""
+    row = cell.field_row
+    variables = {"KERAS_BACKEND": row.backend}
+    if device == "gpu":
+        return variables
+    variables |= {**ONE_CORE, "JAX_PLATFORMS": "cpu"}
+    if row.backend == "jax":
+        devices = cell.replicas if row.runs is Runs.DEVICES else 1
+        variables["XLA_FLAGS"] = (
+            f"--xla_force_host_platform_device_count={devices} "
+            "--xla_cpu_multi_thread_eigen=false"
+        )
+    return variables
+
+
+def _run(
+    source: str, cell: FieldCell | None, stored: Path, setting: Setting
+) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
+        task = {
+            "cell": asdict(cell) if cell else None,
+            "setting": asdict(setting),
+            "model": source,
+            "stored": str(stored),
+            "folder": folder,
+        }
+        command = ["-m", _WORKER, json.dumps(task)]
+        processes, variables = 1, {"CUDA_VISIBLE_DEVICES": ""}
+        if cell:
+            processes = cell.processes
+            variables = environment(cell, setting.device)
+        if cell and processes > 1:
+            number = "-np" if cell.field_row.horovod else "--workers"
+            launcher = ["-m", "keras_towers.cli.main", "run"]
+            command = [*launcher, number, str(processes), *command]
+        run_python(command, setting.timeout_s, variables)
+        try:
+            texts = Meeting(Path(folder), 0, processes).read(RESULT)
+        except FileNotFoundError:
+            raise WorkerFailed("a process wrote no result") from None
+    return [json.loads(text) for text in texts]

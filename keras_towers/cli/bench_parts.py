@@ -1,0 +1,90 @@
+"""What the comparisons of ``keras-towers bench`` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from keras_towers.bench.runner import Titled
+from keras_towers.errors import CompatibilityError, TowerError
+
+Cell = TypeVar("Cell", bound=Titled)
+
+
+def run_all(
+    console: Console, cells: Sequence[Cell], run: Callable[[Cell], None]
+) -> bool:
+    """Run all cells; False if interrupted."""
+    # On SIGTERM, clean up and show results exactly as on Ctrl-C.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=len(cells))
+            for done, cell in enumerate(cells):
+                title = f"{cell.title} ({done + 1} of {len(cells)})"
+                bar.update(task, completed=done, description=title)
+                run(cell)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return True
+
+
+def end(
+    console: Console, complete: bool, cells: int, samples: Sequence[Any]
+) -> None:
+    """End with the exit code of an interrupted or a failed run, if it was."""
+    if not complete:
+        console.print(f"Interrupted: {len(samples)} of {cells} runs made.")
+        raise typer.Exit(130)
+    if any(sample.error for sample in samples):
+        raise typer.Exit(1)
+
+
+def check_folder(path: Path | None) -> None:
+    """Check that a file can be written, before there is anything to write.
+
+    Raises:
+        TowerError: its folder does not exist.
+    """
+    if path and not path.absolute().parent.is_dir():
+        raise TowerError(f"there is no folder {path.absolute().parent}")
+
+
+def check_together(
+    name: str, others: Mapping[str, Any], present: bool = True
+) -> None:
+    """Check options that only fit with or without another one.
+
+    Args:
+        name: the other option.
+        others: the values of options by name; those that are given are checked.
+        present: whether the other option is given, which they do not go with;
+            otherwise they need it.
+
+    Raises:
+        TowerError: one is given that does not fit.
+    """
+    for other, value in others.items():
+        if value and present:
+            raise TowerError(f"{name} cannot be combined with {other}")
+        if value:
+            raise TowerError(f"{other} needs {name}")
+
+
+@contextlib.contextmanager
+def refusing(code: int) -> Iterator[None]:
+    """Turn errors into one line on stderr and this exit code."""
+    try:
+        yield
+    except (CompatibilityError, TowerError) as error:
+        typer.echo(f"keras-towers bench: {error}", err=True)
+        raise typer.Exit(code) from None
