@@ -148,10 +148,7 @@ class UpdateOnce:
         self._update_tower(
             optimizer, original, variables, rows[0], self._updater
         )
-        written = list(variables)
-        if any(part.use_ema for part in optimizers_in(optimizer)):
-            # Averages overwrite weights that this call is not for, too.
-            written = [*optimizer._trainable_variables]
+        written = _written(optimizer, variables)
         variables_lib.copy_to_towers(written, self._updater)
 
     def _update_tower(
@@ -220,6 +217,20 @@ class UpdateEach(UpdateOnce):
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()
+
+
+def _written(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """The weights that a call for some of them writes.
+
+    Moving averages may overwrite all that the optimizer knows.
+    """
+    averaged = (
+        part._trainable_variables
+        for part in optimizers_in(optimizer)
+        if part.use_ema and part.ema_overwrite_frequency
+    )
+    every = itertools.chain(variables, *averaged)
+    return list({id(v): v for v in every}.values())
 
 
 def _weighted(grads: list[Any]) -> list[Any]:

@@ -21,10 +21,9 @@ from tests.kit.compare import (
     close,
     same_model,
 )
+from tests.kit.long import long_but
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, classifier, fit
-
-pytestmark = pytest.mark.core
 
 TOWERS = 4
 OPTIMIZERS = sorted(
@@ -125,6 +124,7 @@ def test_every_optimizer(name):
         assert_applied_alike(lambda options=options: cls(0.05, **options))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o))
 def test_every_option(options):
     sgd = keras.optimizers.SGD
@@ -135,7 +135,11 @@ def test_every_option(options):
 
 
 @pytest.mark.parametrize(
-    "name", [*HARDEST, "loss-scale-overflow", "ema-overwrite", "eager", "lazy"]
+    "name",
+    long_but(
+        lambda name: name not in ("accumulation", "lazy"),
+        (*HARDEST, "loss-scale-overflow", "eager", "lazy"),
+    ),
 )
 def test_contract(name):
     assert_contract(name, kt.TowerStrategy(3, updates="sharded"))
