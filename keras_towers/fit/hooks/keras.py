@@ -78,6 +78,8 @@ def _install() -> None:
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
     patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
+    read = "_read_variable_op"
+    patches.replace(compat.BaseResourceVariable, read, native_lib.read)
     for owner, name in native_lib.WRITES:
         patches.replace(owner, name, native_lib.write)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)

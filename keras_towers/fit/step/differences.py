@@ -83,12 +83,31 @@ def check_operations(graph: Any) -> None:
             raise Different(f"has effects not on variables: {node.op}")
 
 
-def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
+def captures_of(graph: Any) -> list[Any]:
+    """Return what a trace captured, in the order of its last inputs.
+
+    Args:
+        graph: the trace.
+
+    Raises:
+        Different: that is known only when it is called.
+    """
+    insides = [inside for _, inside in graph.captures]
+    last = graph.inputs[len(graph.inputs) - len(insides) :]
+    if any(a is not b for a, b in zip(last, insides, strict=True)):
+        raise Different("captures what is known only when it is called")
+    return [outside for outside, _ in graph.captures]
+
+
+def captures_for_towers(
+    graph: Any, config: TowerConfig, xla: bool = False
+) -> list[list[Any]]:
     """Return what each tower has to pass for what a trace captured.
 
     Args:
         graph: the trace, on the first tower.
         config: the towers.
+        xla: whether XLA compiles it, which uses variables of one device only.
 
     Returns:
         K lists of captures.
@@ -97,14 +116,10 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
         Different: it writes what the towers have in common, or reads what
             belongs to a single one.
     """
-    insides = [inside for _, inside in graph.captures]
-    last = graph.inputs[len(graph.inputs) - len(insides) :]
-    if any(a is not b for a, b in zip(last, insides, strict=True)):
-        raise Different("captures what is known only when it is called")
     read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
     rows = []
     for outside, inside in graph.captures:
-        owner = _owner(outside)
+        owner = owner_of(outside)
         if owner is not None:
             if owner.values[0].handle is not outside:
                 raise Different(f"uses another tower's part of {owner.name}")
@@ -113,6 +128,8 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
             raise Different("uses a variant of an outer function")
         elif outside.dtype == tf.resource and id(inside) not in read:
             raise Different(f"writes what towers have in common: {inside.name}")
+        elif outside.dtype == tf.resource and xla and config.num_towers > 1:
+            raise Different(f"uses what towers have in common: {inside.name}")
         else:
             rows.append([outside] * config.num_towers)
     return [list(column) for column in zip(*rows, strict=True)] or [
@@ -120,7 +137,7 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
     ]
 
 
-def _owner(handle: Any) -> Any:
+def owner_of(handle: Any) -> Any:
     """The variable on towers that a component's handle belongs to."""
     container = getattr(handle, "_distributed_container", None)
     return None if container is None else container()
@@ -165,7 +182,7 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
-            owner = _owner(outer.get(id(tensor)))
+            owner = owner_of(outer.get(id(tensor)))
             sums = isinstance(owner, variables_lib.TowerVariable) and (
                 owner.merge == variables_lib.SUM
             )

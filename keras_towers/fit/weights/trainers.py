@@ -11,13 +11,21 @@ from typing import Any
 import keras
 
 from keras_towers import compat
-from keras_towers._notices import announce
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
 
 _xla_logged: set[str] = set()
+
+# What holds for the first trace of a step only: another follows.
+_FOR_NOW = frozenset(
+    (
+        "creates variables",
+        "has layers that are not built yet",
+        "writes a variable that the towers had in common",
+    )
+)
 
 # Calls of one model in two threads may end in any order, and leave these.
 _OF_CALLS = (
@@ -90,27 +98,37 @@ def renew_functions(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Trace a model's steps without XLA, which cannot span devices.
+    """Make a model's functions without XLA, which cannot span devices.
 
-    ``jit_compile`` is restored at the end, unless the model was recompiled in
-    the block.
+    XLA compiles what each tower computes instead.
     """
     wanted = trainer._jit_compile
-    compiled = getattr(trainer, "_compile_config", None)
-    if wanted and trainer.name not in _xla_logged:
-        _xla_logged.add(trainer.name)
-        line = (
-            f"jit_compile is off for {trainer.name} on towers: XLA cannot "
-            "compile a step that spans devices"
-        )
-        # By default Keras turns it on by itself.
-        if compiled is not None and compiled.config.get("jit_compile") is True:
-            announce(line)
-        else:
-            logger.debug(line)
     trainer._jit_compile = False
     try:
         yield
     finally:
-        if getattr(trainer, "_compile_config", None) is compiled:
-            trainer._jit_compile = wanted
+        trainer._jit_compile = wanted
+
+
+def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
+    """Log that XLA compiles none of a model's steps of a kind; once.
+
+    It is a warning where the user has asked for it, and Keras would not have
+    turned it on by itself.
+
+    Args:
+        trainer: the model.
+        training: whether these are steps of training.
+        why: what the step does, such as "uses strings".
+    """
+    kind = "training" if training else "evaluation"
+    line = (
+        f"jit_compile is off for {kind} of {trainer.name!r} on towers, "
+        f"because it {why}"
+    )
+    if line not in _xla_logged:
+        _xla_logged.add(line)
+        level = logging.WARNING
+        if why in _FOR_NOW or trainer._resolve_auto_jit_compile():
+            level = logging.INFO
+        logger.log(level, "%s", line)
