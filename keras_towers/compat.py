@@ -246,7 +246,7 @@ _USED = {
         "__init__ fit evaluate predict train_on_batch test_on_batch "
         "predict_on_batch train_step distribute_strategy _make_function "
         "make_train_function make_test_function make_predict_function "
-        "_autoconvert_optionals "
+        "_autoconvert_optionals _resolve_auto_jit_compile "
         "_symbolic_build _maybe_symbolic_build _get_metrics_result_or_logs"
     ),
     "keras.layers:Layer": "_flatten_layers",

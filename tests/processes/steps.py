@@ -5,10 +5,15 @@ import numpy as np
 
 from tests.exactness import models as m
 from tests.fit.data import test_rows
-from tests.fit.step import test_attributes, test_named_logs, written
+from tests.fit.step import (
+    test_attributes,
+    test_named_logs,
+    test_xla,
+    written,
+)
 from tests.kit.compare import assert_exact, close
 from tests.kit.ranks import check
-from tests.kit.training import X, Y
+from tests.kit.training import X, Y, compiled
 from tests.processes.small import Strategy, assert_equal_on_ranks
 
 
@@ -92,6 +97,16 @@ def state_is_averaged_whatever_runs_in_between():
 
     make = written.made(written.BatchMeans)
     assert_exact(make, act, Strategy(), tolerance=5e-6)
+
+
+@check
+def xla_compiles_what_each_rank_computes():
+    make = compiled(
+        lambda: m.mlp(test_xla.OnlyXla()),
+        test_xla.clipped_and_scaled,
+        jit_compile=True,
+    )
+    assert_exact(make, test_xla.used, Strategy(), tolerance=5e-6)
 
 
 @check

@@ -118,7 +118,7 @@ class _AsyncCall(TowerCall):
     def _make_train_function(self, force: bool = False) -> None:
         model = self.model
         if model.jit_compile:
-            why = f"trains without waiting ({self.config.name})"
+            why = f"{self.config.name} trains without XLA"
             trainers.log_without_xla(model, True, why)
         if not isinstance(model.train_function, TrainFunction):
             model.train_function = TrainFunction(

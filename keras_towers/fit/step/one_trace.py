@@ -5,7 +5,7 @@ function whose captured variables are inputs. Every tower calls it with its own
 variables, and hands the gradients to the optimizer. Where the trace of another
 tower might differ, every tower traces the step by itself.
 
-With ``jit_compile`` XLA compiles this function, which uses one device only; then
+With ``jit_compile`` XLA compiles this function, which uses one device only. Then
 every tower has one, be it its own, as long as the step can be cut there.
 """
 
@@ -33,6 +33,14 @@ from keras_towers.fit.weights import trainers
 logger = logging.getLogger("keras_towers")
 
 _logged: set[tuple[str, str]] = set()
+
+# What holds for the first trace of a step only: another follows.
+_FOR_NOW = frozenset(
+    (
+        "creates variables",
+        "writes a variable that the towers had in common",
+    )
+)
 
 
 class OneTrace:
@@ -128,7 +136,11 @@ class OneTrace:
             return self._traced(tower, *given, shared=False, xla=True)
         except (Different, Uncompilable) as error:
             self._compiles = False
-            trainers.log_without_xla(self._model, tower.training, str(error))
+            why = str(error)
+            trainers.log_without_xla(
+                *(self._model, tower.training, f"the step {why}"),
+                for_now=why in _FOR_NOW,
+            )
             return None
 
     def _traced(
@@ -161,6 +173,8 @@ class OneTrace:
     def _check(self) -> None:
         """Check for differences that are known before the step is traced."""
         self._check_cut()
+        if not all(layer.built for layer in compat.layers_of(self._model)):
+            raise Different("has layers that are not built yet")
         if not devices.all_on_host(self._config.devices):
             raise Different("runs on other devices than CPUs")
         if self._config.transport.size > 1:
@@ -171,8 +185,6 @@ class OneTrace:
     def _check_cut(self) -> None:
         if self._config.random == "global":
             raise Different("draws its own rows of random numbers")
-        if not all(layer.built for layer in compat.layers_of(self._model)):
-            raise Different("has layers that are not built yet")
 
     def _log_own_traces(self, error: Different) -> None:
         why = str(error)

@@ -18,15 +18,6 @@ logger = logging.getLogger("keras_towers")
 
 _xla_logged: set[str] = set()
 
-# What holds for the first trace of a step only: another follows.
-_FOR_NOW = frozenset(
-    (
-        "creates variables",
-        "has layers that are not built yet",
-        "writes a variable that the towers had in common",
-    )
-)
-
 # Calls of one model in two threads may end in any order, and leave these.
 _OF_CALLS = (
     "_maybe_symbolic_build",
@@ -110,25 +101,24 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
         trainer._jit_compile = wanted
 
 
-def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
+def log_without_xla(
+    trainer: keras.Model, training: bool, why: str, for_now: bool = False
+) -> None:
     """Log that XLA compiles none of a model's steps of a kind; once.
 
-    It is a warning where the user has asked for it, and Keras would not have
-    turned it on by itself.
+    It is a warning where the user has asked for XLA: where Keras would not turn
+    it on by itself.
 
     Args:
         trainer: the model.
         training: whether these are steps of training.
-        why: what the step does, such as "uses strings".
+        why: such as "the step uses strings".
+        for_now: whether that may change with the next trace.
     """
     kind = "training" if training else "evaluation"
-    line = (
-        f"jit_compile is off for {kind} of {trainer.name!r} on towers, "
-        f"because it {why}"
-    )
+    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if line not in _xla_logged:
         _xla_logged.add(line)
-        level = logging.WARNING
-        if why in _FOR_NOW or trainer._resolve_auto_jit_compile():
-            level = logging.INFO
+        asked = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if asked and not for_now else logging.INFO
         logger.log(level, "%s", line)
