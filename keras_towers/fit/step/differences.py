@@ -28,7 +28,11 @@ _ON_VARIABLES = frozenset(
 
 
 class Different(Exception):
-    """What the step of a tower does, such as "exchanges values"."""
+    """What the step of a tower does, such as "asks which tower it runs on"."""
+
+
+class Whole(Different):
+    """What it does so that it cannot be cut where its optimizer begins."""
 
 
 def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
@@ -90,12 +94,12 @@ def captures_of(graph: Any) -> list[Any]:
         graph: the trace.
 
     Raises:
-        Different: that is known only when it is called.
+        Whole: that is known only when it is called.
     """
     insides = [inside for _, inside in graph.captures]
     last = graph.inputs[len(graph.inputs) - len(insides) :]
     if any(a is not b for a, b in zip(last, insides, strict=True)):
-        raise Different("captures what is known only when it is called")
+        raise Whole("captures what is known only when it is called")
     return [outside for outside, _ in graph.captures]
 
 
@@ -154,7 +158,7 @@ def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
         variables: those that it updates.
 
     Raises:
-        Different: it may.
+        Whole: it may.
     """
     parts = list(optimizers_in(optimizer))
     rates = [getattr(part, "_learning_rate", None) for part in parts]
@@ -164,7 +168,7 @@ def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
             continue
         if type(part).__module__.partition(".")[0] != "keras":
             name = type(part).__name__
-            raise Different(f"updates weights by {name}, which is not Keras's")
+            raise Whole(f"updates weights by {name}, which is not Keras's")
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
@@ -175,7 +179,7 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
         operations: those that were traced after the update.
 
     Raises:
-        Different: they use a variable that is no metric's.
+        Whole: they use a variable that is no metric's.
     """
     outer = {id(inside): outside for outside, inside in graph.captures}
     for operation in operations:
@@ -187,4 +191,4 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
                 owner.merge == variables_lib.SUM
             )
             if not sums:
-                raise Different("uses variables after its update")
+                raise Whole("uses variables after its update")

@@ -5,8 +5,8 @@ function whose captured variables are inputs. Every tower calls it with its own
 variables, and hands the gradients to the optimizer. Where the trace of another
 tower might differ, every tower traces the step by itself.
 
-With ``jit_compile`` XLA compiles this function, which uses one device only. Then
-every tower has one, be it its own, as long as the step can be cut there.
+With ``jit_compile`` XLA compiles this function, which uses one device only.
+Every tower then has one, be it its own, where the step can be cut there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step import differences
-from keras_towers.fit.step.differences import Different
+from keras_towers.fit.step.differences import Different, Whole
 from keras_towers.fit.step.tower_trace import TowerTrace
 from keras_towers.fit.step.xla import Uncompilable
 from keras_towers.fit.weights import trainers
@@ -131,6 +131,8 @@ class OneTrace:
                     differences.check_parts(self._pieces, self._shares)
                     self._trace = self._traced(tower, *given, xla=True)
                     return self._trace
+                except Whole:
+                    raise
                 except Different as error:
                     self._log_own_traces(error)
             return self._traced(tower, *given, shared=False, xla=True)
@@ -157,18 +159,18 @@ class OneTrace:
         try:
             trace = TowerTrace(self._config, step, tower, data, note, **options)
             if self._attributes.hold_tensors_of(trace.graph):
-                raise Different("keeps tensors in attributes")
+                raise Whole("keeps tensors in attributes")
             return trace
-        except Exception as error:
+        except BaseException as error:
             self._attributes.put(before)
             random.setstate(draws[0])
             np.random.set_state(draws[1])
-            if isinstance(error, (Different, Uncompilable)):
-                raise
-            # If it is the step's own, it is raised again without the trace.
-            raise Different(
-                f"fails in a function ({type(error).__name__}: {error})"
-            ) from error
+            own = not isinstance(error, (Different, Uncompilable))
+            if own and isinstance(error, Exception):
+                # If it is the step's, it is raised again without the trace.
+                name = type(error).__name__
+                raise Whole(f"fails in a function ({name}: {error})") from error
+            raise
 
     def _check(self) -> None:
         """Check for differences that are known before the step is traced."""
@@ -184,7 +186,7 @@ class OneTrace:
 
     def _check_cut(self) -> None:
         if self._config.random == "global":
-            raise Different("draws its own rows of random numbers")
+            raise Whole("draws its own rows of random numbers")
 
     def _log_own_traces(self, error: Different) -> None:
         why = str(error)

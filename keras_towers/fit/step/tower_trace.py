@@ -16,7 +16,7 @@ from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.contract import TakesGradients, TowerConfig
 from keras_towers.fit.step import differences
 from keras_towers.fit.step.bodies import Body
-from keras_towers.fit.step.differences import Different
+from keras_towers.fit.step.differences import Different, Whole
 from keras_towers.fit.step.xla import XlaBody
 from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.fit.update import optimizers
@@ -88,7 +88,8 @@ class TowerTrace:
         graph: the trace.
 
     Raises:
-        Different: it cannot be cut there, or be that of other towers.
+        Different: it cannot be that of other towers.
+        Whole: it cannot be cut there.
         Uncompilable: XLA cannot compile it.
     """
 
@@ -107,7 +108,7 @@ class TowerTrace:
         self._outer = compat.get_default_graph()
         self._data = data
         self._note = note
-        self._why = ""
+        self._refused: Different | None = None
         self._body: Body
         self._output: Any = None
         self._recorder = _Recorder(tower.update)
@@ -116,14 +117,14 @@ class TowerTrace:
             update=self._recorder,
             results=[],
             shared=self._refuse if shared else None,
-            cut=self._refuse,
+            cut=self._refuse_cut,
             reads=self._read_outside if xla else None,
         )
         inputs = self._inputs(data, tower)
         self.graph = self._graph(inputs)
         asked = self._recorder.asked
         if len(asked) > 1:
-            raise Different("calls optimizers several times")
+            raise Whole("calls optimizers several times")
         self._asked = asked[0] if asked else None
         captures = differences.captures_of(self.graph)
         self._captures = {tower.local_index: captures}
@@ -152,17 +153,20 @@ class TowerTrace:
             graph = trace("tower_step", self._run, specs, {})
         except Exception as error:
             # Layers raise another exception instead of it.
-            if self._why:
-                raise Different(self._why) from error
+            if self._refused is not None:
+                raise self._refused from error
             raise
-        if self._why:
+        if self._refused is not None:
             # The step has caught it.
-            raise Different(self._why)
+            raise self._refused
         return graph
 
-    def _refuse(self, why: str) -> NoReturn:
-        self._why = self._why or why
-        raise Different(why)
+    def _refuse(self, why: str, kind: type[Different] = Different) -> NoReturn:
+        self._refused = self._refused or kind(why)
+        raise self._refused
+
+    def _refuse_cut(self, why: str) -> NoReturn:
+        self._refuse(why, Whole)
 
     def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
         """What differs between towers besides their variables."""
@@ -189,7 +193,7 @@ class TowerTrace:
         return _tensors(self._results())
 
     def _creates(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("creates variables")
+        self._refuse_cut("creates variables")
 
     def _read_outside(
         self, variable: tf.Variable, read: Callable[[], Any]
@@ -227,10 +231,10 @@ def _tensors(structure: Any) -> list[tf.Tensor]:
     tensors = []
     for leaf in differences.leaves_of(structure):
         if isinstance(leaf, (tf.Variable, keras.Variable)):
-            raise Different("returns variables")
+            raise Whole("returns variables")
         if isinstance(leaf, tf.Tensor):
             if leaf.dtype in (tf.resource, tf.variant):
-                raise Different(f"returns a {leaf.dtype.name}")
+                raise Whole(f"returns a {leaf.dtype.name}")
             tensors.append(leaf)
     return tensors
 
