@@ -102,7 +102,7 @@ def state_is_averaged_whatever_runs_in_between():
 @check
 def xla_compiles_what_each_rank_computes():
     make = compiled(
-        lambda: m.mlp(test_xla.OnlyXla()),
+        test_xla.dense,
         test_xla.clipped_and_scaled,
         jit_compile=True,
     )

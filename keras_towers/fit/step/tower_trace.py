@@ -151,10 +151,10 @@ class TowerTrace:
         trace = compat.func_graph_from_py_func
         try:
             graph = trace("tower_step", self._run, specs, {})
-        except Exception as error:
+        except Exception:
             # Layers raise another exception instead of it.
             if self._refused is not None:
-                raise self._refused from error
+                raise self._refused from None
             raise
         if self._refused is not None:
             # The step has caught it.
