@@ -1,5 +1,6 @@
 """XLA compiles forward and backward pass of every tower."""
 
+import functools
 import logging
 
 import keras
@@ -239,7 +240,7 @@ def test_without_xla_where_it_cannot(reason, reasons):
 
 
 @pytest.mark.parametrize(
-    "options, build, reason",
+    "options, cls, reason",
     [
         (
             {},
