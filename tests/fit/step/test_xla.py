@@ -242,15 +242,12 @@ def test_without_xla_where_it_cannot(reason, reasons):
 @pytest.mark.parametrize(
     "options, cls, reason",
     [
-        (
-            {},
-            lambda: own_step_with_embedding(Twice),
-            "calls optimizers several times",
-        ),
-        ({"random": "global"}, m.mlp, "draws its own rows of random numbers"),
+        ({}, Twice, "calls optimizers several times"),
+        ({"random": "global"}, Own, "draws its own rows of random numbers"),
     ],
 )
-def test_a_step_that_cannot_be_cut(options, build, reason, reasons):
+def test_a_step_that_cannot_be_cut(options, cls, reason, reasons):
+    build = functools.partial(own_step_with_embedding, cls)
     model = compiled(build, jit_compile=True)()
     with kt.TowerStrategy(2, **options):
         trained(model)
