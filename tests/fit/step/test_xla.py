@@ -92,9 +92,9 @@ def trained(model):
 
 
 def used(model):
-    history = trained(model)
     logs = model.evaluate(X[:FEW], Y[:FEW], batch_size=16, verbose=0)
-    return history, logs, model.predict(X[:FEW], batch_size=16, verbose=0)
+    outputs = model.predict(X[:FEW], batch_size=16, verbose=0)
+    return logs, outputs, trained(model)
 
 
 def dense():
