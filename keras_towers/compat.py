@@ -193,6 +193,8 @@ LoadedFunction = resolve(f"{_TF}.saved_model.load:_WrapperFunction")
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
+_XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
+resolve(f"{_TF}.eager.context:Context.get_compiler_ir")
 
 # Keras: the trainer, its data iterator, the optimizer and the losses.
 TensorFlowTrainer = resolve(f"{_KERAS}.models.model:Trainer")
@@ -244,7 +246,7 @@ _USED = {
         "__init__ fit evaluate predict train_on_batch test_on_batch "
         "predict_on_batch train_step distribute_strategy _make_function "
         "make_train_function make_test_function make_predict_function "
-        "_autoconvert_optionals "
+        "_autoconvert_optionals _resolve_auto_jit_compile "
         "_symbolic_build _maybe_symbolic_build _get_metrics_result_or_logs"
     ),
     "keras.layers:Layer": "_flatten_layers",
@@ -259,6 +261,9 @@ _USED = {
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": (
+        "_read_variable_op"
+    ),
     "keras.layers:BatchNormalization": "_moments",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
@@ -361,6 +366,41 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+@contextlib.contextmanager
+def xla_context() -> Iterator[None]:
+    """Trace what is for XLA, as ``tf.function(jit_compile=True)`` does."""
+    context = _XlaContext()
+    context.Enter()
+    try:
+        yield
+    finally:
+        context.Exit()
+
+
+def lower_to_xla(
+    name: str, specs: Sequence[Any], variables: Sequence[Any], device: str
+) -> None:
+    """Translate a function for XLA, without compiling it.
+
+    Args:
+        name: the function.
+        specs: of its first inputs; shapes are fully defined.
+        variables: handles of variables for its other inputs.
+        device: the full name of the device that it is for.
+
+    Raises:
+        ValueError: it cannot be translated.
+    """
+    eager_context().get_compiler_ir(
+        device_name=device,
+        platform_name=None,
+        function_name=name,
+        flat_args=list(specs),
+        captured_inputs=list(variables),
+        stage="hlo",
+    )
 
 
 def shared_variable(name: str, shape: Any, dtype: Any) -> Any:

@@ -5,10 +5,15 @@ import numpy as np
 
 from tests.exactness import models as m
 from tests.fit.data import test_rows
-from tests.fit.step import test_attributes, test_named_logs, written
+from tests.fit.step import (
+    test_attributes,
+    test_named_logs,
+    test_xla,
+    written,
+)
 from tests.kit.compare import close
 from tests.kit.ranks import check
-from tests.kit.training import X, Y
+from tests.kit.training import X, Y, compiled
 from tests.processes.small import (
     RANK,
     Strategy,
@@ -101,6 +106,16 @@ def state_is_averaged_whatever_runs_in_between():
 
     make = written.made(written.BatchMeans)
     assert_exact_on_ranks(make, act, tolerance=5e-6)
+
+
+@check
+def xla_compiles_what_each_rank_computes():
+    make = compiled(
+        test_xla.dense,
+        test_xla.clipped_and_scaled,
+        jit_compile=True,
+    )
+    assert_exact_on_ranks(make, test_xla.used, tolerance=5e-6)
 
 
 @check

@@ -160,13 +160,16 @@ def test_num_replicas_in_sync_inside_and_outside():
     assert seen == dict.fromkeys(range(3), (3, 1))
 
 
-def test_xla_is_off_on_towers_and_back_after(caplog):
+def test_several_towers_keep_it_too():
     model = compiled(jit_compile=True)()
-    with caplog.at_level("INFO", "keras_towers"), kt.TowerStrategy(2):
-        model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0)
-    assert "jit_compile is off" in caplog.text
-    assert model.jit_compile is True
-    model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0)
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(model.jit_compile)
+    )
+    with kt.TowerStrategy(2):
+        model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0, callbacks=[look])
+    model.fit(m.FEATURES[:16], m.LABELS[:16], verbose=0, callbacks=[look])
+    assert seen == [True, True]
 
 
 @pytest.mark.parametrize("option", ["batches", "updates"])

@@ -21,6 +21,7 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.adoption import Adoption
 
 
@@ -116,6 +117,9 @@ class _AsyncCall(TowerCall):
 
     def _make_train_function(self, force: bool = False) -> None:
         model = self.model
+        if model.jit_compile:
+            why = f"{self.config.name} trains without XLA"
+            trainers.log_without_xla(model, True, why)
         if not isinstance(model.train_function, TrainFunction):
             model.train_function = TrainFunction(
                 AsyncTraining(

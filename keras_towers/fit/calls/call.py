@@ -156,7 +156,6 @@ class TowerCall:
         with (
             _calls.filled(self),
             patches.shadowed(self.model, self.shadows()),
-            trainers.without_xla(self.model),
         ):
             try:
                 yield
@@ -191,8 +190,9 @@ class TowerCall:
         name = f"{kind}_function"
         mine = self.adoption.made_function(self.model, name)
         anew = force or (getattr(self.model, name) is not None and not mine)
-        # A model that overrides it may take no argument.
-        self._own(f"make_{name}")(**({"force": True} if anew else {}))
+        with trainers.without_xla(self.model):
+            # A model that overrides it may take no argument.
+            self._own(f"make_{name}")(**({"force": True} if anew else {}))
         self.adoption.remember_function(self.model, name)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:

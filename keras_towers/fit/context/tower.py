@@ -58,6 +58,10 @@ class Tower:
         graph: the graph in which the step is traced; None if it runs eagerly.
         shared: told why, if the trace of its step turns out to be good for this
             tower only; raises. None: the trace is for this tower.
+        cut: told why, if its step turns out not to be a function up to where
+            its optimizer begins; raises. None: it need not be.
+        reads: reads a ``tf.Variable`` for the step, given a function that does;
+            None: it is read as it is.
         unseeded: the generator for draws without a seed, or None: one element,
             the same list on all towers of this process; None: Keras's own.
         origins: tells what depends on the tower's examples; None if nobody
@@ -86,15 +90,26 @@ class Tower:
     origins: Origins | None = None
     unseeded: list[Any] | None = None
     shared: Callable[[str], NoReturn] | None = None
+    cut: Callable[[str], NoReturn] | None = None
+    reads: Callable[[Any, Callable[[], Any]], Any] | None = None
 
     def differs(self, why: str) -> None:
         """Note that the trace of the step cannot be another tower's too.
 
         Args:
-            why: what the step does, such as "exchanges values".
+            why: what the step does, such as "asks which tower it runs on".
         """
         if self.shared is not None:
             self.shared(why)
+
+    def is_whole(self, why: str) -> None:
+        """Note that the step cannot be cut where its optimizer begins.
+
+        Args:
+            why: what the step does, such as "exchanges values".
+        """
+        if self.cut is not None:
+            self.cut(why)
 
     @property
     def loss_weight(self) -> Any:
@@ -237,7 +252,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         """Exchange values with the other towers, which run their steps."""
         tower = current()
         if tower is not None:
-            tower.differs("exchanges values with other towers")
+            tower.is_whole("exchanges values with other towers")
         if tower is None or tower.attributes is None:
             return super().merge_call(merge_fn, args, kwargs)
         _refuse_nested(tower)
@@ -310,7 +325,7 @@ def note_first_write() -> None:
     """The step is about to write a variable that had no components yet."""
     tower = current()
     if tower is not None:
-        tower.differs("writes a variable that the towers had in common")
+        tower.is_whole("writes a variable that the towers had in common")
 
 
 def _refuse_nested(tower: Tower) -> None:

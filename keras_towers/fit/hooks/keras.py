@@ -70,6 +70,7 @@ def _install() -> None:
     patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
     # Objects created in a scope belong to its strategy.
     patches.replace(trainer, "__init__", _made_model)
+    patches.replace(trainer, "_resolve_auto_jit_compile", _resolve_auto)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
     # keras.utils.clear_session() calls it, inside the block too.
@@ -78,6 +79,8 @@ def _install() -> None:
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
     patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
+    read = "_read_variable_op"
+    patches.replace(compat.BaseResourceVariable, read, native_lib.read)
     for owner, name in native_lib.WRITES:
         patches.replace(owner, name, native_lib.write)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
@@ -256,6 +259,17 @@ def _made_model(
     strategy = contract.in_force()
     if strategy is not None:
         strategy._components.adoption.created(model)
+
+
+def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
+
+    Under one XLA could not compile a whole step; here it need not.
+    """
+    if contract.owner_of(model) is None:
+        return original(model)
+    with patches.shadowed(model, {"_distribute_strategy": None}):
+        return original(model)
 
 
 def _made_optimizer(

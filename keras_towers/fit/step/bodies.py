@@ -36,14 +36,20 @@ class Body:
 
     def __init__(self, graph: Any):
         self._shapes = [output.shape for output in graph.outputs]
+        name = f"{graph.name}_{next(_numbers)}"
+        self._function, optimises = self._define(name, graph)
+        self._config = _config(optimises)
+
+    def _define(self, name: str, graph: Any) -> tuple[Any, bool]:
+        """Return the function, and whether its calls optimise it."""
         # Control flow has functions of its own, which belong to this graph.
         is_flat = not graph.as_graph_def().library.function
-        self._config = _config(optimises=not is_flat)
-        self._function = compat.function_from_graph(
-            f"{graph.name}_{next(_numbers)}",
+        function = compat.function_from_graph(
+            name,
             _optimised(graph) if is_flat else graph,
             {"_noinline": True},
         )
+        return function, not is_flat
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Call it in the graph that is being traced, on the current device.

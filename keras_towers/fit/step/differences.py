@@ -28,7 +28,11 @@ _ON_VARIABLES = frozenset(
 
 
 class Different(Exception):
-    """What the step of a tower does, such as "exchanges values"."""
+    """What the step of a tower does, such as "asks which tower it runs on"."""
+
+
+class Whole(Different):
+    """What it does so that it cannot be cut where its optimizer begins."""
 
 
 def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
@@ -83,12 +87,31 @@ def check_operations(graph: Any) -> None:
             raise Different(f"has effects not on variables: {node.op}")
 
 
-def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
+def captures_of(graph: Any) -> list[Any]:
+    """Return what a trace captured, in the order of its last inputs.
+
+    Args:
+        graph: the trace.
+
+    Raises:
+        Whole: that is known only when it is called.
+    """
+    insides = [inside for _, inside in graph.captures]
+    last = graph.inputs[len(graph.inputs) - len(insides) :]
+    if any(a is not b for a, b in zip(last, insides, strict=True)):
+        raise Whole("captures what is known only when it is called")
+    return [outside for outside, _ in graph.captures]
+
+
+def captures_for_towers(
+    graph: Any, config: TowerConfig, xla: bool = False
+) -> list[list[Any]]:
     """Return what each tower has to pass for what a trace captured.
 
     Args:
         graph: the trace, on the first tower.
         config: the towers.
+        xla: whether XLA compiles it, which uses variables of one device only.
 
     Returns:
         K lists of captures.
@@ -97,14 +120,10 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
         Different: it writes what the towers have in common, or reads what
             belongs to a single one.
     """
-    insides = [inside for _, inside in graph.captures]
-    last = graph.inputs[len(graph.inputs) - len(insides) :]
-    if any(a is not b for a, b in zip(last, insides, strict=True)):
-        raise Different("captures what is known only when it is called")
     read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
     rows = []
     for outside, inside in graph.captures:
-        owner = _owner(outside)
+        owner = owner_of(outside)
         if owner is not None:
             if owner.values[0].handle is not outside:
                 raise Different(f"uses another tower's part of {owner.name}")
@@ -113,6 +132,8 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
             raise Different("uses a variant of an outer function")
         elif outside.dtype == tf.resource and id(inside) not in read:
             raise Different(f"writes what towers have in common: {inside.name}")
+        elif outside.dtype == tf.resource and xla and config.num_towers > 1:
+            raise Different(f"uses what towers have in common: {inside.name}")
         else:
             rows.append([outside] * config.num_towers)
     return [list(column) for column in zip(*rows, strict=True)] or [
@@ -120,7 +141,7 @@ def captures_for_towers(graph: Any, config: TowerConfig) -> list[list[Any]]:
     ]
 
 
-def _owner(handle: Any) -> Any:
+def owner_of(handle: Any) -> Any:
     """The variable on towers that a component's handle belongs to."""
     container = getattr(handle, "_distributed_container", None)
     return None if container is None else container()
@@ -137,7 +158,7 @@ def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
         variables: those that it updates.
 
     Raises:
-        Different: it may.
+        Whole: it may.
     """
     parts = list(optimizers_in(optimizer))
     rates = [getattr(part, "_learning_rate", None) for part in parts]
@@ -147,7 +168,7 @@ def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
             continue
         if type(part).__module__.partition(".")[0] != "keras":
             name = type(part).__name__
-            raise Different(f"updates weights by {name}, which is not Keras's")
+            raise Whole(f"updates weights by {name}, which is not Keras's")
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
@@ -158,16 +179,16 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
         operations: those that were traced after the update.
 
     Raises:
-        Different: they use a variable that is no metric's.
+        Whole: they use a variable that is no metric's.
     """
     outer = {id(inside): outside for outside, inside in graph.captures}
     for operation in operations:
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
-            owner = _owner(outer.get(id(tensor)))
+            owner = owner_of(outer.get(id(tensor)))
             sums = isinstance(owner, variables_lib.TowerVariable) and (
                 owner.merge == variables_lib.SUM
             )
             if not sums:
-                raise Different("uses variables after its update")
+                raise Whole("uses variables after its update")

@@ -1,7 +1,8 @@
-"""The trace of a step on one tower, as a function that all towers call."""
+"""The trace of a step on one tower, as a function that towers call."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -15,7 +16,8 @@ from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.contract import TakesGradients, TowerConfig
 from keras_towers.fit.step import differences
 from keras_towers.fit.step.bodies import Body
-from keras_towers.fit.step.differences import Different
+from keras_towers.fit.step.differences import Different, Whole
+from keras_towers.fit.step.xla import XlaBody
 from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.fit.update import optimizers
 
@@ -59,7 +61,7 @@ class _Recorder:
         graph = compat.get_default_graph()
         tower = tower_lib.current()
         if tower is not None and graph is not tower.graph:
-            tower.differs("applies gradients in control flow or a function")
+            tower.is_whole("applies gradients in control flow or a function")
         variables = trainable_variables
         if variables is not None:
             # It may be an iterator, and is asked for by every tower.
@@ -70,21 +72,25 @@ class _Recorder:
 
 
 class TowerTrace:
-    """The trace of a step on the first tower.
+    """The trace of a step on one tower, up to where its optimizer begins.
 
     Args:
         config: the towers.
         step: takes a tower's part of the batch.
-        tower: the first tower.
+        tower: the tower; the first one, if all call the trace.
         data: its part.
         note: called in the trace with what the step returns and with the
             results of metrics; or None.
+        shared: whether all towers call it, not only this one.
+        xla: whether XLA compiles it.
 
     Attributes:
         graph: the trace.
 
     Raises:
         Different: it cannot be that of other towers.
+        Whole: it cannot be cut there.
+        Uncompilable: XLA cannot compile it.
     """
 
     def __init__(
@@ -94,26 +100,38 @@ class TowerTrace:
         tower: tower_lib.Tower,
         data: Any,
         note: Callable[[Any, Any], None] | None,
+        shared: bool = True,
+        xla: bool = False,
     ):
         self._step = step
+        self._xla = xla
+        self._outer = compat.get_default_graph()
         self._data = data
         self._note = note
-        self._why = ""
+        self._refused: Different | None = None
+        self._body: Body
         self._output: Any = None
         self._recorder = _Recorder(tower.update)
         self._tower = dataclasses.replace(
             tower,
             update=self._recorder,
             results=[],
-            shared=self._refuse,
+            shared=self._refuse if shared else None,
+            cut=self._refuse_cut,
+            reads=self._read_outside if xla else None,
         )
-        self.graph = self._graph(self._inputs(data, tower))
+        inputs = self._inputs(data, tower)
+        self.graph = self._graph(inputs)
         asked = self._recorder.asked
         if len(asked) > 1:
-            raise Different("calls optimizers several times")
+            raise Whole("calls optimizers several times")
         self._asked = asked[0] if asked else None
-        differences.check_operations(self.graph)
-        self._captures = differences.captures_for_towers(self.graph, config)
+        captures = differences.captures_of(self.graph)
+        self._captures = {tower.local_index: captures}
+        if shared:
+            differences.check_operations(self.graph)
+            rows = differences.captures_for_towers(self.graph, config, xla)
+            self._captures = dict(enumerate(rows))
         if self._asked is not None:
             variables = gradients_lib.variables_of(
                 self._asked.optimizer, self._asked.variables
@@ -121,26 +139,34 @@ class TowerTrace:
             differences.check_update(self._asked.optimizer, variables)
             later = self.graph.get_operations()[self._asked.place :]
             differences.check_after_update(self.graph, later)
-        self._body = Body(self.graph)
+        if not xla:
+            self._body = Body(self.graph)
+            return
+        self._body = body = XlaBody(self.graph)
+        device = config.devices[tower.local_index]
+        body.check([*inputs, *captures], device)
 
     def _graph(self, inputs: Sequence[tf.Tensor]) -> Any:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
         trace = compat.func_graph_from_py_func
         try:
             graph = trace("tower_step", self._run, specs, {})
-        except Exception as error:
+        except Exception:
             # Layers raise another exception instead of it.
-            if self._why:
-                raise Different(self._why) from error
+            if self._refused is not None:
+                raise self._refused from None
             raise
-        if self._why:
+        if self._refused is not None:
             # The step has caught it.
-            raise Different(self._why)
+            raise self._refused
         return graph
 
-    def _refuse(self, why: str) -> NoReturn:
-        self._why = self._why or why
-        raise Different(why)
+    def _refuse(self, why: str, kind: type[Different] = Different) -> NoReturn:
+        self._refused = self._refused or kind(why)
+        raise self._refused
+
+    def _refuse_cut(self, why: str) -> NoReturn:
+        self._refuse(why, Whole)
 
     def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
         """What differs between towers besides their variables."""
@@ -157,6 +183,7 @@ class TowerTrace:
         if tower.origins is not None:
             tower.origins = Origins(data)
         with (
+            compat.xla_context() if self._xla else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creates),
             tower_lib.activate(tower),
         ):
@@ -166,7 +193,19 @@ class TowerTrace:
         return _tensors(self._results())
 
     def _creates(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("creates variables")
+        self._refuse_cut("creates variables")
+
+    def _read_outside(
+        self, variable: tf.Variable, read: Callable[[], Any]
+    ) -> Any:
+        """Read what has no component on the tower before XLA begins.
+
+        XLA uses only variables of the device that it runs on.
+        """
+        if differences.owner_of(variable.handle) is not None:
+            return read()
+        with self._outer.as_default(), tf.device(variable.device):
+            return read()
 
     def _results(self) -> Any:
         return self._output, [a.gradients for a in self._recorder.asked]
@@ -192,10 +231,10 @@ def _tensors(structure: Any) -> list[tf.Tensor]:
     tensors = []
     for leaf in differences.leaves_of(structure):
         if isinstance(leaf, (tf.Variable, keras.Variable)):
-            raise Different("returns variables")
+            raise Whole("returns variables")
         if isinstance(leaf, tf.Tensor):
             if leaf.dtype in (tf.resource, tf.variant):
-                raise Different(f"returns a {leaf.dtype.name}")
+                raise Whole(f"returns a {leaf.dtype.name}")
             tensors.append(leaf)
     return tensors
 

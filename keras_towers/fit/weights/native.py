@@ -7,6 +7,7 @@ work on the tower's component.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +141,17 @@ def handle(original: Callable[[Any], Any], variable: Any) -> Any:
     if tower is None or tower.variables is None:
         return original(variable)
     return original(tower.variables.component(variable, tower.local_index))
+
+
+def read(
+    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replace the method by which a ``tf.Variable`` is read."""
+    mine = functools.partial(original, variable, *args, **kwargs)
+    tower = tower_lib.current()
+    if tower is None or tower.reads is None:
+        return mine()
+    return tower.reads(variable, mine)
 
 
 def write(

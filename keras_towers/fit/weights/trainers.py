@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from keras_towers import compat
-from keras_towers._notices import announce
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
@@ -90,27 +89,36 @@ def renew_functions(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Trace a model's steps without XLA, which cannot span devices.
+    """Make a model's functions without XLA, which cannot span devices.
 
-    ``jit_compile`` is restored at the end, unless the model was recompiled in
-    the block.
+    XLA compiles what each tower computes instead.
     """
     wanted = trainer._jit_compile
-    compiled = getattr(trainer, "_compile_config", None)
-    if wanted and trainer.name not in _xla_logged:
-        _xla_logged.add(trainer.name)
-        line = (
-            f"jit_compile is off for {trainer.name} on towers: XLA cannot "
-            "compile a step that spans devices"
-        )
-        # By default Keras turns it on by itself.
-        if compiled is not None and compiled.config.get("jit_compile") is True:
-            announce(line)
-        else:
-            logger.debug(line)
     trainer._jit_compile = False
     try:
         yield
     finally:
-        if getattr(trainer, "_compile_config", None) is compiled:
-            trainer._jit_compile = wanted
+        trainer._jit_compile = wanted
+
+
+def log_without_xla(
+    trainer: keras.Model, training: bool, why: str, for_now: bool = False
+) -> None:
+    """Log that XLA compiles none of a model's steps of a kind; once.
+
+    It is a warning where the user has asked for XLA: where Keras would not turn
+    it on by itself.
+
+    Args:
+        trainer: the model.
+        training: whether these are steps of training.
+        why: such as "the step uses strings".
+        for_now: whether that may change with the next trace.
+    """
+    kind = "training" if training else "evaluation"
+    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
+    if line not in _xla_logged:
+        _xla_logged.add(line)
+        asked = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if asked and not for_now else logging.INFO
+        logger.log(level, "%s", line)

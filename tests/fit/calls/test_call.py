@@ -102,7 +102,7 @@ def test_code_of_ones_own_in_the_middle_of_fit():
 
 
 def test_a_function_that_was_made_between_calls():
-    """It was made for XLA, which cannot compile steps on many devices."""
+    """It was made for XLA, which cannot compile a step of many devices."""
     reference, model = classifier(), classifier(jit_compile=True)
     fit(reference, epochs=2)
     with kt.TowerStrategy(2):

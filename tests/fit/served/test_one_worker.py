@@ -90,6 +90,15 @@ def test_the_logs_have_what_they_have_in_one_process(strategy, tmp_path):
         assert "dropped_gradients" not in fit(classifier())
 
 
+def test_xla_compiles_what_a_worker_computes(strategy, caplog):
+    model, reference = (classifier(jit_compile=True) for _ in range(2))
+    fit(reference)
+    with strategy("DistributedReplicatedStrategy"):
+        fit(model)
+    same_model(model, reference)
+    assert "jit_compile" not in caplog.text
+
+
 def test_fits_in_a_fit(strategy):
     model, other, reference = classifier(), classifier(), classifier()
     refused = []

@@ -59,7 +59,7 @@ def trained(strategy, *layers, monkeypatch=None, **options):
     keras.utils.set_random_seed(1)
     model = classifier(*layers, **options)
     if monkeypatch is not None:
-        monkeypatch.setattr(one_trace.OneTrace, "_trace_on", lambda *args: None)
+        monkeypatch.setattr(one_trace.OneTrace, "_shared", lambda *args: None)
     with strategy:
         history = fit(model, epochs=2)
     return model, history
@@ -242,7 +242,7 @@ def test_custom_steps(step, wanted, reasons, monkeypatch):
     with kt.TowerStrategy(3):
         found = fit(one, epochs=2)
     assert reasons() == wanted
-    monkeypatch.setattr(one_trace.OneTrace, "_trace_on", lambda *args: None)
+    monkeypatch.setattr(one_trace.OneTrace, "_shared", lambda *args: None)
     with kt.TowerStrategy(3):
         history = fit(each, epochs=2)
     same_history(found, history)
@@ -315,7 +315,7 @@ def test_an_update_that_is_not_keras_own_runs_where_the_step_calls_it(
 
     found = weights(2)
     assert reasons() == ["updates weights by Steps, which is not Keras's"]
-    monkeypatch.setattr(one_trace.OneTrace, "_trace_on", lambda *args: None)
+    monkeypatch.setattr(one_trace.OneTrace, "_shared", lambda *args: None)
     same_model(found, weights(2))
 
 
