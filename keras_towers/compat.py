@@ -340,6 +340,11 @@ for _owner, _names in _ATTRIBUTES.items():
     for _name in _names.split():
         check_attribute(_owner, _name)
 
+# TensorFlow: operations that do not give the same every time are refused.
+is_op_determinism_enabled = resolve(
+    f"{_TF}.framework.config:is_op_determinism_enabled"
+)
+
 
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:

@@ -68,6 +68,9 @@ def check(
     mine["validation_data"] = str(given.get("validation_data") is not None)
     if kind in TRAINING:
         mine |= _compiled(model)
+        observer = callbacks_lib.observing(method, args, kwargs)
+        # All ranks gather what it has observed.
+        mine["callback that observes"] = type(observer).__name__
     ranks = objects.gather(config.peers, mine, f"is at the beginning of {kind}")
     for name in sorted(set().union(*ranks)):
         values = [settings.get(name, "not given") for settings in ranks]

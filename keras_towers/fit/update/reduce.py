@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update import gradients, optimizers
@@ -113,6 +114,8 @@ class UpdateOnce:
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
+            for index, tower in enumerate(towers):
+                marks.reached(index, "computed", tower.grads)
             self.make_ready(optimizer, variables)
             self._update(optimizer, original, variables, towers)
 
@@ -141,8 +144,10 @@ class UpdateOnce:
         towers: Sequence[gradients.TowerGradients],
     ) -> None:
         rows = self._sums(variables, towers)
-        self._update_tower(optimizer, original, variables, rows[0], 0)
-        variables_lib.copy_to_towers(variables)
+        marks.reached(0, "reduced", rows[0])
+        with marks.until(0, "updated"):
+            self._update_tower(optimizer, original, variables, rows[0], 0)
+            variables_lib.copy_to_towers(variables)
 
     def _update_tower(
         self,
@@ -203,7 +208,9 @@ class UpdateEach(UpdateOnce):
     def _update(self, optimizer, original, variables, towers) -> None:
         rows = self._sums(variables, towers)
         for index, row in enumerate(rows):
-            self._update_tower(optimizer, original, variables, row, index)
+            marks.reached(index, "reduced", row)
+            with marks.until(index, "updated"):
+                self._update_tower(optimizer, original, variables, row, index)
 
     def _shared(self, variables: Sequence[Any]) -> set[int]:
         return set()
