@@ -98,6 +98,11 @@ def _installed_versions() -> str:
 _TF = "tensorflow.python"
 _KERAS = "keras.src"
 
+# TensorFlow: operations that do not give the same every time are refused.
+is_op_determinism_enabled = resolve(
+    f"{_TF}.framework.config:is_op_determinism_enabled"
+)
+
 # TensorFlow: distributed values.
 Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
 MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
@@ -339,11 +344,6 @@ _ATTRIBUTES = {
 for _owner, _names in _ATTRIBUTES.items():
     for _name in _names.split():
         check_attribute(_owner, _name)
-
-# TensorFlow: operations that do not give the same every time are refused.
-is_op_determinism_enabled = resolve(
-    f"{_TF}.framework.config:is_op_determinism_enabled"
-)
 
 
 @contextlib.contextmanager

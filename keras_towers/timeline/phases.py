@@ -71,7 +71,9 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
         "update": (reduced, updated),
     }
     return {
-        name: np.stack([begin, np.maximum(begin, end)], axis=-1)
+        name: np.stack(
+            np.broadcast_arrays(begin, np.maximum(begin, end)), axis=-1
+        )
         for name, (begin, end) in bounds.items()
     }
 

@@ -59,7 +59,9 @@ def of_towers(
                 if bounds.shape[2] > 1:
                     facts["update"] = update
                 rank, index = towers[tower]
-                yield Event(name, rank, 1 + index, begin, end, facts)
+                yield Event(
+                    name, rank, 1 + index, float(begin), float(end), facts
+                )
 
 
 def write(
