@@ -158,7 +158,9 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
             seen: Any = tf.Variable(0.0, trainable=False)
         ends = [seen.assign(behind, read_value=False)]
     with tf.control_dependencies(ends):
-        return tf.timestamp()
+        now = tf.timestamp()
+    compat.run_independently(now.op)
+    return now
 
 
 _recorder: Slot[Recorder] = Slot()
