@@ -69,8 +69,9 @@ def check(
     if kind in TRAINING:
         mine |= _compiled(model)
         observer = callbacks_lib.observing(method, args, kwargs)
-        # All ranks gather what it has observed.
-        mine["callback that observes"] = type(observer).__name__
+        # It brings together what all ranks have observed.
+        name = None if observer is None else type(observer).__name__
+        mine["callback that measures"] = str(name)
     ranks = objects.gather(config.peers, mine, f"is at the beginning of {kind}")
     for name in sorted(set().union(*ranks)):
         values = [settings.get(name, "not given") for settings in ranks]
