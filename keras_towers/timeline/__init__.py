@@ -63,8 +63,9 @@ class Timeline(ObservesFit):
     run in all steps, and the weights are the same as without.
 
     Args:
-        path: the file to write. A rank whose ``fit`` fails writes one of its
-            own, ``trace.rank1.json`` for ``trace.json``.
+        path: the file to write, for all ranks. If ``fit`` fails, or ranks have
+            no common step, each writes one of its own, ``trace.rank1.json``
+            for ``trace.json``.
         steps: how many steps to write: the last ones. The table is of all.
 
     Attributes:
@@ -73,7 +74,7 @@ class Timeline(ObservesFit):
         advice: what to change; empty if nothing stands out.
 
     Raises:
-        TowerError: ``steps`` is not positive; in ``fit``: the file cannot be
+        TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``: the file cannot be
             written, it runs outside of a strategy's block, or TensorFlow's
             determinism is enabled, which forbids to read the clock.
 
@@ -84,6 +85,8 @@ class Timeline(ObservesFit):
 
     def __init__(self, path: str | os.PathLike[str], steps: int = 1000):
         super().__init__()
+        if not isinstance(path, str | os.PathLike):
+            raise TowerError(f"path={path!r} is not allowed: give a path.")
         if not isinstance(steps, int) or steps < 1:
             raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
         self.path: Path = Path(path)
@@ -140,15 +143,16 @@ class Timeline(ObservesFit):
         self, model: keras.Model, config: TowerConfig | None, mine: OfRank
     ) -> None:
         """Bring together what all ranks have measured, on rank 0."""
-        ranks = [mine]
-        if config is not None and config.peers.size > 1:
+        ranks, path = [mine], self._path_of(mine.rank)
+        # Processes without a common step may come and go.
+        if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
-            told = objects.gather(config.peers, mine.plain(), where)
-            ranks = [OfRank(**values) for values in told]
-        if mine.rank > 0:
-            return
+            told = objects.gather(config.transport, mine.plain(), where)
+            if mine.rank > 0:
+                return
+            ranks, path = [OfRank(**values) for values in told], self.path
         align(ranks)
-        self._write(self.path, ranks)
+        self._write(path, ranks)
         summary = summarise(ranks, model, config)
         self.phases = {n: 1e3 * s for n, s in summary.measured.phases.items()}
         self.advice = advise(summary.measured)

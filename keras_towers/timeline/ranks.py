@@ -200,7 +200,7 @@ def summarise(
         phases = {"a tower's step": float(np.nanmedian(towers["step"]))}
     else:
         phases = phases_lib.of_one_device(calls)
-        missing = _why(model, config)
+        missing = _why(model, config, len(calls.begins))
     traces = calls.have(first.traced)
     strategy = None if config is None else config.strategy
     measured = Measured(
@@ -223,9 +223,9 @@ def summarise(
     return Summary(measured, towers, steps, missing)
 
 
-def _why(model: keras.Model, config: TowerConfig | None) -> str:
+def _why(model: keras.Model, config: TowerConfig | None, calls: int) -> str:
     """Why no phases were measured; empty if that is no wonder."""
-    if config is None:
+    if config is None or not calls:
         return ""
     why = f"{config.name} runs them in a way that it does not know"
     if model.run_eagerly:

@@ -68,6 +68,7 @@ def check(
     mine["validation_data"] = str(given.get("validation_data") is not None)
     if kind in TRAINING:
         mine |= _compiled(model)
+    if kind in TRAINING and config.transport.size > 1:
         observer = callbacks_lib.observing(method, args, kwargs)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
