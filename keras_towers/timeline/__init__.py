@@ -74,9 +74,10 @@ class Timeline(ObservesFit):
         advice: what to change; empty if nothing stands out.
 
     Raises:
-        TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``: the file cannot be
-            written, it runs outside of a strategy's block, or TensorFlow's
-            determinism is enabled, which forbids to read the clock.
+        TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``:
+            the file cannot be written, it runs outside of a strategy's block,
+            or TensorFlow's determinism is enabled, which forbids to read the
+            clock.
 
     Example:
         >>> with kt.TowerStrategy():
