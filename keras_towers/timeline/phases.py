@@ -53,17 +53,16 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
         towers, updates, 2], NaN where a tower was not in a phase.
     """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
-    last = np.fmax.reduce(computed, axis=1, keepdims=True)
+    last = _latest(computed, axis=1, keepdims=True)
     # Sums that only one tower reads are those of all.
-    sums = np.fmax.reduce(reduced, axis=1, keepdims=True)
+    sums = _latest(reduced, axis=1, keepdims=True)
     sums = np.where(np.isnan(reduced), sums, reduced)
     starts = np.full_like(begun, np.nan)
     starts[..., 0] = begun[..., 0]
     for update in range(1, starts.shape[2]):
         # What another optimizer needs is computed behind the last update.
-        starts[..., update] = np.fmax.reduce(
-            [before[..., update - 1] for before in (computed, sums, updated)]
-        )
+        before = [of[..., update - 1] for of in (computed, sums, updated)]
+        starts[..., update] = _latest(np.stack(before), axis=0)
     bounds = {
         "compute": (starts, computed),
         "wait": (computed, last),
@@ -102,8 +101,8 @@ def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
         calls: its calls of the train function.
     """
     every = np.stack([phases[name] for name in OF_TOWERS])
-    begins = np.fmin.reduce(every[..., 0], axis=(0, 2, 3))
-    ends = np.fmax.reduce(every[..., 1], axis=(0, 2, 3))
+    begins = -_latest(-every[..., 0], axis=(0, 2, 3))
+    ends = _latest(every[..., 1], axis=(0, 2, 3))
     call = calls.at(begins)
     # A callback may train a step, too.
     returned = calls.returned[call] if len(calls.begins) else begins
@@ -218,7 +217,7 @@ def clock_shifts(stamps: list[np.ndarray], machines: list[Any]) -> list[float]:
     point = POINTS.index("reduced")
     steps = min(map(len, stamps))
     sums = [
-        np.fmax.reduce(of_rank[:steps, :, 0, point], axis=1)
+        _latest(of_rank[:steps, :, 0, point], axis=1)
         for of_rank in stamps
         if steps
     ]
@@ -235,3 +234,8 @@ def joined(stamps: list[np.ndarray]) -> np.ndarray:
     steps = min(map(len, stamps))
     updates = min(of_rank.shape[2] for of_rank in stamps)
     return np.concatenate([s[:steps, :, :updates] for s in stamps], axis=1)
+
+
+def _latest(times: np.ndarray, **axes: Any) -> np.ndarray:
+    """The maximum without NaN; NaN where there is nothing else."""
+    return np.fmax.reduce(times, initial=np.nan, **axes)
