@@ -135,20 +135,21 @@ def _of_host(of: OfRank, last: int) -> Iterator[Event]:
     calls, own = Calls(*of.calls), phases_lib.of_towers(of.stamps)
     steps = phases_lib.in_calls(own, calls)
     traces = calls.have(of.traced)
-    first = max(0, len(calls.begins) - last)
-    for step in range(max(0, len(steps.call) - last), len(steps.call)):
-        call = int(steps.call[step])
+    shown = range(max(0, len(steps.call) - last), len(steps.call))
+    for step in shown:
+        call = steps.call[step]
         if call >= 0:
-            begins = step == 0 or steps.call[step - 1] != call
-            name = "tracing" if begins and traces[call] else "input"
+            goes_on = step > 0 and steps.call[step - 1] == call
+            name = "tracing" if traces[call] and not goes_on else "input"
             begin, end = steps.ready[step], steps.begins[step]
             yield Event(name, of.rank, HOST, begin, end, {"step": step})
-            first = min(first, call)
-    if len(steps.call):
-        first = max(0, int(steps.call[-last:][0]))
+    first = max(0, len(calls.begins) - last)
+    if shown:
+        first = max(0, steps.call[shown[0]])
+    whole = not len(steps.call) and not len(of.spans)
     for call in range(first, len(calls.begins)):
         begin, end = calls.begins[call], calls.returned[call]
-        if not len(steps.call) and not len(of.spans):
+        if whole:
             yield Event("step", of.rank, HOST, begin, end, {"step": call})
         if calls.nexts[call] > end:
             yield Event("callbacks", of.rank, HOST, end, calls.nexts[call])
@@ -202,14 +203,14 @@ def summarise(
         phases = phases_lib.of_one_device(calls)
         missing = _why(model, config, len(calls.begins))
     traces = calls.have(first.traced)
-    strategy = None if config is None else config.strategy
+    kind = None if config is None else type(config.strategy)
     measured = Measured(
         phases,
         towers.get("compute", towers.get("step", np.empty(0))),
         names,
-        strategy=type(strategy).__name__,
-        options=tuple(inspect.signature(type(strategy)).parameters),
-        updates=getattr(strategy, "updates", ""),
+        strategy="" if kind is None else kind.__name__,
+        options=() if kind is None else _parameters(kind),
+        updates=getattr(config and config.strategy, "updates", ""),
         steps_per_execution=model.steps_per_execution,
         cores=_cores(config),
         ranks=len(ranks),
@@ -234,6 +235,10 @@ def _why(model: keras.Model, config: TowerConfig | None, calls: int) -> str:
         f"Timeline has not measured the steps of model {model.name!r}, because "
         f"{why}. The trace has only the calls of Keras's loop."
     )
+
+
+def _parameters(kind: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
 
 
 def _cores(config: TowerConfig | None) -> int | None:
