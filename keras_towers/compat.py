@@ -345,6 +345,7 @@ _ATTRIBUTES = {
     "tensorflow:Graph": (
         "_variable_creator_stack _thread_local experimental_acd_manager"
     ),
+    "tensorflow:Operation": "_add_control_input",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
     f"{_TF}.eager.context:Context": "_context_handle _collective_leader",
 }

@@ -44,8 +44,8 @@ class Timeline(ObservesFit):
     rank, in it a row for the input and the callbacks and one for each tower.
     A tower's step has these phases:
 
-    * compute: from when its part of the batch is there to when all of its
-      gradients are;
+    * compute: from when it begins with its part of the batch to when all of its
+      gradients are there;
     * wait: until the last tower of all ranks has computed its own;
     * reduction: until their sums are there. What was summed while gradients
       were still computed does not count;

@@ -119,8 +119,9 @@ def of_steps(
 ) -> dict[str, float]:
     """The seconds that each phase takes of a step.
 
-    Computing and waiting are means over the towers; of the other phases the
-    longest one counts. All together are the time of a step.
+    Computing and waiting are means over the towers, waiting includes that for
+    a core to begin on; of the other phases the longest one counts. All together
+    are the time of a step.
 
     Args:
         phases: those of this rank's towers, as ``of_towers`` returns them.
@@ -151,6 +152,9 @@ def of_steps(
     for name in OF_TOWERS:
         spans = np.nansum(np.diff(phases[name])[inside, ..., 0], axis=2)
         together = name in ("compute", "wait")
+        if name == "wait":
+            began = phases["compute"][inside, :, 0, 0]
+            spans += began - steps.begins[inside, np.newaxis]
         seconds = spans.mean(axis=1) if together else spans.max(axis=1)
         sums[name] = np.bincount(call, seconds, total)
     return {

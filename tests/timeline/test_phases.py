@@ -60,7 +60,8 @@ def test_of_steps():
         # Two before the first step of a call, two between both: (2 + 2) / 2.
         "input": 2.0,
         "compute": (2 + 4.5) / 2,
-        "wait": 1.5,
+        # Tower 0 for 3, and tower 1 for 0.5 until it began.
+        "wait": 1.75,
         "reduction": 1.0,
         "update": 2.0,
         # From 119 to 121, for two steps.

@@ -1,8 +1,9 @@
 """Marks in a training step: when each tower has come how far.
 
 A mark is an operation that reads the clock once other operations have ended.
-Nothing in the step waits for it, and its times go into a queue, which is read
-between steps. Marks are only in what is traced while a ``Recorder`` records.
+Its times go into a queue, which is read between steps. A tower begins behind
+its first mark: it has not begun before it gets a core. Nothing waits for the
+others. Marks are only in what is traced while a ``Recorder`` records.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class StepMarks:
         self._columns: list[list[tuple[int, int]]] = [[] for _ in devices]
         self._ends: list[list[list[Any]]] = [[] for _ in devices]
         self._queues: list[Any] = []
+        self._first = len(self._graph.get_operations())
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Mark where a tower has come to a point.
@@ -132,7 +134,16 @@ class StepMarks:
                 queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(ends)]])
             self._queues.append(queue)
             with tf.device(host):
-                queue.enqueue(tf.stack([_time_of(e, device) for e in ends]))
+                times = [_time_of(e, device) for e in ends]
+                queue.enqueue(tf.stack(times))
+            self._begin_behind(times[0].op, ends[0])
+
+    def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
+        """Let what a tower does with its part of the batch wait for a mark."""
+        made = set(self._graph.get_operations()[self._first :])
+        for operation in {o for piece in pieces for o in piece.consumers()}:
+            if operation in made:
+                operation._add_control_input(mark)
 
     def take(self) -> np.ndarray:
         """Return the times of steps since the last call, as ``steps`` does."""
