@@ -36,7 +36,9 @@ class Measured:
         options: the arguments that its class takes.
         updates: who updates the weights.
         steps_per_execution: as the model was compiled.
-        cores: on how many cores the towers run; None: on accelerators.
+        cores: on how many cores the towers of a process run; None: on
+            accelerators.
+        towers: number of towers of a process.
         ranks: number of processes.
         traces: how many calls traced the step, and how long they took together
             in seconds.
@@ -52,6 +54,7 @@ class Measured:
     updates: str = "once"
     steps_per_execution: int = 1
     cores: int | None = None
+    towers: int = 1
     ranks: int = 1
     traces: tuple[int, float] = (0, 0.0)
     busy: float | None = None
@@ -190,15 +193,14 @@ def _idle(measured: Measured) -> Advice:
 
 
 def _shares_cores(measured: Measured) -> bool:
-    towers = len(measured.compute)
-    return measured.cores is not None and towers > measured.cores
+    return measured.cores is not None and measured.towers > measured.cores
 
 
 def _cores(measured: Measured) -> Iterator[str]:
     if _shares_cores(measured):
         cores = measured.cores
         yield (
-            f"{len(measured.compute)} towers share {cores} "
+            f"{measured.towers} towers share {cores} "
             f"core{'s' * (cores != 1)}, so they compute in turn: more towers "
             "than cores only add work."
         )

@@ -213,6 +213,7 @@ def summarise(
         updates=getattr(config and config.strategy, "updates", ""),
         steps_per_execution=model.steps_per_execution,
         cores=_cores(config),
+        towers=len(first.devices),
         ranks=len(ranks),
         traces=(
             int(traces.sum()),

@@ -26,6 +26,7 @@ GOOD = Measured(
     [f"tower {k}" for k in range(4)],
     options=tuple(inspect.signature(kt.TowerStrategy).parameters),
     cores=4,
+    towers=4,
     traces=(1, 2.0),
 )
 
