@@ -56,7 +56,7 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
     last = _latest(computed, axis=1, keepdims=True)
     # Sums that only one tower reads are those of all.
     sums = _latest(reduced, axis=1, keepdims=True)
-    sums = np.where(np.isnan(reduced), sums, reduced)
+    sums = np.maximum(np.where(np.isnan(reduced), sums, reduced), last)
     starts = np.full_like(begun, np.nan)
     starts[..., 0] = begun[..., 0]
     for update in range(1, starts.shape[2]):
@@ -67,7 +67,7 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
         "compute": (starts, computed),
         "wait": (computed, last),
         "reduction": (last, sums),
-        "update": (reduced, updated),
+        "update": (np.where(np.isnan(updated), np.nan, sums), updated),
     }
     return {
         name: np.stack(

@@ -31,16 +31,17 @@ def show(
         towers: median seconds of each tower, by the name of the phase.
         advice: what to change.
     """
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
     if measured.phases:
-        console.print(_phases(title, measured))
+        console.print(_phases(measured))
     if len(measured.names) > 1 and towers:
         console.print(_towers(measured.names, towers))
     for line in advice or ["nothing stands out."]:
         console.print(f"- {line}", highlight=False, markup=False)
 
 
-def _phases(title: str, measured: Measured) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+def _phases(measured: Measured) -> Table:
+    table = Table(box=box.SIMPLE)
     table.add_column("phase")
     table.add_column("ms", justify="right")
     table.add_column("share", justify="right")

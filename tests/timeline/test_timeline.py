@@ -231,7 +231,7 @@ def test_weights_that_exist_once(path):
     "make",
     [
         lambda: kt.AsyncTowerStrategy(4),
-        lambda: kt.SyncReplicasStrategy(4, replicas_to_aggregate=3),
+        lambda: kt.SyncReplicasStrategy(3, towers=4),
     ],
     ids=["async", "sync_replicas"],
 )

@@ -22,6 +22,7 @@ from keras_towers.fit.context.slots import Slot
 Point = Literal["begun", "computed", "reduced", "updated"]
 # In the order in which a step comes to them.
 POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Recorder:
@@ -101,7 +102,6 @@ class StepMarks:
         self._columns: list[list[tuple[int, int]]] = [[] for _ in devices]
         self._ends: list[list[list[Any]]] = [[] for _ in devices]
         self._queues: list[Any] = []
-        self._first = len(self._graph.get_operations())
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Mark where a tower has come to a point.
@@ -139,10 +139,13 @@ class StepMarks:
             self._begin_behind(times[0].op, ends[0])
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
-        """Let what a tower does with its part of the batch wait for a mark."""
-        made = set(self._graph.get_operations()[self._first :])
+        """Let a tower that calls its step as a function begin behind a mark.
+
+        Single operations stay as they are: TensorFlow fuses none that has to
+        wait for another one, and fused ones round otherwise.
+        """
         for operation in {o for piece in pieces for o in piece.consumers()}:
-            if operation in made:
+            if operation.type in _CALLS:
                 operation._add_control_input(mark)
 
     def take(self) -> np.ndarray:
