@@ -54,7 +54,8 @@ def test_times_of_steps(devices):
     assert times.shape == (4, 2, 1, 4)
     assert len(recorder.traced) == 1
     first, second = times[:, 0, 0], times[:, 1, 0]
-    assert (np.diff(first) >= 0).all()
+    # Marks of what is ready at once may be read in any order.
+    assert (np.diff(first) > -SLEEP_S / 10).all()
     assert np.isnan(second[:, 2:]).all()
     assert (second[:, 1] - second[:, 0] > SLEEP_S).all()
     assert (first[:, 1] - first[:, 0] < SLEEP_S).all()
