@@ -16,7 +16,7 @@ _UPDATE = 0.3
 # How much longer than the others a slow tower computes.
 _SLOW = 1.25
 # Seconds that TensorFlow takes at most to start a step whose batch is there.
-_START_S = 1e-3
+_START_S = 3e-3
 # A model is traced for whole batches and, once more, for any other size.
 _TRACES = 2
 # The fraction of the time that a tower by itself is busy.
@@ -95,20 +95,18 @@ def _said(measured: Measured, phase: str) -> str:
 def _input(measured: Measured) -> Advice:
     if (share := measured.share("input")) < _INPUT:
         return
-    said = f"a step waits for its input for {_said(measured, 'input')}"
-    single = measured.steps_per_execution == 1
-    if single and measured.phases["input"] < _START_S:
-        yield (
-            share,
-            f"{said}, mostly until TensorFlow has started it: "
-            "compile(..., steps_per_execution=16) starts 16 steps at once.",
-        )
-        return
-    more = ", and compile(..., steps_per_execution=16)" if single else ""
+    options = [
+        ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
+        "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead"
+    ]
+    if measured.steps_per_execution == 1:
+        start = "compile(..., steps_per_execution=16) starts 16 steps at once"
+        slow = measured.phases["input"] > _START_S
+        options.insert(len(options) if slow else 0, start)
     yield (
         share,
-        f"{said}: end the dataset with .prefetch(tf.data.AUTOTUNE), give its "
-        f"map() num_parallel_calls=tf.data.AUTOTUNE{more}.",
+        f"a step waits for its input for {_said(measured, 'input')}: "
+        f"{'; '.join(options)}.",
     )
 
 
@@ -152,7 +150,7 @@ def _reduction(measured: Measured) -> Advice:
     more = []
     if measured.ranks > 1 and "compression" in measured.options:
         more.append(f'{measured.strategy}(compression="bf16") exchanges half')
-    if "packer" in measured.options:
+    if measured.towers > 1 and "packer" in measured.options:
         more.append(
             f"{measured.strategy}(packer=True) sums fewer, larger buffers"
         )

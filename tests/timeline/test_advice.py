@@ -49,8 +49,8 @@ RANKS = {
 CASES = {
     "input": (changed(phases={"input": 0.1}), "prefetch(tf.data.AUTOTUNE)"),
     "start of small steps": (
-        Measured({"input": 5e-4, "compute": 5e-4}, EVEN, GOOD.names),
-        "steps_per_execution=16) starts 16",
+        Measured({"input": 1e-3, "compute": 1e-3}, EVEN, GOOD.names),
+        "(1.00 ms): compile(..., steps_per_execution=16)",
     ),
     "callbacks": (changed(phases={"callbacks": 0.05}), "verbose=2"),
     "a slow tower": (
