@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from keras_towers.strategies.registry import strategy
     from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
     from keras_towers.strategies.tower import TowerStrategy
+    from keras_towers.timeline import Timeline
     from keras_towers.towers import (
         CurrentTower,
         current_tower,
@@ -68,6 +69,7 @@ __all__ = [
     "NoOpStrategy",
     "ParameterServerTowerStrategy",
     "SyncReplicasStrategy",
+    "Timeline",
     "TowerError",
     "TowerStrategy",
     "clip_by_global_norm",
@@ -100,6 +102,7 @@ _HOMES = {
     "SyncReplicasStrategy": "keras_towers.strategies.sync_replicas",
     "DistributedParameterServerStrategy": "keras_towers.strategies.distributed",
     "DistributedReplicatedStrategy": "keras_towers.strategies.distributed",
+    "Timeline": "keras_towers.timeline",
     "TowerStrategy": "keras_towers.strategies.tower",
     "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",

@@ -125,6 +125,30 @@ def _by_itself(method: Callable[..., None]) -> Callable[..., None]:
 NEVER_STOPS = "_never_stops"
 
 
+class ObservesFit(keras.callbacks.Callback):
+    """Base of callbacks that observe a whole ``fit``, and its callbacks.
+
+    Attributes:
+        first: runs before all other callbacks; this one runs behind them.
+    """
+
+    # Keras may go on calling others in a thread of their own.
+    async_safe: bool = True
+    first: keras.callbacks.Callback
+
+    def around(
+        self, model: keras.Model, config: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the block that ``fit`` runs in.
+
+        Args:
+            model: the model that is trained.
+            config: the ``TowerConfig`` of its towers; None: Keras trains it as
+                without a strategy.
+        """
+        raise NotImplementedError
+
+
 class Start(NamedTuple):
     """Where a call of ``fit`` starts.
 

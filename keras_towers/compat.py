@@ -98,6 +98,16 @@ def _installed_versions() -> str:
 _TF = "tensorflow.python"
 _KERAS = "keras.src"
 
+# TensorFlow: operations that do not give the same every time are refused.
+is_op_determinism_enabled = resolve(
+    f"{_TF}.framework.config:is_op_determinism_enabled"
+)
+# TensorFlow: one after another, where a function has operations with effects.
+_run_independently = resolve(
+    f"{_TF}.framework.auto_control_deps"
+    ":AutomaticControlDependencies.run_independently"
+)
+
 # TensorFlow: distributed values.
 Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
 MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
@@ -340,7 +350,10 @@ _ATTRIBUTES = {
     f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
     f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
-    "tensorflow:Graph": "_variable_creator_stack _thread_local",
+    "tensorflow:Graph": (
+        "_variable_creator_stack _thread_local experimental_acd_manager"
+    ),
+    "tensorflow:Operation": "_add_control_input",
     f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
     f"{_TF}.eager.context:Context": "_context_handle _collective_leader",
 }
@@ -422,6 +435,16 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
         unique_id=name,
         name=name,
     )
+
+
+def run_independently(operation: Any) -> None:
+    """Order an operation in a ``tf.function`` by its control inputs alone.
+
+    Otherwise TensorFlow runs all operations with effects one after another.
+    """
+    manager = operation.graph.experimental_acd_manager
+    if manager is not None:
+        _run_independently(manager, operation)
 
 
 def has_started() -> bool:

@@ -33,5 +33,10 @@ def test_steps(name):
     JOB.assert_passed(name)
 
 
+@pytest.mark.parametrize("name", names("tests.processes.timeline"))
+def test_timeline(name):
+    JOB.assert_passed(name)
+
+
 def test_the_job_ends_well():
     JOB.assert_ended_well()

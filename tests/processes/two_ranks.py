@@ -6,6 +6,7 @@ from tests.processes import (  # noqa: F401
     distribution,
     leaving,
     steps,
+    timeline,
     training,
 )
 

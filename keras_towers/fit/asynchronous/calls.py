@@ -18,6 +18,7 @@ from keras_towers.fit.asynchronous.update import UpdateAlone, add_atomically
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -132,7 +133,10 @@ class _AsyncCall(TowerCall):
         if self._steps.fits and not model.run_eagerly:
             pace = model.train_function.training.pace
             self._steps.threads = TowerThreads(
-                self.config.num_towers, pace, self._calls.stall_timeout_s
+                self.config.num_towers,
+                pace,
+                self._calls.stall_timeout_s,
+                recorder_of(model),
             )
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous import staleness as staleness_lib
 from keras_towers.fit.asynchronous.pace import Pace
+from keras_towers.fit.context.marks import Recorder
 
 NAME = "keras_towers-async"
 
@@ -26,15 +28,21 @@ class TowerThreads:
         pace: when they may take a batch.
         stall_timeout_s: how long to wait for the end of any step; None: for
             ever.
+        recorder: records the steps; None: nothing does.
 
     Attributes:
         latest: the result of the step that ended last; None before the first.
     """
 
     def __init__(
-        self, towers: int, pace: Pace, stall_timeout_s: float | None = None
+        self,
+        towers: int,
+        pace: Pace,
+        stall_timeout_s: float | None = None,
+        recorder: Recorder | None = None,
     ):
         self._towers = towers
+        self._recorder = recorder
         self._pace = pace
         self._stall_timeout_s = stall_timeout_s
         # The towers that are in a step.
@@ -168,13 +176,19 @@ class TowerThreads:
         while self._may_go_on(index) and (job := self._take(index)) is not None:
             steps, batch, read = job
             try:
-                result = self._pace.run(index, lambda: steps[index](batch))  # noqa: B023
+                with self._recorded(index):
+                    result = self._pace.run(index, lambda: steps[index](batch))  # noqa: B023
             except BaseException as error:
                 self._failed(index, error)
             else:
                 self._ended(index, result, read)
             # Frees the batch while waiting for the next one.
             del job, steps, batch
+
+    def _recorded(self, index: int) -> contextlib.AbstractContextManager[None]:
+        if self._recorder is None:
+            return contextlib.nullcontext()
+        return self._recorder.span(index)
 
     def _may_go_on(self, index: int) -> bool:
         try:

@@ -68,6 +68,11 @@ def check(
     mine["validation_data"] = str(given.get("validation_data") is not None)
     if kind in TRAINING:
         mine |= _compiled(model)
+    if kind in TRAINING and config.transport.size > 1:
+        observer = callbacks_lib.observing(method, args, kwargs)
+        # It brings together what all ranks have observed.
+        name = None if observer is None else type(observer).__name__
+        mine["callback that measures"] = str(name)
     ranks = objects.gather(config.peers, mine, f"is at the beginning of {kind}")
     for name in sorted(set().union(*ranks)):
         values = [settings.get(name, "not given") for settings in ranks]

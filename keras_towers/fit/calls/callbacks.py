@@ -11,9 +11,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import ChiefOnly, EveryRank, ResumesFit
+from keras_towers.callbacks import (
+    ChiefOnly,
+    EveryRank,
+    ObservesFit,
+    ResumesFit,
+)
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
 
@@ -106,6 +112,79 @@ def resuming(
             "them."
         )
     return found[0] if found else None
+
+
+def observing(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ObservesFit | None:
+    """Find the callback that observes a ``fit``, if any.
+
+    Args:
+        method: the method, as Keras defines it.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+
+    Raises:
+        TowerError: there are several, or one is not given by itself.
+    """
+    if method.__name__ != "fit":
+        return None
+    found = []
+    for callback in listed(by_name(method, args, kwargs).get("callbacks")):
+        held = getattr(callback, "callback", None)
+        if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
+            held, ObservesFit
+        ):
+            raise TowerError(
+                f"{type(held).__name__} knows itself which rank does what: "
+                f"give it without {type(callback).__name__}."
+            )
+        if isinstance(callback, ObservesFit):
+            found.append(callback)
+    if len(found) > 1:
+        raise TowerError(
+            f"fit got {len(found)} callbacks of type "
+            f"{type(found[0]).__name__}: give one."
+        )
+    return found[0] if found else None
+
+
+@contextlib.contextmanager
+def observed(
+    method: Callable[..., Any],
+    model: keras.Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    config: TowerConfig | None,
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Let a callback observe the ``fit`` in this block, if one does.
+
+    Args:
+        method: the method, as Keras defines it.
+        model: the model it is called on.
+        args: the user's positional arguments, without the model.
+        kwargs: the user's keyword arguments.
+        config: the towers; None: Keras trains as without a strategy.
+
+    Yields:
+        The arguments with which to call the method.
+    """
+    observer = observing(method, args, kwargs)
+    if observer is None:
+        yield args, kwargs
+        return
+    given = by_name(method, args, kwargs)
+    callbacks = given["callbacks"]
+    others = [c for c in listed(callbacks) if c is not observer]
+    ordered = [observer.first, *others, observer]
+    with contextlib.ExitStack() as stack:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
+            callbacks.callbacks = ordered
+        else:
+            given["callbacks"] = ordered
+        stack.enter_context(observer.around(model, config))
+        yield (), given
 
 
 def warn_of_counters(given: dict[str, Any]) -> None:

@@ -144,7 +144,13 @@ class TowerCalls:
             args, kwargs = chief.arguments(
                 self._config, self._adoption, original, args, kwargs, nested
             )
-            with order, callbacks.on_one_device(original, args, kwargs):
+            with (
+                order,
+                callbacks.on_one_device(original, args, kwargs),
+                callbacks.observed(
+                    original, call.model, args, kwargs, self._config
+                ) as (args, kwargs),
+            ):
                 return original(call.model, *args, **kwargs)
 
 
@@ -159,5 +165,9 @@ def run_alone(
     with (
         compat.single_device_mode(),
         tower_lib.training_alone.filled(kind in TRAINING),
+        callbacks.observed(original, model, args, kwargs, None) as (
+            args,
+            kwargs,
+        ),
     ):
         return original(model, *args, **kwargs)

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
@@ -198,7 +199,11 @@ class GlobalStep:
             return output
 
         towers = range(self.config.num_towers)
-        with self.order.step():
+        recorded = model if training else None
+        with (
+            self.order.step(),
+            marks.marked(recorded, self.config.devices, batch.pieces),
+        ):
             outputs = self._run_on_towers(
                 tower_step,
                 args=(

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update import gradients, optimizers
@@ -112,11 +113,16 @@ class UpdateOnce:
         mine = gradients.TowerGradients(
             tuple(gradients.name_of(v) for v in variables),
             _weighted(list(grads)),
+            computed=list(grads),
         )
 
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
+            for index, tower in enumerate(towers):
+                # TensorFlow weights sums of gradients instead, unless
+                # something else needs weighted ones.
+                marks.reached(index, "computed", tower.computed)
             self.make_ready(optimizer, variables)
             self._update(optimizer, original, variables, towers)
 
@@ -145,11 +151,13 @@ class UpdateOnce:
         towers: Sequence[gradients.TowerGradients],
     ) -> None:
         rows = self._sums(variables, towers)
-        self._update_tower(
-            optimizer, original, variables, rows[0], self._updater
-        )
-        written = _written(optimizer, variables)
-        variables_lib.copy_to_towers(written, self._updater)
+        marks.reached(0, "reduced", rows[0])
+        with marks.until(0, "updated"):
+            self._update_tower(
+                optimizer, original, variables, rows[0], self._updater
+            )
+            written = _written(optimizer, variables)
+            variables_lib.copy_to_towers(written, self._updater)
 
     def _update_tower(
         self,
@@ -213,7 +221,9 @@ class UpdateEach(UpdateOnce):
     def _update(self, optimizer, original, variables, towers) -> None:
         rows = self._sums(variables, towers)
         for index, row in enumerate(rows):
-            self._update_tower(optimizer, original, variables, row, index)
+            marks.reached(index, "reduced", row)
+            with marks.until(index, "updated"):
+                self._update_tower(optimizer, original, variables, row, index)
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()

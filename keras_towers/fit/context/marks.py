@@ -1,0 +1,259 @@
+"""Marks in a training step: when each tower has come how far.
+
+A mark is an operation that reads the clock once other operations have ended.
+Its times go into a queue, which is read between steps. A tower begins behind
+its first mark: it has not begun before it gets a core. Nothing waits for the
+others. Marks are only in what is traced while a ``Recorder`` records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context.slots import Slot
+
+Point = Literal["begun", "computed", "reduced", "updated"]
+# In the order in which a step comes to them.
+POINTS: tuple[Point, ...] = ("begun", "computed", "reduced", "updated")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class Recorder:
+    """Records the steps of one model.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        traced: when each trace began, in seconds since 1970.
+        spans: of towers that run by themselves, each step as its tower, its
+            begin and its end, in seconds since 1970.
+    """
+
+    def __init__(self, model: Any):
+        self.traced: list[float] = []
+        self.spans: list[tuple[int, float, float]] = []
+        self._model = model
+        self._marks: list[StepMarks] = []
+        self._read: list[np.ndarray] = []
+
+    def records(self, model: Any) -> bool:
+        """Whether these are the steps to record."""
+        return model is self._model
+
+    def begin_trace(self, devices: Sequence[str]) -> StepMarks:
+        """Return the marks for one trace of the step."""
+        self.traced.append(time.time())
+        marks = StepMarks(devices)
+        self._marks.append(marks)
+        return marks
+
+    @contextlib.contextmanager
+    def span(self, tower: int) -> Iterator[None]:
+        """Record a step that a tower runs in this block, in any thread."""
+        begin = time.time()
+        yield
+        self.spans.append((tower, begin, time.time()))
+
+    def read(self) -> None:
+        """Take over the times of the steps that have ended."""
+        for marks in self._marks:
+            times = marks.take()
+            if len(times):
+                self._read.append(times)
+
+    def steps(self) -> np.ndarray:
+        """Return the times of all steps, in order.
+
+        Returns:
+            Seconds since 1970, of shape [steps, towers, updates, points], with
+            NaN for points that a tower does not come to. A step with several
+            optimizers has several updates.
+        """
+        self.read()
+        if not self._read:
+            return np.empty((0, 0, 1, len(POINTS)))
+        updates = max(times.shape[2] for times in self._read)
+        steps = np.concatenate([_padded(t, updates) for t in self._read])
+        return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
+
+
+class StepMarks:
+    """The marks in one trace of a step.
+
+    Their operations are added behind all others: a random operation without a
+    seed takes one from the number of those before it.
+
+    Args:
+        devices: the K towers of this process.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self._graph = compat.get_default_graph()
+        self._devices = devices
+        # Of each tower: the columns of its marks, and what they wait for.
+        self._columns: list[list[tuple[int, int]]] = [[] for _ in devices]
+        self._ends: list[list[list[Any]]] = [[] for _ in devices]
+        self._queues: list[Any] = []
+
+    def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
+        """Mark where a tower has come to a point.
+
+        Args:
+            tower: its index among the towers of this process.
+            point: the point.
+            ends: the tensors and operations that have to be ready.
+        """
+        if compat.get_default_graph() is self._graph:
+            column = POINTS.index(point)
+            update = sum(c == column for _, c in self._columns[tower])
+            self._columns[tower].append((update, column))
+            self._ends[tower].append(list(ends))
+
+    @contextlib.contextmanager
+    def until(self, tower: int, point: Point) -> Iterator[None]:
+        """Mark where all effects of the operations in this block have ended."""
+        before = len(self._graph.get_operations())
+        yield
+        made = self._graph.get_operations()[before:]
+        self.reached(tower, point, [o for o in made if o.op_def.is_stateful])
+
+    def finish(self) -> None:
+        """Add the operations."""
+        for device, ends in zip(self._devices, self._ends, strict=True):
+            host = _host_of(device)
+            with tf.init_scope(), compat.single_device_mode(), tf.device(host):
+                # It grows as needed: a full one would stop the training.
+                queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(ends)]])
+            self._queues.append(queue)
+            with tf.device(host):
+                times = [_time_of(e, device) for e in ends]
+                queue.enqueue(tf.stack(times))
+            self._begin_behind(times[0].op, ends[0])
+
+    def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
+        """Let a tower that calls its step as a function begin behind a mark.
+
+        Single operations stay as they are: TensorFlow fuses none that has to
+        wait for another one, and fused ones round otherwise.
+        """
+        for operation in {o for piece in pieces for o in piece.consumers()}:
+            if operation.type in _CALLS:
+                operation._add_control_input(mark)
+
+    def take(self) -> np.ndarray:
+        """Return the times of steps since the last call, as ``steps`` does."""
+        count = min((int(queue.size()) for queue in self._queues), default=0)
+        updates = max(update for row in self._columns for update, _ in row) + 1
+        shape = count, len(self._devices), updates, len(POINTS)
+        times = np.full(shape, np.nan)
+        if count:
+            for tower, queue in enumerate(self._queues):
+                rows, columns = zip(*self._columns[tower], strict=True)
+                times[:, tower, rows, columns] = queue.dequeue_many(count)
+        return times
+
+
+def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
+    """The time when a tower's operations have ended, as the host sees it."""
+    if device != _host_of(device):
+        # Operations of an accelerator end when their work is queued, which is
+        # done in order: a value that is queued behind it comes when it is done.
+        with tf.control_dependencies(ends), tf.device(device):
+            behind = tf.random.uniform([], seed=1)
+        with tf.init_scope(), compat.single_device_mode():
+            seen: Any = tf.Variable(0.0, trainable=False)
+        ends = [seen.assign(behind, read_value=False)]
+    with tf.control_dependencies(ends):
+        now = tf.timestamp()
+    compat.run_independently(now.op)
+    return now
+
+
+_recorder: Slot[Recorder] = Slot()
+_marks: Slot[StepMarks] = Slot()
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record the steps that this thread traces in the block."""
+    with _recorder.filled(recorder):
+        yield
+
+
+def recorder_of(model: Any) -> Recorder | None:
+    """Return what records the steps of a model; None: nothing does."""
+    recorder = _recorder.get()
+    if recorder is None or not recorder.records(model):
+        return None
+    return recorder
+
+
+@contextlib.contextmanager
+def marked(
+    model: Any, devices: Sequence[str], pieces: Sequence[Any]
+) -> Iterator[None]:
+    """Let the step that is traced in this block be marked, if it is recorded.
+
+    Args:
+        model: the model whose step it is.
+        devices: the K towers of this process.
+        pieces: their K parts of the batch.
+    """
+    recorder = recorder_of(model)
+    if recorder is None or tf.executing_eagerly():
+        with _marks.filled(None):
+            yield
+        return
+    marks = recorder.begin_trace(devices)
+    for tower, piece in enumerate(pieces):
+        marks.reached(tower, "begun", _tensors(piece))
+    with _marks.filled(marks):
+        yield
+    marks.finish()
+
+
+def reached(tower: int, point: Point, ends: Any) -> None:
+    """Mark where a tower has come to a point.
+
+    Args:
+        tower: its index among the towers of this process.
+        point: the point.
+        ends: a structure with the tensors that have to be ready.
+    """
+    marks = _marks.get()
+    if marks is not None:
+        marks.reached(tower, point, _tensors(ends))
+
+
+def until(tower: int, point: Point) -> contextlib.AbstractContextManager[None]:
+    """Mark where a block has ended, as ``StepMarks.until``."""
+    marks = _marks.get()
+    return (
+        contextlib.nullcontext() if marks is None else marks.until(tower, point)
+    )
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+def _padded(times: np.ndarray, updates: int) -> np.ndarray:
+    missing = updates - times.shape[2]
+    pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
+    return np.pad(times, pad, constant_values=np.nan)
+
+
+def _host_of(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type == "CPU":
+        return device
+    return spec.replace(device_type="CPU", device_index=0).to_string()

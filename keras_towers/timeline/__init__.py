@@ -1,0 +1,214 @@
+"""Where the time of ``fit`` goes: a trace of each step, and what to change."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+from rich.console import Console
+
+from keras_towers import compat
+from keras_towers.callbacks import NEVER_STOPS, ObservesFit
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import marks
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.timeline import report, trace
+from keras_towers.timeline.advice import advise
+from keras_towers.timeline.host import First, Host
+from keras_towers.timeline.ranks import (
+    OfRank,
+    align,
+    events_of,
+    facts_of,
+    rows_of,
+    summarise,
+)
+from keras_towers.transport import objects
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+# Steps whose times wait in TensorFlow's queues.
+_UNREAD = 1000
+
+
+class Timeline(ObservesFit):
+    """Measures where the time of ``fit`` goes, and says what to change.
+
+    When ``fit`` has ended, or failed, a file is there that
+    https://ui.perfetto.dev and ``chrome://tracing`` show: a process for each
+    rank, in it a row for the input and the callbacks and one for each tower.
+    A tower's step has these phases:
+
+    * compute: from when it begins with its part of the batch to when all of its
+      gradients are there;
+    * wait: until the last tower of all ranks has computed its own;
+    * reduction: until their sums are there. What was summed while gradients
+      were still computed does not count;
+    * update: until the weights are updated, and copied to other towers. If one
+      tower does it for all, only that one has it.
+
+    A table of the phases' medians is printed, with what to change where one
+    stands out. Calls in which TensorFlow traced the step are left out of it.
+    Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
+    step: each has its own steps in its row. ``fit`` traces its step anew, and
+    so does the next one.
+
+    On accelerators, where TensorFlow only queues work, a phase ends when a
+    value that was queued behind it has reached the host. The marks' operations
+    run in all steps, and the weights are the same as without.
+
+    Args:
+        path: the file to write, for all ranks. If ``fit`` fails, or ranks have
+            no common step, each writes one of its own, ``trace.rank1.json``
+            for ``trace.json``.
+        steps: how many steps to write: the last ones. The table is of all.
+
+    Attributes:
+        phases: median milliseconds that each phase takes of a step, of the last
+            ``fit``, on rank 0.
+        advice: what to change; empty if nothing stands out.
+
+    Raises:
+        TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``:
+            the file cannot be written, it runs outside of a strategy's block,
+            or TensorFlow's determinism is enabled, which forbids to read the
+            clock.
+
+    Example:
+        >>> with kt.TowerStrategy():
+        ...     model.fit(x, y, callbacks=[kt.Timeline("trace.json")])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], steps: int = 1000):
+        super().__init__()
+        if not isinstance(path, str | os.PathLike):
+            raise TowerError(f"path={path!r} is not allowed: give a path.")
+        if not isinstance(steps, int) or steps < 1:
+            raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
+        self.path: Path = Path(path)
+        self.phases: dict[str, float] = {}
+        self.advice: list[str] = []
+        self.first: First = First()
+        self._last = steps
+        self._recorder: marks.Recorder | None = None
+
+    @contextlib.contextmanager
+    def around(
+        self, model: keras.Model, config: TowerConfig | None
+    ) -> Iterator[None]:
+        """Measure the ``fit`` in this block, and write what was measured."""
+        if compat.is_op_determinism_enabled():
+            raise TowerError(
+                "Timeline reads the clock within a step, which TensorFlow "
+                "refuses after enable_op_determinism(): measure without it."
+            )
+        rank = 0 if config is None else config.peers.rank
+        _check_writable(self._path_of(rank))
+        self.phases, self.advice = {}, []
+        self.first.host = Host()
+        self._recorder = recorder = marks.Recorder(model)
+
+        def measured() -> OfRank:
+            host = self.first.host
+            devices = [] if config is None else config.devices
+            return OfRank.of(rank, devices, recorder, host)
+
+        if config is not None:
+            # What is traced now must not stay, and what is there has no marks.
+            model.train_function = None
+        try:
+            with marks.recording(recorder):
+                yield
+        except BaseException:
+            # The error of fit is the one to see.
+            with contextlib.suppress(Exception):
+                self._write(self._path_of(rank), [measured()])
+            raise
+        else:
+            self._finish(model, config, measured())
+        finally:
+            self._recorder = None
+            if config is not None:
+                model.train_function = None
+
+    def _path_of(self, rank: int) -> Path:
+        own = f".rank{rank}{self.path.suffix}"
+        return self.path.with_suffix(own) if rank else self.path
+
+    def _finish(
+        self, model: keras.Model, config: TowerConfig | None, mine: OfRank
+    ) -> None:
+        """Bring together what all ranks have measured, on rank 0."""
+        ranks, path = [mine], self._path_of(mine.rank)
+        # Processes without a common step may come and go.
+        if config is not None and config.transport.size > 1:
+            where = "brings together the timelines of all ranks"
+            told = objects.gather(config.transport, mine.plain(), where)
+            if mine.rank > 0:
+                return
+            ranks, path = [OfRank(**values) for values in told], self.path
+        align(ranks)
+        self._write(path, ranks)
+        summary = summarise(ranks, model, config)
+        self.phases = {n: 1e3 * s for n, s in summary.measured.phases.items()}
+        self.advice = advise(summary.measured)
+        if summary.missing:
+            logger.warning("%s", summary.missing)
+        title = f"fit of {model.name!r}: {summary.steps} steps, {self.path}"
+        report.show(
+            Console(), title, summary.measured, summary.towers, self.advice
+        )
+
+    def _write(self, path: Path, ranks: Sequence[OfRank]) -> None:
+        events = events_of(ranks, self._last)
+        trace.write(path, events, rows_of(ranks), facts_of(ranks))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Check that the steps of ``fit`` are measured."""
+        if self._recorder is None:
+            raise TowerError(
+                "Timeline measures fit inside a strategy's block, such as "
+                "`with kt.TowerStrategy():`, and this one runs outside."
+            )
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Refuse to be used by an ``evaluate`` of its own."""
+        self._refuse("evaluate")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Refuse to be used by ``predict``."""
+        self._refuse("predict")
+
+    def _refuse(self, method: str) -> None:
+        if self._recorder is None:
+            raise TowerError(
+                f"Timeline measures fit, not {method}: leave it out there."
+            )
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Note where the train function is called."""
+        assert self._recorder is not None
+        if self.first.host.begin_call() % _UNREAD == 0:
+            self._recorder.read()
+
+    setattr(on_train_batch_begin, NEVER_STOPS, True)
+
+
+def _check_writable(path: Path) -> None:
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise TowerError(
+            f"Timeline cannot write {str(path)!r} ({error.strerror}): give the "
+            "path of a file that can be written."
+        ) from error

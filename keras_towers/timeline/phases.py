@@ -1,0 +1,245 @@
+"""From the times of marks to the phases of a step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_towers.fit.context.marks import POINTS
+
+# What a tower does in a step, in order.
+OF_TOWERS = ("compute", "wait", "reduction", "update")
+# What a step consists of: between its phases on towers and around them.
+OF_STEPS = ("input", *OF_TOWERS, "rest", "callbacks")
+
+
+class Calls(NamedTuple):
+    """The times of C calls of the train function, in seconds since 1970.
+
+    Attributes:
+        begins: when Keras asked for the steps.
+        ends: when it had them; NaN where callbacks run in another thread.
+        nexts: when all callbacks had run.
+    """
+
+    begins: np.ndarray
+    ends: np.ndarray
+    nexts: np.ndarray
+
+    @property
+    def returned(self) -> np.ndarray:
+        """When the train function had returned, as far as is known."""
+        return np.where(np.isnan(self.ends), self.nexts, self.ends)
+
+    def at(self, moments: np.ndarray) -> np.ndarray:
+        """The indices of the calls that run at given moments; -1: none yet."""
+        return np.searchsorted(self.begins, moments, side="right") - 1
+
+    def have(self, moments: np.ndarray) -> np.ndarray:
+        """Whether each call has one of the moments in it."""
+        return np.isin(np.arange(len(self.begins)), self.at(moments))
+
+
+def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
+    """When each tower was in which phase.
+
+    Args:
+        stamps: of shape [steps, towers, updates, points], as
+            ``fit.context.marks.Recorder.steps`` returns them.
+
+    Returns:
+        Begins and ends by the names in ``OF_TOWERS``: arrays of shape [steps,
+        towers, updates, 2], NaN where a tower was not in a phase.
+    """
+    begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
+    last = _latest(computed, axis=1, keepdims=True)
+    # Sums that only one tower reads are those of all.
+    sums = _latest(reduced, axis=1, keepdims=True)
+    sums = np.maximum(np.where(np.isnan(reduced), sums, reduced), last)
+    starts = np.full_like(begun, np.nan)
+    starts[..., 0] = begun[..., 0]
+    for update in range(1, starts.shape[2]):
+        # What another optimizer needs is computed behind the last update.
+        before = [of[..., update - 1] for of in (computed, sums, updated)]
+        starts[..., update] = _latest(np.stack(before), axis=0)
+    bounds = {
+        "compute": (starts, computed),
+        "wait": (computed, last),
+        "reduction": (last, sums),
+        "update": (np.where(np.isnan(updated), np.nan, sums), updated),
+    }
+    return {
+        name: np.stack(
+            np.broadcast_arrays(begin, np.maximum(begin, end)), axis=-1
+        )
+        for name, (begin, end) in bounds.items()
+    }
+
+
+class Steps(NamedTuple):
+    """Where S steps are in the calls of the train function.
+
+    Attributes:
+        call: the index of the call of each step; -1: none of ``fit``.
+        ready: when it could begin: where the call or the step before it was.
+        begins: when its first tower had its part of the batch.
+        ends: when its last tower had ended it.
+    """
+
+    call: np.ndarray
+    ready: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
+    """Find the call of each step.
+
+    Args:
+        phases: those of this rank's towers, as ``of_towers`` returns them.
+        calls: its calls of the train function.
+    """
+    every = np.stack([phases[name] for name in OF_TOWERS])
+    begins = -_latest(-every[..., 0], axis=(0, 2, 3))
+    ends = _latest(every[..., 1], axis=(0, 2, 3))
+    call = calls.at(begins)
+    # A callback may train a step, too.
+    returned = calls.returned[call] if len(calls.begins) else begins
+    call = np.where(begins <= returned, call, -1)
+    goes_on = np.r_[False, call[1:] == call[:-1]][: len(call)]
+    before = np.r_[np.nan, ends[:-1]][: len(call)]
+    called = calls.begins[call] if len(calls.begins) else begins
+    ready = np.minimum(np.where(goes_on, before, called), begins)
+    return Steps(call, ready, begins, ends)
+
+
+def of_steps(
+    phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
+) -> dict[str, float]:
+    """The seconds that each phase takes of a step.
+
+    Computing and waiting are means over the towers, waiting includes that for
+    a core to begin on; of the other phases the longest one counts. All together
+    are the time of a step.
+
+    Args:
+        phases: those of this rank's towers, as ``of_towers`` returns them.
+        calls: its calls of the train function.
+        traced: when a step was traced; those calls are left out, unless there
+            are no others.
+
+    Returns:
+        By the names in ``OF_STEPS``: medians over the calls; empty if no step
+        was measured.
+    """
+    steps = in_calls(phases, calls)
+    inside = steps.call >= 0
+    call, total = steps.call[inside], len(calls.begins)
+    numbers = np.bincount(call, minlength=total)
+    kept = numbers > 0
+    if (kept & ~calls.have(traced)).any():
+        kept &= ~calls.have(traced)
+    if not kept.any():
+        return {}
+    last = np.zeros(total)
+    np.maximum.at(last, call, steps.ends[inside])
+    sums = {
+        "input": np.bincount(call, (steps.begins - steps.ready)[inside], total),
+        "rest": np.maximum(calls.returned - last, 0),
+        "callbacks": calls.nexts - calls.returned,
+    }
+    for name in OF_TOWERS:
+        spans = np.nansum(np.diff(phases[name])[inside, ..., 0], axis=2)
+        together = name in ("compute", "wait")
+        if name == "wait":
+            began = phases["compute"][inside, :, 0, 0]
+            spans += began - steps.begins[inside, np.newaxis]
+        seconds = spans.mean(axis=1) if together else spans.max(axis=1)
+        sums[name] = np.bincount(call, seconds, total)
+    return {
+        name: float(np.median(sums[name][kept] / numbers[kept]))
+        for name in OF_STEPS
+    }
+
+
+def of_one_device(calls: Calls) -> dict[str, float]:
+    """Median seconds of calls and callbacks, where no step is divided."""
+    if not len(calls.begins):
+        return {}
+    return {
+        "step": float(np.median(calls.returned - calls.begins)),
+        "callbacks": float(np.median(calls.nexts - calls.returned)),
+    }
+
+
+def of_spans(
+    spans: np.ndarray, towers: int
+) -> tuple[dict[str, np.ndarray], float]:
+    """The steps of towers that have no step in common.
+
+    Args:
+        spans: tower, begin and end of each step, of shape [steps, 3].
+        towers: number of towers.
+
+    Returns:
+        Median seconds of each tower's steps and their number, by name; and the
+        fraction of the time in which towers were in a step.
+    """
+    seconds = spans[:, 2] - spans[:, 1]
+    of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
+    medians = [np.median(own) if len(own) else np.nan for own in of_tower]
+    elapsed = spans[:, 2].max() - spans[:, 1].min()
+    busy = float(seconds.sum() / (towers * elapsed)) if elapsed else 1.0
+    return {"step": np.array(medians)}, busy
+
+
+def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Median seconds of each tower in each phase, over all steps."""
+    found = {}
+    for name, bounds in phases.items():
+        seconds = np.diff(bounds, axis=-1)[..., 0]
+        there = ~np.isnan(seconds).all(axis=(0, 2))
+        sums = np.nansum(seconds, axis=2)
+        found[name] = np.where(there, np.median(sums, axis=0), np.nan)
+    return found
+
+
+def clock_shifts(stamps: list[np.ndarray], machines: list[Any]) -> list[float]:
+    """How much later it is by the clock of each rank than by that of rank 0.
+
+    The clocks of machines differ by more than a step takes. But gradients are
+    summed on all ranks at nearly the same moment, by which they are aligned.
+
+    Args:
+        stamps: those of each rank, of shape [steps, towers, updates, points].
+        machines: on which each rank runs.
+
+    Returns:
+        Seconds for each rank; 0 on the machine of rank 0.
+    """
+    point = POINTS.index("reduced")
+    steps = min(map(len, stamps))
+    sums = [
+        _latest(of_rank[:steps, :, 0, point], axis=1)
+        for of_rank in stamps
+        if steps
+    ]
+    return [
+        float(np.median(sums[rank] - sums[0]))
+        if steps and machine != machines[0]
+        else 0.0
+        for rank, machine in enumerate(machines)
+    ]
+
+
+def joined(stamps: list[np.ndarray]) -> np.ndarray:
+    """Join the towers of all ranks, in the steps that all have recorded."""
+    steps = min(map(len, stamps))
+    updates = min(of_rank.shape[2] for of_rank in stamps)
+    return np.concatenate([s[:steps, :, :updates] for s in stamps], axis=1)
+
+
+def _latest(times: np.ndarray, **axes: Any) -> np.ndarray:
+    """The maximum without NaN; NaN where there is nothing else."""
+    return np.fmax.reduce(times, initial=np.nan, **axes)

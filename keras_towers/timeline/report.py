@@ -1,0 +1,70 @@
+"""What was measured, as tables, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from keras_towers.timeline.advice import Measured
+
+# Of more towers only the slowest are shown.
+_SHOWN = 16
+
+
+def show(
+    console: Console,
+    title: str,
+    measured: Measured,
+    towers: dict[str, np.ndarray],
+    advice: Sequence[str],
+) -> None:
+    """Print the phases of a step, those of each tower, and advice.
+
+    Args:
+        console: where to.
+        title: what was measured.
+        measured: the phases.
+        towers: median seconds of each tower, by the name of the phase.
+        advice: what to change.
+    """
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
+    if measured.phases:
+        console.print(_phases(measured))
+    if len(measured.names) > 1 and towers:
+        console.print(_towers(measured.names, towers))
+    for line in advice or ["nothing stands out."]:
+        console.print(f"- {line}", highlight=False, markup=False)
+
+
+def _phases(measured: Measured) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("phase")
+    table.add_column("ms", justify="right")
+    table.add_column("share", justify="right")
+    for name, seconds in measured.phases.items():
+        table.add_row(name, _ms(seconds), f"{measured.share(name):.0%}")
+    table.add_section()
+    table.add_row("a step", _ms(measured.total), "")
+    return table
+
+
+def _towers(names: Sequence[str], towers: dict[str, np.ndarray]) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("tower")
+    shown = {n: v for n, v in towers.items() if not np.isnan(v).all()}
+    for name in shown:
+        table.add_column(f"{name} ms", justify="right")
+    slowest = np.argsort(-next(iter(shown.values())))[:_SHOWN]
+    for tower in sorted(slowest.tolist()):
+        table.add_row(names[tower], *(_ms(v[tower]) for v in shown.values()))
+    if len(names) > _SHOWN:
+        table.caption = f"the slowest {_SHOWN} of {len(names)}"
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return "" if np.isnan(seconds) else f"{1e3 * seconds:.2f}"

@@ -1,0 +1,107 @@
+"""The phases of steps, from times that are written down by hand."""
+
+import numpy as np
+import pytest
+
+from keras_towers.timeline import phases as phases_lib
+from keras_towers.timeline.phases import Calls, of_steps, of_towers
+
+pytestmark = pytest.mark.core
+NAN = np.nan
+
+
+def stamps(*steps):
+    """Times of shape [steps, towers, 1 update, points]."""
+    return np.array(steps, np.float64)[:, :, None]
+
+
+# Tower 0 updates for both; tower 1 computes for longer.
+STEP = np.array([[1, 3, 7, 9], [1.5, 6, NAN, NAN]])
+
+
+def spans(phases, name, step=0, update=0):
+    return phases[name][step, :, update].tolist()
+
+
+def test_of_towers():
+    phases = of_towers(stamps(STEP))
+    assert spans(phases, "compute") == [[1, 3], [1.5, 6]]
+    assert spans(phases, "wait") == [[3, 6], [6, 6]]
+    # The sums of tower 0 are those of all.
+    assert spans(phases, "reduction") == [[6, 7], [6, 7]]
+    np.testing.assert_equal(phases["update"][0, :, 0], [[7, 9], [NAN, NAN]])
+
+
+def test_a_second_optimizer_goes_on_where_the_first_has_ended():
+    both = np.stack([STEP, [[NAN, 11, 12, 15], [NAN, 10, NAN, NAN]]], axis=1)
+    phases = of_towers(both[None])
+    # Tower 1 does not update: it goes on with the sums.
+    assert spans(phases, "compute", update=1) == [[9, 11], [7, 10]]
+    assert spans(phases, "wait", update=1) == [[11, 11], [10, 11]]
+    assert spans(phases, "reduction", update=1) == [[11, 12], [11, 12]]
+
+
+def test_marks_of_overlapping_work_do_not_go_back_in_time():
+    # The first gradients were summed before the last one was computed.
+    phases = of_towers(stamps([[0, 5, 4, 6]]))
+    assert spans(phases, "reduction") == [[5, 5]]
+
+
+def calls(*rows):
+    return Calls(*np.array(rows, np.float64).T)
+
+
+def test_of_steps():
+    # The first call is traced; each of the others has two steps.
+    whole = stamps(STEP, STEP + 100, STEP + 110, STEP + 200, STEP + 210)
+    of = calls([0, 10, 11], [99, 121, 125], [199, 221, 225])
+    seconds = of_steps(of_towers(whole), of, np.array([0.5]))
+    assert seconds == {
+        # Two before the first step of a call, two between both: (2 + 2) / 2.
+        "input": 2.0,
+        "compute": (2 + 4.5) / 2,
+        # Tower 0 for 3, and tower 1 for 0.5 until it began.
+        "wait": 1.75,
+        "reduction": 1.0,
+        "update": 2.0,
+        # From 119 to 121, for two steps.
+        "rest": 1.0,
+        "callbacks": 2.0,
+    }
+    first = of_steps(of_towers(whole[:1]), calls([0, 10, 11]), np.array([0.5]))
+    assert first["callbacks"] == 1.0, "there is no other call"
+
+
+def test_steps_of_callbacks_are_of_no_call():
+    whole = stamps(STEP, STEP + 50)
+    steps = phases_lib.in_calls(of_towers(whole), calls([0, 10, 100]))
+    assert steps.call.tolist() == [0, -1]
+
+
+def test_without_any_step():
+    nothing = of_towers(np.empty((0, 0, 1, 4)))
+    none = Calls(*np.empty((3, 0)))
+    assert of_steps(nothing, none, np.empty(0)) == {}
+    assert phases_lib.of_one_device(none) == {}
+
+
+def test_callbacks_in_another_thread_take_no_time():
+    of = calls([0, NAN, 10], [10, NAN, 20])
+    assert phases_lib.of_one_device(of) == {"step": 10, "callbacks": 0}
+
+
+def test_clocks_are_set_by_the_sums():
+    mine = stamps(*(STEP + 10 * i for i in range(5)))
+    # Another machine's clock is 1000 s fast, and one step was disturbed.
+    theirs = mine + 1000.25
+    theirs[3] += 3
+    shifts = phases_lib.clock_shifts([mine, theirs, theirs], ["a", "b", "a"])
+    assert shifts == [0, 1000.25, 0]
+    assert phases_lib.joined([mine, theirs[:4]]).shape == (4, 4, 1, 4)
+
+
+def test_of_spans():
+    spans = np.array([[0, 0, 2], [1, 0, 4], [0, 2, 4], [0, 4, 6]])
+    towers, busy = phases_lib.of_spans(spans, 3)
+    np.testing.assert_equal(towers["step"], [2, 4, NAN])
+    assert busy == 10 / 18
