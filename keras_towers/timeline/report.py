@@ -59,8 +59,9 @@ def _towers(names: Sequence[str], towers: dict[str, np.ndarray]) -> Table:
     for name in shown:
         table.add_column(f"{name} ms", justify="right")
     slowest = np.argsort(-next(iter(shown.values())))[:_SHOWN]
-    for tower in sorted(slowest.tolist()):
-        table.add_row(names[tower], *(_ms(v[tower]) for v in shown.values()))
+    for tower in sorted(int(index) for index in slowest):
+        cells = [_ms(float(v[tower])) for v in shown.values()]
+        table.add_row(names[tower], *cells)
     if len(names) > _SHOWN:
         table.caption = f"the slowest {_SHOWN} of {len(names)}"
     return table

@@ -169,7 +169,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
         with tf.control_dependencies(ends), tf.device(device):
             behind = tf.random.uniform([], seed=1)
         with tf.init_scope(), compat.single_device_mode():
-            seen: Any = tf.Variable(0.0, trainable=False)
+            seen: Any = tf.Variable(tf.zeros([]), trainable=False)
         ends = [seen.assign(behind, read_value=False)]
     with tf.control_dependencies(ends):
         now = tf.timestamp()
