@@ -24,6 +24,7 @@ KEPT = (
     "files_are_written_by_one",
     "own_loop",
     "several_steps_at_once",
+    "xla_compiles_what_each_rank_computes",
     "forms_are_near_the_exact_sum",
     "shared_memory_is_exact_to_the_bit",
     "what_differs_between_ranks_is_named",
