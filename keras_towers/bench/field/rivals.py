@@ -59,7 +59,9 @@ def jax_data_parallel(work: Workload) -> Iterator[Trainer]:
 def torch_ddp(work: Workload) -> Iterator[Trainer]:
     """Use ``DistributedDataParallel`` around a Keras model, in a loop.
 
-    With the PyTorch backend a Keras model is a ``torch.nn.Module``.
+    With the PyTorch backend a Keras model is a ``torch.nn.Module``. The update
+    is Keras's, over lists of tensors as in PyTorch's own optimizers, of which
+    not all are the same: their Adam has another epsilon.
     """
     import torch
     from torch import distributed
@@ -85,7 +87,6 @@ def _loop(work: Workload) -> Trainer:
 
     model = work.model.build()
     module = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch_optimizer(model)
     data = [mapped(keras.ops.convert_to_tensor, part) for part in work.part()]
 
     def batches(steps: int) -> Iterator[Any]:
@@ -97,52 +98,10 @@ def _loop(work: Workload) -> Trainer:
         module.zero_grad()
         loss = model.compute_loss(x, y, module(x, training=True))
         loss.backward()
-        optimizer.step()
+        with torch.no_grad():
+            weights = model.trainable_variables
+            grads = [weight.value.grad for weight in weights]
+            model.optimizer.apply(grads, weights)
         return loss.detach()
 
     return loop(work, batches, step, lambda: bias(model))
-
-
-class _KerasOptimizer:
-    """Keras's optimizer, where PyTorch's would not be the same."""
-
-    def __init__(self, model: Any):
-        self._model = model
-
-    def step(self) -> None:
-        import torch
-
-        weights = self._model.trainable_variables
-        with torch.no_grad():
-            self._model.optimizer.apply(
-                [weight.value.grad for weight in weights], weights
-            )
-
-
-def torch_optimizer(model: Any) -> Any:
-    """Return PyTorch's optimizer where it is the model's, else the model's.
-
-    Args:
-        model: a compiled Keras model on the PyTorch backend.
-    """
-    import keras
-    import torch
-
-    config = model.optimizer.get_config()
-    parameters = [w.value for w in model.trainable_variables]
-    rate = config["learning_rate"]
-    plain = isinstance(rate, float) and not any(
-        config.get(name)
-        for name in (
-            *("weight_decay", "clipnorm", "global_clipnorm", "clipvalue"),
-            *("use_ema", "loss_scale_factor", "nesterov", "amsgrad"),
-            "gradient_accumulation_steps",
-        )
-    )
-    kind = type(model.optimizer)
-    if plain and kind is keras.optimizers.SGD:
-        return torch.optim.SGD(parameters, rate, config["momentum"])
-    if plain and kind is keras.optimizers.Adam:
-        betas = config["beta_1"], config["beta_2"]
-        return torch.optim.Adam(parameters, rate, betas, config["epsilon"])
-    return _KerasOptimizer(model)
