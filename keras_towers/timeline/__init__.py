@@ -56,7 +56,8 @@ class Timeline(ObservesFit):
     stands out. Calls in which TensorFlow traced the step are left out of it.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
-    so does the next one.
+    so does the next one: what draws by an operation without a seed of its own,
+    such as ``tf.random.normal``, begins again.
 
     On accelerators, where TensorFlow only queues work, a phase ends when a
     value that was queued behind it has reached the host. The marks' operations

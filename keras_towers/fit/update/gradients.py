@@ -19,12 +19,10 @@ class TowerGradients:
     Attributes:
         names: the names of the N variables.
         grads: their N gradients; None for a missing one.
-        computed: those that the tower has computed, before they were weighted.
     """
 
     names: tuple[str, ...]
     grads: list[Any]
-    computed: Sequence[Any] = ()
 
     def described(self) -> list[str]:
         """Describe each gradient: variable, shape or ``sparse``, dtype."""

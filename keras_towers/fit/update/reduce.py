@@ -113,16 +113,13 @@ class UpdateOnce:
         mine = gradients.TowerGradients(
             tuple(gradients.name_of(v) for v in variables),
             _weighted(list(grads)),
-            computed=list(grads),
         )
 
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
             for index, tower in enumerate(towers):
-                # TensorFlow weights sums of gradients instead, unless
-                # something else needs weighted ones.
-                marks.reached(index, "computed", tower.computed)
+                marks.reached(index, "computed", tower.grads)
             self.make_ready(optimizer, variables)
             self._update(optimizer, original, variables, towers)
 
