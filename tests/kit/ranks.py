@@ -32,10 +32,6 @@ from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
 
-# Milliseconds between two rounds in which Horovod's ranks ask one another for
-# work, each of which takes all of them some of their time.
-CYCLE_MS = "5"
-
 
 def check(function: Callable[..., None]) -> Callable[..., None]:
     """Make a function a check, named as it is."""
@@ -128,7 +124,7 @@ class Job:
                 pathlib.Path(folder),
                 (self._number, str(self.ranks), *options, "-m", module)
                 + (folder, str(limit_s), *wanted),
-                **{"HOROVOD_CYCLE_TIME": CYCLE_MS, **variables},
+                **variables,
             ).finish(limit_s + 5)
             ranks = range(self.ranks)
             return [_read(_results(folder, rank)) for rank in ranks], done

@@ -13,7 +13,6 @@ from tests.processes.small import (
     SHORT,
     X,
     Y,
-    alone,
     assert_same_history,
     assert_same_model,
     model,
@@ -34,7 +33,7 @@ def initialized():
 def as_one_process(mine, data):
     """Train under a ``DataParallel``, and compare with one process."""
     reference = model(seed=0)
-    wanted = alone(reference.fit, *data, shuffle=False, verbose=0, epochs=2)
+    wanted = reference.fit(*data, shuffle=False, verbose=0, epochs=2)
     with keras.distribution.DataParallel().scope():
         found = mine.fit(*data, shuffle=False, verbose=0, epochs=2)
     assert_same_history(found, wanted)
@@ -85,6 +84,5 @@ def distribution_with_own_data_of_each_rank():
         with distribution.scope():
             mine.fit(data, epochs=2, verbose=0)
     reference = model(seed=0)
-    options = {"epochs": 2, "shuffle": False, "verbose": 0}
-    alone(reference.fit, X, Y, batch_size=COUNT, **options)
+    reference.fit(X, Y, epochs=2, batch_size=COUNT, shuffle=False, verbose=0)
     assert_same_model(mine, reference)

@@ -16,7 +16,6 @@ from tests.processes.small import (
     Strategy,
     X,
     Y,
-    alone,
     assert_equal_on_ranks,
     assert_same_history,
     assert_same_model,
@@ -77,11 +76,8 @@ def stop_in_mid_epoch():
                 callbacks=[Stop(event, batch, rank), count],
             )
         reference = model()
-        expected = alone(
-            reference.fit,
-            *(X[: 8 * done], Y[: 8 * done], 8),
-            shuffle=False,
-            verbose=0,
+        expected = reference.fit(
+            *(X[: 8 * done], Y[: 8 * done], 8), shuffle=False, verbose=0
         )
         assert gather(count.batches) == [done, done], event
         assert_same_model(mine, reference)
@@ -188,7 +184,7 @@ def learning_rates_of_rank_0_are_warned_of():
         mine.fit(X, Y, shuffle=False, verbose=0)
     assert messages.have("different learning rates") == (RANK == 0)
     reference.compile(keras.optimizers.SGD(0.01), "mse")
-    alone(reference.fit, X, Y, shuffle=False, verbose=0)
+    reference.fit(X, Y, shuffle=False, verbose=0)
     assert_same_model(mine, reference)
 
 
@@ -215,6 +211,7 @@ def a_signal_to_one_rank_ends_all_behind_the_same_batch():
         raise AssertionError("it trained to the end")
     assert gather((FOLDER / "backup" / "backup.npz").exists())[0]
     resumed = train()
+    gather("rank 0 has removed it")
     assert not (FOLDER / "backup" / "backup.npz").exists()
     undisturbed = train(folder=FOLDER / "another")
     assert_same_model(resumed[0], undisturbed[0])

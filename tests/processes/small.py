@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import Outcome, assert_same, outcome
 from tests.kit.ranks import rank_here
 
 RANK = rank_here()
@@ -51,36 +50,17 @@ def assert_equal_on_ranks(value):
     assert all(other == first for other in others), [first, *others]
 
 
-def alone(train, *args, **kwargs):
-    """Train as one process would: on rank 0, since all are compared there."""
-    return train(*args, **kwargs) if RANK == 0 else None
-
-
 def assert_same_model(one, other=None):
-    """Weights are equal on all ranks, and near those that rank 0 has alone."""
     assert_equal_on_ranks([w.tobytes() for w in one.get_weights()])
-    if other is not None and RANK == 0:
+    if other is not None:
         for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
 def assert_same_history(one, other):
-    """The history of every rank is near that of rank 0 alone."""
-    for history in gather(one.history):
-        if RANK == 0:
-            assert history.keys() == other.history.keys()
-            for key, values in other.history.items():
-                np.testing.assert_allclose(history[key], values, rtol=2e-6)
-
-
-def assert_exact_on_ranks(make, act, tolerance):
-    """Every rank gets what one process gets, which is rank 0 alone."""
-    found = outcome(make, act, Strategy())
-    everywhere = gather((found.returned, found.values))
-    wanted = alone(outcome, make, act)
-    for returned, values in everywhere if RANK == 0 else ():
-        found = Outcome(found.model, returned, values)
-        assert_same(found, wanted, tolerance)
+    assert one.history.keys() == other.history.keys()
+    for key, values in other.history.items():
+        np.testing.assert_allclose(one.history[key], values, rtol=2e-6)
 
 
 def refused(*words):

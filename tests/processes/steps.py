@@ -11,17 +11,10 @@ from tests.fit.step import (
     test_xla,
     written,
 )
-from tests.kit.compare import close
+from tests.kit.compare import assert_exact, close
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled
-from tests.processes.small import (
-    RANK,
-    Strategy,
-    alone,
-    assert_equal_on_ranks,
-    assert_exact_on_ranks,
-    gather,
-)
+from tests.processes.small import Strategy, assert_equal_on_ranks
 
 
 def trained(model):
@@ -39,20 +32,19 @@ def trained(model):
 def exact(name):
     """A step of ``written`` gives what one process gives, on both ranks."""
     make = written.made(written.CASES[name])
-    models = []
+    states = []
 
     def act(model):
         returned = trained(model)
-        models.append(model)
+        states.append(model)
         return returned
 
-    assert_exact_on_ranks(make, act, tolerance=5e-6)
-    weights = [weight.tobytes() for weight in models[0].get_weights()]
+    assert_exact(make, act, Strategy(), tolerance=5e-6)
+    one, ranks = (getattr(model, "state", list)() for model in states)
+    for found, wanted in zip(ranks, one, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
+    weights = [weight.tobytes() for weight in states[1].get_weights()]
     assert_equal_on_ranks(weights)
-    states = [getattr(model, "state", list)() for model in models]
-    for of_rank in gather(states[0]):
-        for found, wanted in zip(of_rank, states[-1], strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
 
 
 @check
@@ -73,18 +65,17 @@ def written_state():
 @check
 def tensors_in_attributes():
     for make in (test_attributes.MAKES["keeping"], test_attributes.quantizing):
-        assert_exact_on_ranks(make, test_attributes.trained, tolerance=5e-6)
+        assert_exact(make, test_attributes.trained, Strategy(), tolerance=5e-6)
 
 
 @check
 def logs_by_what_they_are():
     # The states of metrics, on the other hand, are each rank's own.
     make, act = written.made(test_named_logs.Reporting), test_named_logs.trained
+    wanted = act(make())
     with Strategy():
         found = act(make())
-    everywhere, wanted = gather(found), alone(lambda: act(make()))
-    for logs in everywhere if RANK == 0 else ():
-        keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), logs, wanted)
+    keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), found, wanted)
 
 
 @check
@@ -105,7 +96,7 @@ def state_is_averaged_whatever_runs_in_between():
         )
 
     make = written.made(written.BatchMeans)
-    assert_exact_on_ranks(make, act, tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)
 
 
 @check
@@ -122,7 +113,7 @@ def xla_compiles_what_each_rank_computes():
         model.reset_metrics()
         return returned
 
-    assert_exact_on_ranks(make, act, tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)
 
 
 @check
@@ -141,4 +132,4 @@ def parts_with_other_numbers_of_rows():
         model.compile(keras.optimizers.SGD(0.005))
         return model
 
-    assert_exact_on_ranks(make, act, tolerance=5e-6)
+    assert_exact(make, act, Strategy(), tolerance=5e-6)

@@ -21,7 +21,6 @@ from tests.processes.small import (
     Strategy,
     X,
     Y,
-    alone,
     assert_equal_on_ranks,
     assert_same_history,
     assert_same_model,
@@ -52,7 +51,7 @@ def weights_of_rank_0_whatever_the_seeds():
     with Strategy():
         mine.fit(X, Y, epochs=2, shuffle=False, verbose=0)
     reference = model(seed=0)
-    alone(reference.fit, X, Y, epochs=2, shuffle=False, verbose=0)
+    reference.fit(X, Y, epochs=2, shuffle=False, verbose=0)
     assert_same_model(mine, reference)
 
 
@@ -66,7 +65,7 @@ def optimizer_state_of_rank_0():
     reference = model(seed=0)
     reference.compile(keras.optimizers.Adam(0.01), "mse")
     for _ in range(2):
-        alone(reference.fit, X, Y, shuffle=False, verbose=0)
+        reference.fit(X, Y, shuffle=False, verbose=0)
     assert_same_model(mine, reference)
     assert int(mine.optimizer.iterations) == 4
 
@@ -78,7 +77,7 @@ def seeded_shuffle_is_that_of_one_process():
     with Strategy():
         history = mine.fit(X, Y, epochs=3, batch_size=7, verbose=0)
     keras.utils.set_random_seed(3)
-    expected = alone(reference.fit, X, Y, epochs=3, batch_size=7, verbose=0)
+    expected = reference.fit(X, Y, epochs=3, batch_size=7, verbose=0)
     assert_same_model(mine, reference)
     assert_same_history(history, expected)
 
@@ -149,7 +148,7 @@ def batch_smaller_than_the_ranks_is_warned_of_and_exact():
     with Strategy(), Messages() as messages:
         mine.fit(X, Y, **options)
         assert messages.have("a batch of 1 cannot occupy 2") == (RANK == 0)
-    alone(reference.fit, X, Y, **options)
+    reference.fit(X, Y, **options)
     assert_same_model(mine, reference)
 
 
@@ -165,8 +164,8 @@ def random_layers_draw_as_one_process():
     mine, reference = dropping(RANK), dropping(0)
     with Strategy(random="global"):
         found = mine.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
-    wanted = alone(
-        reference.fit, X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0
+    wanted = reference.fit(
+        X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0
     )
     assert_same_model(mine, reference)
     assert_same_history(found, wanted)
@@ -193,7 +192,7 @@ def random_layers_draw_as_one_process_on_joined_batches():
             for rank in (0, 20)
             for i in range(rank + start, min(rank + start + 8, rank + 20))
         ]
-        alone(reference.train_on_batch, X[rows], Y[rows])
+        reference.train_on_batch(X[rows], Y[rows])
     assert_same_model(own, reference)
 
 
@@ -289,9 +288,7 @@ def own_data_of_unequal_length():
     assert len(outputs) == count
     reference = model()
     both = np.concatenate([X, X[:SHORT]]), np.concatenate([Y, Y[:SHORT]])
-    expected = alone(
-        reference.fit, _joined_dataset(), validation_data=both, **options
-    )
+    expected = reference.fit(_joined_dataset(), validation_data=both, **options)
     assert_same_model(mine, reference)
     assert_same_history(history, expected)
 
@@ -309,7 +306,7 @@ def own_data_of_unknown_length():
 
     data = tf.data.Dataset.from_generator(batches, output_signature=SPEC)
     reference = model()
-    expected = alone(reference.fit, _joined_dataset(), epochs=2, verbose=0)
+    expected = reference.fit(_joined_dataset(), epochs=2, verbose=0)
     for steps in (1, 3):
         mine = model(seed=RANK, steps_per_execution=steps)
         with Strategy(batches="each"):
@@ -320,8 +317,7 @@ def own_data_of_unknown_length():
     mine, reference = model(seed=RANK), model()
     with Strategy(batches="each"):
         history = mine.fit(batches(), verbose=0)
-    expected = alone(reference.fit, _joined_dataset(), verbose=0)
-    assert_same_history(history, expected)
+    assert_same_history(history, reference.fit(_joined_dataset(), verbose=0))
     assert_same_model(mine, reference)
     with Strategy(batches="each"):
         mine.fit(data.repeat(), epochs=2, steps_per_epoch=5, verbose=0)
@@ -479,7 +475,7 @@ def rank_0_restores_for_all():
         history = again.fit(X, Y, callbacks=[keep], **options)
     assert history.epoch == [2, 3]
     reference = model()
-    alone(reference.fit, X, Y, **options)
+    reference.fit(X, Y, **options)
     assert_same_model(again, reference)
 
 
