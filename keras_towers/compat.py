@@ -208,6 +208,7 @@ resolve(f"{_TF}.eager.context:Context.get_compiler_ir")
 
 # Keras: the trainer, its data iterator, the optimizer and the losses.
 TensorFlowTrainer = resolve(f"{_KERAS}.models.model:Trainer")
+BaseTrainer = resolve(f"{_KERAS}.trainers.trainer:Trainer")
 TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator"
 )

@@ -70,7 +70,8 @@ def _install() -> None:
     patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
     # Objects created in a scope belong to its strategy.
     patches.replace(trainer, "__init__", _made_model)
-    patches.replace(trainer, "_resolve_auto_jit_compile", _resolve_auto)
+    resolve = "_resolve_auto_jit_compile"
+    patches.replace(compat.BaseTrainer, resolve, _resolve_auto)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
     # keras.utils.clear_session() calls it, inside the block too.

@@ -82,7 +82,7 @@ REPLACED = {
     (TRAINER, "TensorFlowTrainer", "test_on_batch"),
     (TRAINER, "TensorFlowTrainer", "predict_on_batch"),
     (TRAINER, "TensorFlowTrainer", "distribute_strategy"),
-    (TRAINER, "TensorFlowTrainer", "_resolve_auto_jit_compile"),
+    ("keras.src.trainers.trainer", "Trainer", "_resolve_auto_jit_compile"),
     (TRAINER, "TFEpochIterator"),
     ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
     ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
