@@ -161,10 +161,13 @@ class Update(TakesGradients, Protocol):
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
+        builds_optimizers: whether ``make_ready`` has to build them, so that
+            their slots are created where they belong.
     """
 
     name: str
     description: str
+    builds_optimizers: bool
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight of a model; return whether it moved."""
@@ -176,6 +179,14 @@ class Update(TakesGradients, Protocol):
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Undo ``place_optimizer`` and ``take_optimizer``."""
+        ...
+
+    def make_ready(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        variables: Sequence[Any],
+    ) -> None:
+        """Build an optimizer for placed weights if needed, and place it."""
         ...
 
     def take_back(self, variable: keras.Variable) -> bool:

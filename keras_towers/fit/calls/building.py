@@ -37,7 +37,9 @@ def batch_spec(iterator: Any) -> Any:
     )
 
 
-def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
+def build(
+    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
+) -> Exception | None:
     """Build the model, its metrics and its optimizer as on one device.
 
     Only shapes and dtypes of a batch are used, so no data is consumed.
@@ -46,12 +48,13 @@ def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
         model: the model.
         batch: structure of tensors or specs, as given to ``train_step``.
         kind: the running method; parts that it does not use stay unbuilt.
+        with_optimizer: whether to build the optimizer, if the method uses it.
 
     Returns:
         Why it could not be built; None if it is.
     """
     later = []
-    if not _trains(kind) or not trainers.has_keras_step(model):
+    if not with_optimizer or not uses_optimizer(model, kind):
         # _symbolic_build would build it; leave that to its first use.
         later.append(getattr(model, "optimizer", None))
     if _predicts(kind):
@@ -106,6 +109,11 @@ def needs_build(model: keras.Model, kind: str) -> bool:
     if not _predicts(kind):
         parts += _losses_and_metrics(model)
     return not all(part.built for part in parts if part is not None)
+
+
+def uses_optimizer(model: keras.Model, kind: str) -> bool:
+    """Whether a method uses ``model.optimizer`` for all trainable weights."""
+    return _trains(kind) and trainers.has_keras_step(model)
 
 
 def _trains(kind: str) -> bool:

@@ -262,9 +262,17 @@ class TowerCall:
         """
         if self._prepared:
             return
+        update = self._step.update
+        later = update.builds_optimizers
         if building.needs_build(self.model, self.kind):
-            self.not_built = building.build(self.model, batch, self.kind)
+            self.not_built = building.build(
+                self.model, batch, self.kind, with_optimizer=not later
+            )
         new = self.adoption.bind(self.model)
+        if later and building.uses_optimizer(self.model, self.kind):
+            update.make_ready(
+                self.model.optimizer, self.model.trainable_variables
+            )
         if new or self.kind == "fit":
             self.adoption.synchronise(self.model, self.config.peers)
         self.adoption.remember(self.model, self.kind)

@@ -167,7 +167,7 @@ def _plan(
         _warn_unmatched(name, shape)
         return None
     if rows.graph is not None:
-        inside = _graphs_inside(rows.graph)
+        inside = graphs_inside(rows.graph)
         if inside is None and axes:
             _warn_unmatched(name, shape, ", in a tf.function of its own,")
             return None
@@ -203,7 +203,7 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
     return found
 
 
-def _graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:
+def graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:
     """The loops and conditionals around the current code, inside of a step.
 
     None inside a function that may be called again by another step.

@@ -17,6 +17,7 @@ from keras_towers.fit.contract import TakesGradients, TowerConfig
 from keras_towers.fit.step import differences
 from keras_towers.fit.step.bodies import Body
 from keras_towers.fit.step.differences import Different, Whole
+from keras_towers.fit.step.draws import graphs_inside
 from keras_towers.fit.step.xla import XlaBody
 from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.fit.update import optimizers
@@ -204,6 +205,10 @@ class TowerTrace:
         """
         if differences.owner_of(variable.handle) is not None:
             return read()
+        assert self._tower.graph is not None
+        if graphs_inside(self._tower.graph) is None:
+            # Another step may call the function, too.
+            self._refuse_cut("reads a variable in a function of its own")
         with self._outer.as_default(), tf.device(variable.device):
             return read()
 

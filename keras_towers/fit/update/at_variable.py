@@ -62,8 +62,10 @@ class UpdateAtVariable(UpdateOnce):
 
     def release(self) -> None:
         """Move all weights and slot variables back."""
-        self._held.give_all_back()
-        super().release()
+        try:
+            self._held.give_all_back()
+        finally:
+            super().release()
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()

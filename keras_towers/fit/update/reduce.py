@@ -48,6 +48,7 @@ class UpdateOnce:
 
     name = "once"
     description = "weights are updated on tower 0 and copied to the others"
+    builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
     _updater: TowerOf = 0
 

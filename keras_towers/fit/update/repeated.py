@@ -42,8 +42,8 @@ def applies_to(optimizer: Any) -> bool:
 
     Another one, such as a user's own, may ask for the name of a weight.
     """
-    known = _is_one_of(optimizer, _OF_ANY_SHAPE + _BY_SHAPE)
-    return known and "update_step" not in vars(optimizer)
+    own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
+    return not own and _is_one_of(optimizer, _OF_ANY_SHAPE + _BY_SHAPE)
 
 
 def _is_one_of(optimizer: Any, names: tuple[str, ...]) -> bool:
@@ -80,7 +80,7 @@ class Repeated:
     ) -> None:
         """Update a weight as another one of its kind was updated."""
         update = functools.partial(original, gradient, variable, learning_rate)
-        if not _is_plain(variable) or not isinstance(gradient, tf.Tensor):
+        if not _is_plain(variable) or not _has_rank(gradient):
             update()
             return
         slots = _slots(optimizer, variable)
@@ -150,9 +150,15 @@ class Repeated:
 
 
 def _is_plain(variable: Any) -> bool:
-    return isinstance(variable, tf.Variable) and not isinstance(
-        variable, compat.DistributedVariable
+    return (
+        isinstance(variable, tf.Variable)
+        and not isinstance(variable, compat.DistributedVariable)
+        and variable.shape.rank is not None
     )
+
+
+def _has_rank(gradient: Any) -> bool:
+    return isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
 
 
 def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:

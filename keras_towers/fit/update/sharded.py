@@ -51,6 +51,8 @@ class UpdateSharded(UpdateOnce):
 
     name = "sharded"
     description = "each tower updates its share of the weights"
+    # Slots of all weights may be too large for the tower of Keras's build().
+    builds_optimizers = True
 
     def __init__(
         self,
@@ -97,7 +99,8 @@ class UpdateSharded(UpdateOnce):
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept its calls; put slots where their weights are updated."""
         super().place_optimizer(optimizer)
-        for part in optimizers_in(optimizer):
+        # A wrapper has the slots of what it wraps, and knows less of them.
+        for part in reversed(list(optimizers_in(optimizer))):
             if not part.built:
                 continue
             self._share(part._trainable_variables)
@@ -120,10 +123,12 @@ class UpdateSharded(UpdateOnce):
     def release(self) -> None:
         """Move all slot variables to the first tower again."""
         self._slot_bytes_before = self.slot_bytes
-        self._slots.give_all_back()
-        self._towers.clear()
-        self._placement.clear()
-        super().release()
+        try:
+            self._slots.give_all_back()
+        finally:
+            self._towers.clear()
+            self._placement.clear()
+            super().release()
 
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]

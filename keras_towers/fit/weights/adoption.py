@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import weakref
@@ -232,14 +233,20 @@ class Adoption:
 
     def release(self) -> None:
         """Turn all models back into plain Keras ones, keeping their values."""
-        self._spread.gather_all()
-        self._update.release()
         models: list[keras.Model] = [*self._models, *self._created]
-        for model in models:
-            self.release_model(model)
-        for made in self._made_variables:
-            if (variable := made()) is not None:
-                self._release_variable(variable)
+        # Memory may not suffice for one, which must not leave others half done.
+        # The last comes first.
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._forget)
+            for made in self._made_variables:
+                if (variable := made()) is not None:
+                    stack.callback(self._release_variable, variable)
+            for model in reversed(models):
+                stack.callback(self.release_model, model)
+            stack.callback(self._update.release)
+            stack.callback(self._spread.gather_all)
+
+    def _forget(self) -> None:
         self._models.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
@@ -250,12 +257,13 @@ class Adoption:
         if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
-        for variable in state.everything():
-            self._release_variable(variable)
-        for optimizer in state.optimizers:
-            self._update.release_optimizer(optimizer)
-        for trainer in state_lib.trainers(model):
-            trainers.leave(trainer)
+        with contextlib.ExitStack() as stack:
+            for trainer in state_lib.trainers(model):
+                stack.callback(trainers.leave, trainer)
+            for optimizer in state.optimizers:
+                stack.callback(self._update.release_optimizer, optimizer)
+            for variable in state.everything():
+                stack.callback(self._release_variable, variable)
 
     def _release_variable(self, variable: keras.Variable) -> None:
         self._spread.gather(variable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import keras
@@ -69,6 +70,7 @@ class HeldOnce:
         return True
 
     def give_all_back(self) -> None:
-        """Restore every variable that is still held."""
-        for variable in self._before:
-            self.give_back(variable)
+        """Restore every variable that is still held, whatever fails."""
+        with contextlib.ExitStack() as stack:
+            for variable in self._before:
+                stack.callback(self.give_back, variable)

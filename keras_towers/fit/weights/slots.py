@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,9 +36,10 @@ class PlacedSlots:
             device: where it is to be.
             home: where it is to be in the end.
         """
-        if slot in self._before:
-            return
         value = slot._value
+        if slot in self._before:
+            slot._value = variables_lib.moved(value, device)
+            return
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._before[slot] = value, home
         slot._value = variables_lib.moved(value, device)
@@ -68,9 +70,10 @@ class PlacedSlots:
         return True
 
     def give_all_back(self) -> None:
-        """Restore every slot variable that is still placed."""
-        for slot in self._before:
-            self.give_back(slot)
+        """Restore every slot variable that is still placed, whatever fails."""
+        with contextlib.ExitStack() as stack:
+            for slot in self._before:
+                stack.callback(self.give_back, slot)
 
 
 def _write(variable: tf.Variable, value: tf.Tensor) -> None:

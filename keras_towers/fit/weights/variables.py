@@ -250,7 +250,7 @@ def spread(
     """
     start = primary.read_value()
     components = [primary]
-    for index, device in enumerate(config.devices[1:], 1):
+    for device in config.devices[1:]:
         with compat.single_device_mode(), tf.device(device):
             components.append(
                 tf.Variable(
@@ -258,7 +258,8 @@ def spread(
                     dtype=primary.dtype,
                     shape=primary.shape,
                     trainable=primary.trainable,
-                    name=f"{primary.name.split(':')[0]}/tower_{index}",
+                    # Optimizers may have rules for names.
+                    name=primary.name.split(":")[0],
                 )
             )
     variable = TowerVariable(config, components, merge, shares)

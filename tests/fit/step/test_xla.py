@@ -349,3 +349,34 @@ def test_sizes_that_are_not_known_may_be_large():
 
     body, inputs = body_of(convolve, ([None, None, 3], tf.float32))
     body.check(inputs, tf.config.list_logical_devices("CPU")[0].name)
+
+
+class WithFunction(keras.layers.Layer):
+    """Reads a variable in a function whose trace all steps share."""
+
+    def build(self, shape):
+        self.scale = tf.Variable(2.0, trainable=False)
+
+    @tf.function
+    def scaled(self, x):
+        return x * self.scale
+
+    def call(self, x):
+        return self.scaled(x)
+
+
+def test_functions_of_the_model_are_not_left_with_what_xla_got(reasons):
+    def act(model):
+        data = (X[:FEW], Y[:FEW])
+        history = fit(model, validation_data=data)
+        model.evaluate(*data, verbose=0)
+        return history
+
+    def built():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input(X.shape[1:])
+        return keras.Sequential([inputs, WithFunction(), keras.layers.Dense(4)])
+
+    make = compiled(built, jit_compile=True)
+    assert_exact(make, act, kt.TowerStrategy(2), tolerance=ROUNDING)
+    assert "in a function of its own" in reasons()[0][1]

@@ -161,6 +161,27 @@ def test_weights_of_other_types_are_of_another_kind():
             )
 
 
+def test_gradients_of_unknown_shape():
+    @tf.function
+    def shapeless(gradient):
+        made = tf.numpy_function(lambda g: g, [gradient], tf.float32)
+        assert made.shape.rank is None
+        with updating(adam):
+            adam.apply([made, made], weights)
+
+    def trained_with(step):
+        weights[:] = weights_of([(2,), (2,)])
+        adam.build(weights)
+        step(tf.constant([1.0, -2.0]))
+        return [v.numpy() for v in (*weights, *adam.variables)]
+
+    weights: list = []
+    adam = keras.optimizers.Adam(0.1)
+    ours = trained_with(shapeless)
+    adam = keras.optimizers.Adam(0.1)
+    same(ours, trained_with(lambda g: adam.apply([g, g], weights)))
+
+
 def test_own_rules_are_called_for_every_weight():
     class ByName(keras.optimizers.Adam):
         def update_step(self, gradient, variable, learning_rate):

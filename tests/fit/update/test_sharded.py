@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights import slots
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from tests.exactness.cases import HARDEST
 from tests.exactness.contract import assert_contract
@@ -290,3 +291,59 @@ def test_one_tower_has_nobody_to_share_with(caplog):
         strategy = kt.TowerStrategy(1, updates="sharded")
     assert strategy.updates == "once"
     assert "sharded" in caplog.text
+
+
+def test_rules_for_names_hold_on_every_tower():
+    """Keras looks for the name of the variable that it updates."""
+
+    def make():
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["kernel:0$"])
+        model = classifier()
+        model.compile(optimizer, model.loss)
+        return model
+
+    assert_exact(make, fit, kt.TowerStrategy(3, updates="sharded"))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_slots_are_created_where_they_stay(scaled, monkeypatch):
+    places = []
+    place = slots.PlacedSlots.place
+
+    def noted(self, slot, device, home):
+        places.append(slot._value.device == device)
+        place(self, slot, device, home)
+
+    monkeypatch.setattr(slots.PlacedSlots, "place", noted)
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, model.loss)
+    with kt.TowerStrategy(2, updates="sharded"):
+        fit(model)
+    assert len(places) >= 2 * len(model.trainable_variables) and all(places)
+
+
+def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
+    monkeypatch,
+):
+    def no_room(variable, device):
+        raise tf.errors.ResourceExhaustedError(None, None, "no room")
+
+    model = classifier()
+    model.compile("adam", model.loss)
+    with (
+        pytest.raises(tf.errors.ResourceExhaustedError),
+        kt.TowerStrategy(3, updates="sharded"),
+    ):
+        fit(model)
+        state = [v.numpy() for v in all_variables(model)]
+        monkeypatch.setattr(slots.variables_lib, "moved", no_room)
+    monkeypatch.undo()
+    assert "apply" not in vars(model.optimizer)
+    assert "fit" not in vars(model)
+    for now, before in zip(all_variables(model), state, strict=True):
+        close(now.numpy(), before)
+    fit(model)
