@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.step.xla import Uncompilable, XlaBody
 from keras_towers.fit.weights import trainers
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, outcome, same_history, same_model
@@ -281,74 +280,6 @@ def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
     monkeypatch.undo()
     with kt.TowerStrategy(2):
         assert classifier().jit_compile is False
-
-
-def body_of(function, *specs):
-    def run(*tensors):
-        with compat.xla_context():
-            return [function(*tensors)]
-
-    trace = compat.func_graph_from_py_func
-    graph = trace("body", run, [tf.TensorSpec(*spec) for spec in specs], {})
-    captures = [outside for outside, _ in graph.captures]
-    return XlaBody(graph), [*graph.inputs[: len(specs)], *captures]
-
-
-def test_a_body_with_its_variables_between_its_tensors():
-    with tf.device("CPU:1"):
-        total = tf.Variable([1.0, 2.0])
-    constant = tf.constant([5.0, 7.0])
-
-    def add(x):
-        total.assign_add(x)
-        return total * constant
-
-    body, inputs = body_of(add, ([2], tf.float32))
-    device = total.device
-    body.check(inputs, device)
-
-    @tf.function
-    def run(x):
-        with tf.device(device):
-            return body([x, *inputs[1:]])[0]
-
-    np.testing.assert_array_equal(run(tf.constant([1.0, 1.0])), [10, 21])
-    np.testing.assert_array_equal(total, [2, 3])
-    with pytest.raises(Uncompilable, match="CPU:1 from .*CPU:0"):
-        body.check(inputs, device.replace("CPU:1", "CPU:0"))
-
-
-@pytest.mark.parametrize(
-    "function, spec, reason",
-    [
-        (tf.strings.length, ([], tf.string), "uses strings"),
-        (tf.identity, (None, tf.float32), "of an unknown rank"),
-        (
-            lambda x: tf.linalg.logm(tf.cast(x, tf.complex64)),
-            ([4, 4], tf.float32),
-            "XLA does not have: MatrixLogarithm",
-        ),
-        (
-            lambda x: tf.reshape(x, [7, -1]),
-            ([None, 5], tf.float32),
-            "cannot be compiled",
-        ),
-    ],
-)
-def test_what_xla_cannot_compile(function, spec, reason):
-    body, inputs = body_of(function, spec)
-    with pytest.raises(Uncompilable, match=reason):
-        body.check(inputs, tf.config.list_logical_devices("CPU")[0].name)
-
-
-def test_sizes_that_are_not_known_may_be_large():
-    """A kernel of 9 fits into none of the smaller images."""
-
-    def convolve(x):
-        return tf.nn.conv1d(x, tf.ones([9, 3, 2]), 1, "VALID")
-
-    body, inputs = body_of(convolve, ([None, None, 3], tf.float32))
-    body.check(inputs, tf.config.list_logical_devices("CPU")[0].name)
 
 
 class WithFunction(keras.layers.Layer):
