@@ -156,11 +156,9 @@ def _on_one_device(
         TowerError: one that was chosen needs more.
     """
     more = [name for name in rows if ROWS[name].runs is not Runs.ONE]
-    if more and text is not None:
-        raise TowerError(
-            f"{more[0]} needs at least 2 devices, and --towers is 1"
-        )
     why = "it needs at least 2 devices, and --towers is 1"
+    if more and text is not None:
+        raise TowerError(f"{more[0]}: {why}")
     return [name for name in rows if name not in more], dict.fromkeys(more, why)
 
 

@@ -129,9 +129,11 @@ def modes_on(kind: str, number: int) -> list[str]:
     if number == 1:
         # One tower reduces nothing.
         return []
-    nccl, _ = nccl_available(
-        [f"/device:{kind.upper()}:{i}" for i in range(number)]
-    )
+    # Only the benchmark needs it in this process.
+    from keras_towers import reduction
+
+    devices = [f"/device:{kind.upper()}:{index}" for index in range(number)]
+    nccl, _ = reduction.nccl_available(devices)
     fit = {"nccl": nccl, "hierarchical": number % 2 == 0}
     return [mode for mode in MODES if fit.get(mode, True)]
 

@@ -16,8 +16,8 @@ STEPS = 20
 # Of two losses, relative to the reference's. Other orders of summation stay far
 # below it; a mean over other examples, or another optimizer, far above.
 TOLERANCE = 1e-3
-# How many times that training has to change the losses: half of its effect would
-# not pass for all of it then.
+# How many times that training has to change the losses, so that half of its
+# effect does not pass for all of it.
 _TELLING = 2
 
 
