@@ -25,13 +25,18 @@ _SHORT_EPOCH_STEPS = 4
 _SKIPPED_EPOCHS = 2
 
 
-def watch_memory(work: Workload, framework: str = "keras") -> Growth:
+def watch_memory(work: Workload, frameworks: Sequence[str]) -> Growth:
     """Start to watch memory: call this before a row builds its model.
 
-    The framework and the data are loaded before, so that every row is charged
-    for the model, its replicas and the training alone.
+    Frameworks and data are loaded before, so that every row is charged for the
+    model, its replicas and the training alone.
+
+    Args:
+        work: what the row trains.
+        frameworks: the modules that the row's process imports anyway.
     """
-    importlib.import_module(framework)
+    for name in frameworks:
+        importlib.import_module(name)
     work.data()
     return Growth()
 

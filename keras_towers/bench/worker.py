@@ -33,7 +33,7 @@ def train(
     steps = measure.steps_needed(setting.batches, over)
     work = Workload(MODELS[cell.model], meeting, devices, setting.batch, steps)
     framework = "torch" if row.needs == "torch" else "keras"
-    memory = measure.watch_memory(work, framework)
+    memory = measure.watch_memory(work, [framework])
     with row.train(work) as trainer:
         return measure.measure_training(
             trainer,

@@ -45,7 +45,8 @@ def train(
         steps_needed(setting),
         waits=True,
     )
-    memory = measure.watch_memory(work)
+    # Keras imports TensorFlow with every backend, for its random seed.
+    memory = measure.watch_memory(work, ["keras", "tensorflow"])
     with row.train(work) as trainer:
         result = measure.measure_training(
             trainer,
@@ -103,6 +104,9 @@ def main() -> None:
     if cell.processes > 1:
         task = tf_config.from_environment()
         rank = task.rank if task else int(os.environ["HOROVOD_RANK"])
+        # Rows make clusters of their own, of which TensorFlow must not be told
+        # another when Keras is imported before.
+        os.environ.pop("TF_CONFIG", None)
     meeting = Meeting(folder, rank, cell.processes)
     result = train(cell, setting, meeting, model)
     meeting.leave(RESULT, json.dumps(result))

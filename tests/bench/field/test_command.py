@@ -76,7 +76,7 @@ def test_devices_are_as_many_as_can_share_a_batch(
     code, document = field(*TOWERS, "--batch-size", str(batch))
     assert code == 0
     assert document["settings"]["devices"] == [devices]
-    assert document["settings"]["repeats"] == 2
+    assert document["settings"]["repeats"] == 1
 
 
 @pytest.mark.parametrize(
