@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.memory import Growth
 from keras_towers.bench.models import ADOPTED
-from keras_towers.bench.trainers import Trainer
+from keras_towers.bench.trainers import Trainer, Workload
 
 WARM_UP_BATCHES = 10
 # The first steps of an epoch fill the queues of the input pipeline.
@@ -24,9 +25,26 @@ _SHORT_EPOCH_STEPS = 4
 _SKIPPED_EPOCHS = 2
 
 
+def watch_memory(work: Workload, frameworks: Sequence[str]) -> Growth:
+    """Start to watch memory: call this before a row builds its model.
+
+    Frameworks and data are loaded before, so that every row is charged for the
+    model, its replicas and the training alone.
+
+    Args:
+        work: what the row trains.
+        frameworks: the modules that the row's process imports anyway.
+    """
+    for name in frameworks:
+        importlib.import_module(name)
+    work.data()
+    return Growth()
+
+
 def measure_training(
     trainer: Trainer,
     meeting: Meeting,
+    memory: Growth,
     batches: int,
     over: int = 1,
     alone: bool = False,
@@ -37,6 +55,7 @@ def measure_training(
     Args:
         trainer: trains in this process.
         meeting: all processes; each is timed while all of them train.
+        memory: the growth of memory since before the model was built.
         batches: the number of times to measure.
         over: the number of steps over which each time is averaged.
         alone: whether processes exchange nothing, and so are not in lockstep.
@@ -50,7 +69,6 @@ def measure_training(
         peak, in megabytes; the loss, to check that rows agree; and a few
         weights, to check that ranks agree.
     """
-    memory = Growth()
     first = trainer.train(first_steps, 1)
     if meeting.size > 1:
         meeting.exchange("warm")
@@ -63,7 +81,7 @@ def measure_training(
         short = trainer.train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS)
         cost_s = epoch_cost_s(short.epochs, step_ms)
     megabytes = memory.megabytes()
-    witness = trainer.bias()
+    witness = trainer.witness()
     meeting.leave("done")
     while alone and not meeting.complete("done"):
         # If a rank stopped early, the others would run on a less busy machine.

@@ -21,8 +21,8 @@ from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.trainers import (
     Trainer,
     Workload,
-    bias,
     in_strategy,
+    last_weights,
     loop,
 )
 
@@ -64,7 +64,7 @@ def ring_loop(work: Workload) -> Iterator[Trainer]:
         work,
         lambda steps: data.take(steps).prefetch(2),
         run,
-        lambda: bias(model),
+        lambda: last_weights(model),
     )
 
 

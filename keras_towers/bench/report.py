@@ -66,8 +66,9 @@ _START: _Columns = {
     "first_step_s_to_best_stock": ("÷ best\nstock", ""),
     "memory_mb": (
         "memory",
-        "memory: growth of a process's resident memory during training, at its "
-        "peak. Best stock is the stock row that needs least of each.",
+        "memory: growth of a process's resident memory, at its peak, from "
+        "before the model is built. Best stock is the stock row that needs "
+        "least of each.",
     ),
     "memory_mb_to_plain": ("÷ plain", ""),
     "memory_mb_to_best_stock": ("÷ best\nstock", ""),

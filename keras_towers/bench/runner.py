@@ -54,8 +54,15 @@ def run_cell(cell: Cell, setting: Setting) -> Sample:
     """Measure one cell in separate processes."""
     try:
         return Sample(cell, _run_cell(cell, setting))
-    except WorkerFailed as error:
-        return Sample(cell, error=str(error))
+    except Exception as error:
+        return Sample(cell, error=failure(error))
+
+
+def failure(error: Exception) -> str:
+    """Say why a cell failed, so that the others are not lost with it."""
+    if isinstance(error, WorkerFailed):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 class Titled(Protocol):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
+from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import CLASSES, SGD, BenchModel
-from keras_towers.bench.trainers import Trainer, Workload, loop
+from keras_towers.bench.trainers import Trainer, Workload, loop, mapped
 from keras_towers.errors import TowerError
 
 # The network interface that the launcher chose, in Horovod's variable.
@@ -23,7 +25,6 @@ _INTERFACE = "HOROVOD_GLOO_IFACE"
 def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
     """Create a rank with one thread, connected to the others if needed."""
     import torch
-    from torch import distributed
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -37,35 +38,51 @@ def torch_loop(work: Workload, exchanges: bool) -> Iterator[Trainer]:
     if not exchanges:
         yield _loop(work, module, x, y)
         return
-    meeting = work.meeting
-    if _INTERFACE in os.environ:
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ[_INTERFACE]
+    with process_group(work.meeting, "gloo"):
+        module = torch.nn.parallel.DistributedDataParallel(module)
+        yield _loop(work, module, x, y)
+
+
+@contextlib.contextmanager
+def process_group(meeting: Meeting, backend: str) -> Iterator[None]:
+    """Connect this rank to the others, which are on the same machine."""
+    from torch import distributed
+
+    # The machine's name may have no address.
+    interface = os.environ.get(_INTERFACE, "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     distributed.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{meeting.folder.absolute()}/torch",
         rank=meeting.rank,
         world_size=meeting.size,
     )
     try:
-        module = torch.nn.parallel.DistributedDataParallel(module)
-        yield _loop(work, module, x, y)
+        yield
     finally:
         distributed.destroy_process_group()
+
+
+def batches(
+    work: Workload, x: Any, y: Any
+) -> Callable[[int], Iterator[tuple[Any, Any]]]:
+    """Return what gives a number of batches of this rank's tensors."""
+
+    def first_batches(steps: int) -> Iterator[tuple[Any, Any]]:
+        for first in range(0, steps * work.batch, work.batch):
+            rows = itemgetter(slice(first, first + work.batch))
+            yield mapped(rows, x), mapped(rows, y)
+
+    return first_batches
 
 
 def _loop(work: Workload, module: Any, x: Any, y: Any) -> Trainer:
     import torch
 
-    batch = work.batch
     loss_of = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(
         module.parameters(), lr=SGD["learning_rate"], momentum=SGD["momentum"]
     )
-
-    def batches(steps: int) -> Iterator[tuple[Any, Any]]:
-        for first in range(0, steps * batch, batch):
-            rows = slice(first, first + batch)
-            yield x[rows], y[rows]
 
     def step(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
@@ -75,7 +92,10 @@ def _loop(work: Workload, module: Any, x: Any, y: Any) -> Trainer:
         return loss.detach()
 
     return loop(
-        work, batches, step, lambda: list(module.parameters())[-1].tolist()
+        work,
+        batches(work, x, y),
+        step,
+        lambda: list(module.parameters())[-1].tolist(),
     )
 
 

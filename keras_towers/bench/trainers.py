@@ -7,6 +7,7 @@ functions, so that listing the rows does not start it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,10 @@ from keras_towers.bench.times import Times, make_recorder
 if TYPE_CHECKING:
     from keras_towers.reduction.compression import CompressionName
     from keras_towers.strategies.processes import ProcessStrategy
+
+
+# Of a variable, to check that ranks agree.
+_WITNESSES = 1000
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class Workload:
 
     def data(self) -> tuple[Any, Any]:
         """Return the global batches of all steps, concatenated."""
+        return self._data
+
+    @functools.cached_property
+    def _data(self) -> tuple[Any, Any]:
         return self.model.data(self.steps * self.meeting.size * self.batch)
 
     def part(self) -> tuple[Any, Any]:
@@ -75,13 +84,13 @@ class Trainer:
     Attributes:
         train: trains for a number of steps per epoch and of epochs. In its
             first call every step waits for its loss.
-        bias: returns the bias of the last layer, to check that ranks agree.
+        witness: returns weights of the last layer, to check that ranks agree.
         choice: the option that the row chose, if it had a choice.
         jit_compile: returns after training whether XLA compiled the step.
     """
 
     train: Callable[[int, int], Times]
-    bias: Callable[[], list[float]]
+    witness: Callable[[], list[float]]
     choice: str | None = None
     jit_compile: Callable[[], bool] = lambda: False
 
@@ -109,7 +118,10 @@ def fit(
         return recorder.times(start, loss)
 
     return Trainer(
-        train, lambda: bias(model), choice, lambda: bool(model.jit_compile)
+        train,
+        lambda: last_weights(model),
+        choice,
+        lambda: bool(model.jit_compile),
     )
 
 
@@ -124,7 +136,7 @@ def loop(
     work: Workload,
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
-    bias: Callable[[], list[float]],
+    witness: Callable[[], list[float]],
 ) -> Trainer:
     """Train with a custom loop, without metrics and callbacks.
 
@@ -132,7 +144,7 @@ def loop(
         work: the workload of this process.
         batches: returns a given number of batches of inputs and labels.
         step: trains on one batch and returns its loss.
-        bias: returns the bias of the last layer.
+        witness: returns weights of the last layer.
     """
     waits = itertools.chain([True], itertools.repeat(work.waits))
 
@@ -156,12 +168,16 @@ def loop(
             first_step_s=first_step_s,
         )
 
-    return Trainer(train, bias)
+    return Trainer(train, witness)
 
 
-def bias(model: Any) -> list[float]:
-    """Return the bias of a Keras model's last layer."""
-    return model.trainable_variables[-1].numpy().tolist()
+def last_weights(model: Any) -> list[float]:
+    """Return weights of a Keras model's last layer: a bias, or a part of it."""
+    import numpy as np
+
+    # On any backend, of any shape and dtype.
+    last = np.asarray(model.trainable_variables[-1].numpy(), np.float64)
+    return last.ravel()[:_WITNESSES].tolist()
 
 
 @contextlib.contextmanager

@@ -32,9 +32,16 @@ def train(
     over = measure.ROUNDS * len(devices) if row.bursts else 1
     steps = measure.steps_needed(setting.batches, over)
     work = Workload(MODELS[cell.model], meeting, devices, setting.batch, steps)
+    framework = "torch" if row.needs == "torch" else "keras"
+    memory = measure.watch_memory(work, [framework])
     with row.train(work) as trainer:
         return measure.measure_training(
-            trainer, meeting, setting.batches, over, alone=row.alone is None
+            trainer,
+            meeting,
+            memory,
+            setting.batches,
+            over,
+            alone=row.alone is None,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from keras_towers.bench.field.curves import STEPS
 from keras_towers.bench.field.models import FIELD_MODELS
 from keras_towers.bench.field.rows import LISTED
 from keras_towers.bench.machine import cpu_threads, machine_facts
@@ -30,6 +31,8 @@ from keras_towers.cli.bench_parts import (
 from keras_towers.errors import TowerError
 
 _TOWERS = "1,2,4,8"
+_RANK_BATCH = 32
+_REPEATS, _FIELD_REPEATS = 3, 1
 
 
 class Device(StrEnum):
@@ -55,7 +58,8 @@ def bench(
         typer.Option(
             metavar="NUMBERS",
             help="Numbers of towers. Default: 1,2,4,8; with --field, where "
-            "they are numbers of devices, all GPUs or cores, but 8 at most.",
+            "they are numbers of devices, as many as there are GPUs or cores "
+            "and as can share a batch equally, but 8 at most.",
         ),
     ] = None,
     processes: Annotated[
@@ -95,10 +99,11 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Strategies to compare, from {', '.join(TOWERS.rows)}. "
-            f"Default: {', '.join(TOWERS.default_rows())}. With --processes "
-            f"from {', '.join(PROCESSES.rows)}; with --field from "
-            f"{', '.join(LISTED)}. Default: all that are installed.",
+            help=f"Strategies to compare, from {', '.join(TOWERS.rows)} "
+            f"(default: {', '.join(TOWERS.default_rows())}); with --processes, "
+            f"from {', '.join(PROCESSES.rows)} (default: "
+            f"{', '.join(PROCESSES.default_rows())}); with --field, from "
+            f"{', '.join(LISTED)} (default: all that are installed).",
         ),
     ] = None,
     modes: Annotated[
@@ -112,7 +117,9 @@ def bench(
     batches: Annotated[
         int,
         typer.Option(
-            min=1, help="Steps to time in a run, after 10 warm-up steps."
+            min=1,
+            help=f"Steps to time in a run, after {WARM_UP_BATCHES} warm-up "
+            f"steps ({STEPS} with --field).",
         ),
     ] = 60,
     batch_size: Annotated[
@@ -122,18 +129,32 @@ def bench(
         ),
     ] = 64,
     rank_batch: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="Examples per step and process, with --processes."
+            min=1,
+            help="Examples per step and process, with --processes. "
+            f"Default: {_RANK_BATCH}.",
         ),
-    ] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Runs per row. Default: {_REPEATS}; with --field, "
+            f"{_FIELD_REPEATS}.",
+        ),
+    ] = None,
     device: Annotated[
         Device, typer.Option(help="auto uses GPUs if there are enough of them.")
     ] = Device.AUTO,
     adoption: Annotated[
-        bool, typer.Option(help="Also time the adoption of a 100 MB model.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--adoption/--no-adoption",
+            help="Also time the adoption of a 100 MB model. Default: yes; "
+            "not with --field.",
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, help="Time limit of one run in seconds.")
     ] = 300,
@@ -149,13 +170,18 @@ def bench(
     """Compare towers with plain Keras and TensorFlow's MirroredStrategy.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU; the
-    default plan takes about an hour. Ctrl-C shows the results so far.
+    default plan takes about an hour, that of --field (51 runs where all is
+    installed) about a quarter of one. Ctrl-C shows the results so far.
     """
     if field:
         with refusing(2):
-            check_together(
-                "--field", {"--processes": processes, "--modes": modes}
-            )
+            unfit = {
+                "--processes": processes,
+                "--modes": modes,
+                "--rank-batch": rank_batch,
+                "--adoption or --no-adoption": adoption is not None,
+            }
+            check_together("--field", unfit)
         run_field(
             FieldOptions(
                 models=models,
@@ -164,7 +190,7 @@ def bench(
                 strategies=strategies,
                 batches=batches,
                 batch_size=batch_size,
-                repeats=repeats,
+                repeats=repeats or _FIELD_REPEATS,
                 device=device.value,
                 timeout=timeout,
                 json_path=json_path,
@@ -174,8 +200,12 @@ def bench(
         return
     suite, wanted, batch = TOWERS, towers or _TOWERS, batch_size
     if processes is not None:
-        suite, wanted, batch = PROCESSES, processes, rank_batch
+        suite, wanted = PROCESSES, processes
+        batch = rank_batch or _RANK_BATCH
+    repeats = repeats or _REPEATS
     with refusing(2):
+        if suite is TOWERS:
+            check_together("--processes", {"--rank-batch": rank_batch}, False)
         check_together("--field", {"--model": model, "--chart": chart}, False)
         check_folder(json_path)
         if suite is PROCESSES and (modes or device is Device.GPU):
@@ -202,7 +232,8 @@ def bench(
                 f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
             )
     setting = Setting(device.value, batch, batches, timeout)
-    cells = plan_cells(suite, names, rows, counts, repeats, adoption)
+    timed = adoption is not False
+    cells = plan_cells(suite, names, rows, counts, repeats, timed)
     console = Console()
     console.print(f"{len(cells)} runs on the {device.upper()}", style="dim")
     samples: list[Sample] = []

@@ -13,7 +13,7 @@ from rich.console import Console
 from keras_towers.bench.field.models import FIELD_MODELS
 from keras_towers.bench.field.plan import FieldCell, plan_field
 from keras_towers.bench.field.report import Field, show_field
-from keras_towers.bench.field.rows import LISTED, split
+from keras_towers.bench.field.rows import LISTED, ROWS, Runs, split
 from keras_towers.bench.field.runner import run_field_cell, store
 from keras_towers.bench.machine import machine_facts
 from keras_towers.bench.models import MODELS
@@ -33,7 +33,8 @@ class FieldOptions:
     Attributes:
         models: names of models; None: ``FIELD_MODELS``, or none with ``model``.
         model: the user's, as ``module:function``.
-        devices: numbers of devices; None: all, but 8 at most.
+        devices: numbers of devices; None: as many as there are, but 8 at most,
+            and as can share a batch.
         strategies: names of rows; None: all that are installed.
         batches: the number of steps to time.
         batch_size: examples per step, of all replicas together.
@@ -65,11 +66,16 @@ def run_field(options: FieldOptions) -> None:
         check_folder(options.json_path)
         _check_chart(options.chart)
         text = options.devices
-        counts = numbers("--towers", text, 1) if text else []
+        counts = numbers("--towers", text, 1) if text is not None else []
+        if all(ROWS[name].runs is Runs.ONE for name in rows):
+            counts = counts or [1]
+        if counts == [1]:
+            rows, alone = _on_one_device(rows, options.strategies)
+            skipped |= alone
     with refusing(1):
         facts = machine_facts(options.timeout)
     with refusing(2):
-        device, counts = _devices(options.device, counts, facts)
+        device, counts = _devices(options, counts, facts)
         for count in counts:
             if options.batch_size % count:
                 raise TowerError(
@@ -141,21 +147,54 @@ def _rows(text: str | None) -> tuple[list[str], dict[str, str]]:
     return able, missing
 
 
+def _on_one_device(
+    rows: list[str], text: str | None
+) -> tuple[list[str], dict[str, str]]:
+    """Return the rows that one device is enough for, and why others are not.
+
+    Raises:
+        TowerError: one that was chosen needs more.
+    """
+    more = [name for name in rows if ROWS[name].runs is not Runs.ONE]
+    why = "it needs at least 2 devices, and --towers is 1"
+    if more and text is not None:
+        raise TowerError(f"{more[0]}: {why}")
+    return [name for name in rows if name not in more], dict.fromkeys(more, why)
+
+
 def _devices(
-    device: str, counts: list[int], facts: dict[str, Any]
+    options: FieldOptions, counts: list[int], facts: dict[str, Any]
 ) -> tuple[str, list[int]]:
     """Return where to train, and on how many devices beside one."""
-    gpus = len(facts["gpus"])
+    device, gpus = options.device, len(facts["gpus"])
     if device == "auto":
         device = "gpu" if gpus >= max(counts, default=2) else "cpu"
     if not counts:
         there = gpus if device == "gpu" else facts["cores"]
-        counts = [max(2, min(there, _MOST_DEVICES))]
+        counts = [_most_that_share(options.batch_size, there)]
     if device == "gpu" and gpus < max(counts):
         raise TowerError(
             f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
         )
     return device, [count for count in counts if count > 1]
+
+
+def _most_that_share(batch: int, there: int) -> int:
+    """Return the largest number of devices that can share a batch equally.
+
+    One core is enough for two devices, which then share it.
+
+    Raises:
+        TowerError: not even two can.
+    """
+    most = max(2, min(there, _MOST_DEVICES))
+    for count in range(most, 1, -1):
+        if batch % count == 0:
+            return count
+    raise TowerError(
+        f"no number of devices from 2 to {most} can share --batch-size "
+        f"{batch} equally"
+    )
 
 
 def _check_chart(path: Path | None) -> None:

@@ -53,8 +53,10 @@ def check_folder(path: Path | None) -> None:
     """Check that a file can be written, before there is anything to write.
 
     Raises:
-        TowerError: its folder does not exist.
+        TowerError: it is a folder, or its folder does not exist.
     """
+    if path and path.is_dir():
+        raise TowerError(f"{path} is a folder; name a file in it")
     if path and not path.absolute().parent.is_dir():
         raise TowerError(f"there is no folder {path.absolute().parent}")
 

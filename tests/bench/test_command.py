@@ -43,6 +43,8 @@ def invoke(*arguments):
             ["--processes", "2", "--strategies", "towers"],
             "unknown strategy 'towers'; choose compute, horovod-raw",
         ),
+        (["--json", "."], ". is a folder; name a file in it"),
+        (["--rank-batch", "8"], "--rank-batch needs --processes"),
         (["--model", "mine:build"], "--model needs --field"),
         (["--chart", "a.svg"], "--chart needs --field"),
         (

@@ -72,6 +72,16 @@ def test_worker_that_leaves_nothing_has_failed(monkeypatch):
     assert sample.error == "a process wrote no result"
 
 
+def test_cell_that_cannot_be_compared_loses_only_itself(monkeypatch):
+    def broken(cell, setting):
+        return [[1.0]] - [[1.0]]
+
+    monkeypatch.setattr(runner, "_run_cell", broken)
+    cell = Cell("processes", "small", "compute", 2, 0)
+    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
+    assert sample.error.startswith("TypeError: unsupported operand")
+
+
 def test_row_that_failed_is_not_run_again():
     cells = plan_cells(TOWERS, ["small"], ["plain", "towers"], [2], 2, False)
     samples = [Sample(cells[0], {}), Sample(cells[1], error="exit code 1")]

@@ -124,16 +124,31 @@ def run_tests(
     return report.of_tests(found), ended.returncode == 0
 
 
+def modes_on(kind: str, number: int) -> list[str]:
+    """The modes that can run on GPUs or on CPUs, as ``towers.in_mode``."""
+    if number == 1:
+        # One tower reduces nothing.
+        return []
+    # Only the benchmark needs it in this process.
+    from keras_towers import reduction
+
+    devices = [f"/device:{kind.upper()}:{index}" for index in range(number)]
+    nccl, _ = reduction.nccl_available(devices)
+    fit = {"nccl": nccl, "hierarchical": number % 2 == 0}
+    return [mode for mode in MODES if fit.get(mode, True)]
+
+
 def run_bench(
     options: argparse.Namespace, number: int, environment: dict[str, str]
 ) -> tuple[str, bool]:
-    """Compare on all GPUs; what is printed is what is reported."""
+    """Compare on all GPUs, or on two CPUs; what is printed is reported."""
+    number = number if options.on == "gpu" else 2
+    modes = modes_on(options.on, number)
     command = [
         *(sys.executable, "-m", "keras_towers", "bench"),
-        *("--device", options.on, "--towers", str(number or 2)),
+        *("--device", options.on, "--towers", str(number)),
         *("--models", "large,cnn", "--repeats", "3"),
-        # One tower reduces nothing.
-        *(() if number == 1 else ("--modes", ",".join(MODES))),
+        *(("--modes", ",".join(modes)) if modes else ()),
         *shlex.split(options.bench),
     ]
     print("$", *command[1:], flush=True)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from keras_towers import reduction
 from keras_towers.doctor import probe
 from tests.gpu import __main__ as runner
 from tests.gpu import machine, report
@@ -101,6 +102,42 @@ def test_without_a_gpu_nothing_runs(monkeypatch, capsys, tmp_path):
     said = capsys.readouterr().err
     assert "No GPU is visible to TensorFlow 2.21.0" in said
     assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "modes"),
+    [
+        ("cpu", 2, ["cpu", "gpu", "hierarchical", "collective"]),
+        ("gpu", 1, []),
+        ("gpu", 3, ["cpu", "gpu", "collective", "nccl"]),
+        (
+            "gpu",
+            4,
+            ["cpu", "gpu", "hierarchical", "collective", "nccl"],
+        ),
+    ],
+)
+def test_benchmark_has_the_modes_that_can_run(monkeypatch, kind, number, modes):
+    def available(devices):
+        return "GPU" in devices[0], ""
+
+    monkeypatch.setattr(reduction, "nccl_available", available)
+    assert runner.modes_on(kind, number) == modes
+
+
+def test_benchmark_on_cpus_does_not_count_gpus(monkeypatch):
+    commands = []
+
+    def ran(command, **options):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "a table")
+
+    monkeypatch.setattr(runner.subprocess, "run", ran)
+    options = runner.options_of(["--on", "cpu"])
+    assert runner.run_bench(options, 5, {}) == ("```text\na table\n```", True)
+    (command,) = commands
+    assert command[command.index("--towers") + 1] == "2"
+    assert "nccl" not in command[command.index("--modes") + 1]
 
 
 def test_pytest_that_writes_no_results_is_a_failure(monkeypatch):

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 # Steps whose losses are compared.
 STEPS = 20
 # Of two losses, relative to the reference's. Other orders of summation stay far
 # below it; a mean over other examples, or another optimizer, far above.
 TOLERANCE = 1e-3
+# How many times that training has to change the losses, so that half of its
+# effect does not pass for all of it.
+_TELLING = 2
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
@@ -42,6 +46,40 @@ def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
                 shown = f"{mine:.7g} against {other:.7g}"
             return f"loss differs from step {step} on ({shown})"
     return ""
+
+
+def frozen(optimizer: Any) -> Any:
+    """Make an optimizer leave the weights as they are."""
+    optimizer.apply = lambda *args, **kwargs: None
+    return optimizer
+
+
+def undecided(reference: Sequence[float], frozen: Sequence[float]) -> str:
+    """Say why equal curves would not show that a row trains, or nothing.
+
+    Args:
+        reference: the loss of each step.
+        frozen: the same, where weights stay as they are.
+
+    Example:
+        >>> undecided([2.3, 2.2999, 2.2998], [2.3, 2.3, 2.3])
+        'training changes the loss by at most 0.0087% in 3 steps, ...'
+    """
+    moved = max(
+        (
+            abs(mine - other) / abs(other) if other else math.inf
+            for mine, other in zip(frozen, reference, strict=True)
+            if mine != other
+        ),
+        default=0.0,
+    )
+    if not moved < _TELLING * TOLERANCE:
+        return ""
+    return (
+        f"training changes the loss by at most {100 * moved:.2g}% in "
+        f"{len(reference)} steps, which would not show a row that does not "
+        "train: use a larger learning rate, which takes no longer"
+    )
 
 
 def _close(mine: float, other: float) -> bool:

@@ -17,14 +17,8 @@ from keras_towers.bench.models import MODELS, Wrap
 from keras_towers.bench.trainers import mapped
 from keras_towers.errors import TowerError
 
-FIELD_MODELS: tuple[str, ...] = (
-    "small",
-    "large",
-    "wide",
-    "cnn",
-    "transformer",
-    "recommender",
-)
+# Those that are trained by default.
+FIELD_MODELS = ("small", "large", "cnn")
 _WEIGHTS = "weights.npz"
 _DATA = "data.npz"
 _STRUCTURE = "data.json"

@@ -36,10 +36,12 @@ LEGEND = (
     "median step (ms). efficiency: that, relative to n times one device of the "
     "same backend. compute: the step of n processes that train on their shares "
     "of the batch and exchange nothing; rest: what is above it. first step: "
-    "seconds from the call of fit to the end of its first batch. MB: "
-    "growth of a process's resident memory, at its peak. A row without figures "
-    "does not count: its loss has to be within {tolerance:.1%} of the "
-    f"reference's ({REFERENCE}) in each of the first {{steps}} steps."
+    "seconds from the call of fit to the end of its first batch. MB: by how "
+    "much the resident memory grows at its peak, from before the model is "
+    "built, in all processes together; memory that they share counts in each. "
+    "A row without figures does not count: its loss has to be within "
+    f"{{tolerance:.1%}} of the reference's ({REFERENCE}) in each of the first "
+    "{steps} steps."
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_towers.bench.field import curves
 from keras_towers.bench.field.plan import FieldCell
-from keras_towers.bench.field.rows import REFERENCE
+from keras_towers.bench.field.rows import REFERENCE, ROWS
 from keras_towers.bench.field.runner import FieldSample
 from keras_towers.bench.results import Spread
 
@@ -38,7 +38,8 @@ def summarize_field(
 
     - ``examples_per_s``: those of the global batch by the median step.
     - ``efficiency``: that, divided by as much as so many devices would do, each
-      like the one device on which the same backend trains on its own.
+      like the one device on which the same backend trains on its own, if that
+      counts.
     - ``compute_ms``: the step of as many processes of the same backend that
       each train on a share of the batch and exchange nothing.
     - ``rest_ms``: the step above that: the exchange, and all else that a
@@ -57,13 +58,18 @@ def summarize_field(
         if cell.field_row.listed:
             key = (cell.model, cell.replicas, cell.row)
             rows.setdefault(key, []).append(sample)
+    why_not = {
+        key: next(filter(None, (_why_not(s, known) for s in repeats)), "")
+        for key, repeats in rows.items()
+    }
     results = []
     for (model, devices, row), repeats in rows.items():
-        reasons = [_why_not(sample, known) for sample in repeats]
-        reason = next(filter(None, reasons), "")
+        reason = why_not[model, devices, row]
         each: list[dict[str, float | None]] = []
         if not reason:
-            each = [_figures(sample, known, batch, most) for sample in repeats]
+            single = (model, 1, ROWS[row].single)
+            divides = devices <= most and not why_not.get(single)
+            each = [_figures(s, known, batch, divides) for s in repeats]
         results.append(
             {
                 "model": model,
@@ -99,20 +105,26 @@ def _why_not(sample: FieldSample, known: dict[_Key, FieldSample]) -> str:
     reference = known.get(_key(sample.cell, REFERENCE, 1))
     if reference is None or reference.error:
         return "the reference failed"
-    return curves.difference(
-        sample.result["losses"], reference.result["losses"]
-    )
+    losses = reference.result["losses"]
+    why = curves.difference(sample.result["losses"], losses)
+    frozen = reference.result["frozen_losses"]
+    if why or sample.cell.row == REFERENCE:
+        return why
+    return curves.undecided(losses, frozen)
 
 
 def _figures(
-    sample: FieldSample, known: dict[_Key, FieldSample], batch: int, most: int
+    sample: FieldSample,
+    known: dict[_Key, FieldSample],
+    batch: int,
+    divides: bool,
 ) -> dict[str, float | None]:
     cell, row = sample.cell, sample.cell.field_row
     step_ms = _step_ms(sample)
     single = _step_ms(known.get(_key(cell, row.single, 1)))
     compute = _step_ms(known.get(_key(cell, row.compute)))
     efficiency = None
-    if step_ms and single and 1 < cell.replicas <= most:
+    if divides and step_ms and single and cell.replicas > 1:
         efficiency = single / (cell.replicas * step_ms)
     return {
         "step_ms": step_ms,

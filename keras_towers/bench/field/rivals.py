@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
+from keras_towers.bench.torch_loop import batches, process_group
 from keras_towers.bench.trainers import (
     Trainer,
     Workload,
-    bias,
     fit,
+    last_weights,
     loop,
     mapped,
 )
@@ -64,21 +63,10 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
     not all are the same: their Adam has another epsilon.
     """
     import torch
-    from torch import distributed
 
-    meeting = work.meeting
-    # All ranks are on this machine, whose name may have no address.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=f"file://{meeting.folder.absolute()}/torch",
-        rank=meeting.rank,
-        world_size=meeting.size,
-    )
-    try:
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    with process_group(work.meeting, backend):
         yield _loop(work)
-    finally:
-        distributed.destroy_process_group()
 
 
 def _loop(work: Workload) -> Trainer:
@@ -87,12 +75,7 @@ def _loop(work: Workload) -> Trainer:
 
     model = work.model.build()
     module = torch.nn.parallel.DistributedDataParallel(model)
-    data = [mapped(keras.ops.convert_to_tensor, part) for part in work.part()]
-
-    def batches(steps: int) -> Iterator[Any]:
-        for first in range(0, steps * work.batch, work.batch):
-            rows = slice(first, first + work.batch)
-            yield [mapped(itemgetter(rows), part) for part in data]
+    x, y = (mapped(keras.ops.convert_to_tensor, part) for part in work.part())
 
     def step(x: Any, y: Any) -> Any:
         module.zero_grad()
@@ -104,4 +87,4 @@ def _loop(work: Workload) -> Trainer:
             model.optimizer.apply(grads, weights)
         return loss.detach()
 
-    return loop(work, batches, step, lambda: bias(model))
+    return loop(work, batches(work, x, y), step, lambda: last_weights(model))

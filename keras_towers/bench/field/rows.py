@@ -121,7 +121,8 @@ _ROWS = (
     FieldRow(
         "stock-loop",
         multi_worker.ring_loop,
-        "MultiWorkerMirroredStrategy in the loop of TensorFlow's guide",
+        "MultiWorkerMirroredStrategy in the loop of TensorFlow's guide, "
+        "without metrics and callbacks",
         Runs.RANKS,
     ),
     FieldRow(
@@ -133,7 +134,8 @@ _ROWS = (
     FieldRow(
         "torch-ddp",
         rivals.torch_ddp,
-        "Keras on PyTorch in DistributedDataParallel, in a loop",
+        "Keras on PyTorch in DistributedDataParallel, in a loop without "
+        "metrics and callbacks, over tensors",
         Runs.RANKS,
         "torch",
     ),

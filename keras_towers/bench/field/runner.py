@@ -17,6 +17,7 @@ from keras_towers.bench.plan import Setting
 from keras_towers.bench.runner import (
     ONE_CORE,
     WorkerFailed,
+    failure,
     mean,
     run_python,
     same_weights,
@@ -72,8 +73,8 @@ def run_field_cell(
     try:
         ranks = _run(cell.model, cell, stored[cell.model], setting)
         return FieldSample(cell, combine(cell, ranks))
-    except WorkerFailed as error:
-        return FieldSample(cell, error=str(error))
+    except Exception as error:
+        return FieldSample(cell, error=failure(error))
 
 
 def combine(cell: FieldCell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -84,15 +85,18 @@ def combine(cell: FieldCell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     if cell.field_row.listed:
         same_weights(ranks)
-    means = ("first_step_s", "memory_mb", "epoch_cost_s")
+    means = ("first_step_s", "epoch_cost_s")
     return {
         "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
         **{name: mean([rank[name] for rank in ranks]) for name in means},
+        # One process holds all replicas.
+        "memory_mb": sum(rank["memory_mb"] for rank in ranks),
         # Shares of a global batch are equal.
         "losses": [
             statistics.fmean(losses)
             for losses in zip(*(r["first_losses"] for r in ranks), strict=True)
         ],
+        "frozen_losses": ranks[0].get("frozen_losses"),
         "how": ranks[0]["choice"],
     }
 

@@ -18,10 +18,10 @@ from keras_towers.bench import machine, measure
 from keras_towers.bench.field import curves, rivals
 from keras_towers.bench.field.models import Stored
 from keras_towers.bench.field.plan import FieldCell
-from keras_towers.bench.field.rows import Runs
+from keras_towers.bench.field.rows import REFERENCE, Runs
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.plan import Setting
-from keras_towers.bench.trainers import Workload
+from keras_towers.bench.trainers import Workload, fit
 from keras_towers.bench.worker import RESULT
 from keras_towers.errors import TowerError
 
@@ -45,14 +45,21 @@ def train(
         steps_needed(setting),
         waits=True,
     )
+    # Keras imports TensorFlow with every backend, for its random seed.
+    memory = measure.watch_memory(work, ["keras", "tensorflow"])
     with row.train(work) as trainer:
-        return measure.measure_training(
+        result = measure.measure_training(
             trainer,
             meeting,
+            memory,
             setting.batches,
             alone=not row.listed,
             first_steps=curves.STEPS,
         )
+    if row.name == REFERENCE:
+        frozen = fit(work, model.build(curves.frozen))
+        result["frozen_losses"] = frozen.train(curves.STEPS, 1).losses
+    return result
 
 
 def _prepare(cell: FieldCell, device: str, rank: int) -> list[str]:
@@ -97,6 +104,9 @@ def main() -> None:
     if cell.processes > 1:
         task = tf_config.from_environment()
         rank = task.rank if task else int(os.environ["HOROVOD_RANK"])
+        # Rows make clusters of their own, of which TensorFlow must not be told
+        # another when Keras is imported before.
+        os.environ.pop("TF_CONFIG", None)
     meeting = Meeting(folder, rank, cell.processes)
     result = train(cell, setting, meeting, model)
     meeting.leave(RESULT, json.dumps(result))

@@ -2,9 +2,15 @@
 
 import math
 
+import keras
 import pytest
 
-from keras_towers.bench.field.curves import TOLERANCE, difference
+from keras_towers.bench.field.curves import (
+    TOLERANCE,
+    difference,
+    frozen,
+    undecided,
+)
 
 pytestmark = pytest.mark.core
 
@@ -49,3 +55,33 @@ pytestmark = pytest.mark.core
 )
 def test_row_counts_only_with_the_losses_of_the_reference(mine, other, said):
     assert difference(mine, other) == said
+
+
+@pytest.mark.parametrize(
+    ("reference", "still", "said"),
+    [
+        ([2.0, 1.0], [2.0, 2.0], ""),
+        # It is enough that one step shows it, and in either direction.
+        ([2.0, 2.0], [2.0, 1.9], ""),
+        ([0.0], [1e-9], ""),
+        ([2.0, 2.0], [2.0, 2.0], "at most 0% in 2 steps"),
+        ([2.0, 2.0 - 1e-4], [2.0, 2.0], "at most 0.005% in 2 steps"),
+        # It would pass with half of the effect of training.
+        ([1.0], [1.0 + 1.9 * TOLERANCE], "at most 0.19% in 1 steps"),
+    ],
+)
+def test_losses_have_to_show_that_a_row_trains(reference, still, said):
+    why = undecided(reference, still)
+    assert said in why
+    assert bool(said) == bool(why)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_frozen_optimizer_updates_nothing(name):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(frozen(keras.optimizers.get(name)), "mse")
+    before = model.get_weights()
+    x = keras.ops.ones((8, 3))
+    losses = model.fit(x, x[:, :1] + 5, 4, 2, verbose=0).history["loss"]
+    assert losses[0] == losses[1]
+    assert (model.get_weights()[0] == before[0]).all()

@@ -24,6 +24,7 @@ def sample(row, devices, ms, losses=GOOD, repeat=0, model="small"):
         {
             "step_ms": [ms],
             "losses": losses,
+            "frozen_losses": [2.0, 2.0],
             "first_step_s": 1.5,
             "memory_mb": 20.0,
         },
@@ -107,6 +108,15 @@ def test_devices_that_share_cores_have_no_efficiency():
     assert results_of(SAMPLES, most=1)["towers"]["efficiency"] is None
 
 
+def test_row_is_not_divided_by_one_device_that_does_not_count():
+    samples = [*SAMPLES, sample("keras-jax", 1, 8.0, BAD, repeat=1)]
+    samples += [sample("keras-tensorflow", 1, 16.0, repeat=1)]
+    rows = results_of(samples)
+    assert rows["jax-data-parallel"]["counts"]
+    assert rows["jax-data-parallel"]["efficiency"] is None
+    assert rows["towers"]["efficiency"].median == 0.8
+
+
 def rank(losses, witness):
     means = {"first_step_s": 1.0, "memory_mb": 2.0, "epoch_cost_s": None}
     return {
@@ -123,6 +133,7 @@ def test_losses_of_the_ranks_are_one_of_the_global_batch():
     combined = combine(FieldCell("small", "torch-ddp", 2, 0), ranks)
     assert combined["losses"] == [2.0, 3.0]
     assert combined["step_ms"] == [1.0, 3.0]
+    assert combined["memory_mb"] == 4.0
     ranks[1]["witness"] = [0.6]
     with pytest.raises(WorkerFailed, match="gradients were not exchanged"):
         combine(FieldCell("small", "torch-ddp", 2, 0), ranks)
