@@ -181,7 +181,10 @@ class Timeline(ObservesFit):
         self.advice = advise(summary.measured)
         if summary.missing:
             logger.warning("%s", summary.missing)
-        title = f"fit of {model.name!r}: {summary.steps} steps, {self.path}"
+        steps = f"{summary.total} steps"
+        if summary.steps < summary.total:
+            steps = f"the last {summary.steps} of {steps}"
+        title = f"fit of {model.name!r}: {steps}, {self.path}"
         report.show(
             Console(), title, summary.measured, summary.towers, self.advice
         )

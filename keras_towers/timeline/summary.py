@@ -27,12 +27,14 @@ class Summary(NamedTuple):
         measured: what advice is derived from.
         towers: mean seconds of each tower, by the name of the phase.
         steps: how many steps the phases are of.
+        total: how many there were.
         missing: what is not measured, and why; empty: nothing.
     """
 
     measured: Measured
     towers: dict[str, np.ndarray]
     steps: int
+    total: int
     missing: str
 
 
@@ -95,7 +97,8 @@ def summarise(
         busy=busy,
     )
     number = len(stamps) or len(spans) or len(calls.begins)
-    return Summary(measured, towers, number, missing)
+    total = first.first_step + len(stamps) or first.first_call + number
+    return Summary(measured, towers, number, total, missing)
 
 
 def _why(model: keras.Model, config: TowerConfig | None, calls: int) -> str:
