@@ -49,7 +49,7 @@ def test_slow_callbacks_and_a_slow_dataset_are_named(path):
         with tf.control_dependencies([wait]):
             return tf.identity(x), y
 
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).map(slow)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).map(slow)
     timeline = kt.Timeline(path)
     with kt.TowerStrategy(4):
         classifier().fit(data, verbose=0, callbacks=[timeline])
