@@ -18,6 +18,8 @@ _UPDATE = 0.3
 # Fractions of the time of epochs.
 _VALIDATION = 0.2
 _ENDS = 0.1
+# Seconds of them that are worth a line.
+_LONG_S = 0.1
 # How many times a phase's median its mean is where few steps take most of it.
 _RARE = 3.0
 # How much longer than the others a slow tower computes.
@@ -243,7 +245,8 @@ def _updates(measured: Measured) -> Sequence[str]:
 
 
 def _validation(measured: Measured) -> Advice:
-    if (share := measured.share_of_epochs("validation")) < _VALIDATION:
+    share = measured.share_of_epochs("validation")
+    if share < _VALIDATION or measured.epochs["validation"] < _LONG_S:
         return
     seconds = measured.seconds["validation"]
     yield (
@@ -255,9 +258,12 @@ def _validation(measured: Measured) -> Advice:
 
 
 def _ends(measured: Measured) -> Advice:
-    if (share := measured.share_of_epochs("ends of epochs")) < _ENDS:
+    share, seconds = (
+        measured.share_of_epochs("ends of epochs"),
+        measured.epochs["ends of epochs"],
+    )
+    if share < _ENDS or seconds < _LONG_S:
         return
-    seconds = measured.seconds["ends of epochs"]
     yield (
         share,
         f"callbacks take {share:.0%} of the time of epochs at their ends "
