@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.timeline.advice import Measured
+from keras_towers.timeline.measured import Measured
 
 # Of more towers only the slowest are shown.
 _SHOWN = 16

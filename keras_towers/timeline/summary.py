@@ -13,8 +13,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.cores import usable_cores
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.advice import Measured
 from keras_towers.timeline.host import Host
+from keras_towers.timeline.measured import Measured
 from keras_towers.timeline.phases import Calls, Took
 from keras_towers.timeline.ranks import OfRank, rows_of
 from keras_towers.timeline.source import source_of

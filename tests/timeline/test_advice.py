@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.timeline.advice import Measured, advise
+from keras_towers.timeline.advice import advise
+from keras_towers.timeline.measured import Measured
 
 pytestmark = pytest.mark.core
 

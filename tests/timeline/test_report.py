@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from keras_towers.timeline import report
-from keras_towers.timeline.advice import Measured
+from keras_towers.timeline.measured import Measured
 
 pytestmark = pytest.mark.core
 
