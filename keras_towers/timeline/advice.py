@@ -79,13 +79,15 @@ def _input(measured: Measured) -> Advice:
         return
     said = _said(measured, "input")
     is_start = measured.phases["input"] <= _START_S
-    if is_start and not measured.is_rare("input"):
-        if measured.steps_per_execution == 1:
+    is_rare, more = measured.is_rare("input"), measured.steps_per_execution > 1
+    if is_start and not is_rare:
+        if not more:
             yield share, f"starting a step takes {said}: {_AT_ONCE}."
     elif measured.source in _SOONER:
         sooner = _SOONER[measured.source]
         yield share, f"a step waits for its input for {said}: {sooner}."
-    elif measured.steps_per_execution == 1:
+    # Of arrays only the first step of an epoch is slow every so often.
+    elif not (is_rare or more):
         yield share, f"a step waits for its input for {said}: {_AT_ONCE}."
 
 

@@ -154,6 +154,11 @@ def test_arrays_that_start_many_steps_at_once_need_no_advice(seconds):
     assert advise(Measured(phases, EVEN, GOOD.names, **facts)) == []
 
 
+def test_arrays_that_start_an_epoch_slowly_need_no_advice():
+    rare = {"source": "arrays", "medians": {"input": 0.001}}
+    assert advise(changed(phases={"input": 0.1}, **rare)) == []
+
+
 @pytest.mark.parametrize("many", [{"towers": 2}, {"towers": 1, "ranks": 2}])
 def test_steps_that_are_not_known_may_run_on_towers(many):
     assert advise(Measured({"step": 0.1}, np.empty(0), **many)) == []

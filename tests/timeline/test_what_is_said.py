@@ -31,7 +31,7 @@ def test_a_slow_tower_is_named(path):
     assert "tower 2 (/device:CPU:2)" in line
     waits = Counter(e["tid"] for e in found["wait"] if e["dur"] > 20_000)
     # The row of tower 2 is the third behind that of the host.
-    assert set(waits) == {1, 2, 4}
+    assert {row for row, steps in waits.items() if steps > STEPS} == {1, 2, 4}
 
 
 def test_slow_callbacks_and_a_slow_dataset_are_named(path):
@@ -70,9 +70,9 @@ class EveryFourth(keras.callbacks.Callback):
 def test_what_is_slow_every_so_often_is_named(path, capsys):
     _, timeline, _ = timed(path, epochs=3, callbacks=[EveryFourth()])
     assert timeline.phases["callbacks"] > 20
-    behind, ends = timeline.advice[:2]
-    assert re.search(r"callbacks take .* on average, every so often", behind)
-    assert re.search(r"callbacks take .* at their ends", ends)
+    said = "\n".join(timeline.advice)
+    assert re.search(r"callbacks take .* on average, every so often", said)
+    assert re.search(r"callbacks take .* at their ends", said)
     printed = capsys.readouterr().out
     steps, whole = re.search(
         r"steps: (\S+) of (\S+) s of fit", printed
