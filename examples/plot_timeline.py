@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 COLOURS = {
     "input": "#d9822b",
     "compute": "#1f6feb",
+    "step": "#1f6feb",
     "wait": "#d0d7de",
     "reduction": "#8e6bb0",
     "update": "#2da44e",
@@ -29,12 +30,19 @@ COLOURS = {
 
 def window(events: list[dict[str, Any]], steps: int) -> tuple[float, float]:
     """Where the last steps but one begin and end, in microseconds."""
-    begins = {}
-    for event in events:
+    begins: dict[Any, float] = {}
+    for index, event in enumerate(events):
         step = event["args"].get("step")
+        if step is None and event["name"] == "step":
+            # Those of towers that have no step in common have no number.
+            step = index
         if step is not None:
             begins[step] = min(begins.get(step, event["ts"]), event["ts"])
     last = sorted(begins.values())[-steps - 1 :]
+    if len(last) < 2 or last[0] == last[-1]:
+        raise typer.BadParameter(
+            "the trace has fewer than two steps: give one of a longer fit."
+        )
     return last[0], last[-1]
 
 

@@ -137,7 +137,7 @@ class ObservesFit(keras.callbacks.Callback):
     first: keras.callbacks.Callback
 
     def around(
-        self, model: keras.Model, config: Any
+        self, model: keras.Model, config: Any, x: Any
     ) -> contextlib.AbstractContextManager[None]:
         """Return the block that ``fit`` runs in.
 
@@ -145,6 +145,7 @@ class ObservesFit(keras.callbacks.Callback):
             model: the model that is trained.
             config: the ``TowerConfig`` of its towers; None: Keras trains it as
                 without a strategy.
+            x: the data, as ``fit`` got them.
         """
         raise NotImplementedError
 

@@ -26,14 +26,18 @@ from keras_towers.timeline.ranks import (
     events_of,
     facts_of,
     rows_of,
-    summarise,
 )
+from keras_towers.timeline.summary import summarise
 from keras_towers.transport import objects
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 # Steps whose times wait in TensorFlow's queues.
 _UNREAD = 1000
+# The last steps, which the table is of.
+_KEPT = 10_000
+# Of a TensorFlow function.
+_COUNT = "experimental_get_tracing_count"
 
 
 class Timeline(ObservesFit):
@@ -52,8 +56,12 @@ class Timeline(ObservesFit):
     * update: until the weights are updated, and copied to other towers. If one
       tower does it for all, only that one has it.
 
-    A table of the phases' medians is printed, with what to change where one
-    stands out. Calls in which TensorFlow traced the step are left out of it.
+    A table of the phases is printed, with their means and medians, and what to
+    change where one stands out: a mean far above its median is of few steps
+    that take long. Calls in which TensorFlow traced the step are left out of
+    it. What steps, validation and the ends of epochs took of ``fit`` stands
+    above. Those are of the whole ``fit``; of phases, only the times of the last
+    10,000 steps are kept, or of as many as are written: memory does not grow.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
     so does the next one: what draws by an operation without a seed of its own,
@@ -67,18 +75,19 @@ class Timeline(ObservesFit):
         path: the file to write, for all ranks. If ``fit`` fails, or ranks have
             no common step, each writes one of its own, ``trace.rank1.json``
             for ``trace.json``.
-        steps: how many steps to write: the last ones. The table is of all.
+        steps: how many steps to write: the last ones.
 
     Attributes:
-        phases: median milliseconds that each phase takes of a step, of the last
+        phases: mean milliseconds that each phase takes of a step, of the last
             ``fit``, on rank 0.
         advice: what to change; empty if nothing stands out.
 
     Raises:
         TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``:
-            the file cannot be written, it runs outside of a strategy's block,
-            or TensorFlow's determinism is enabled, which forbids to read the
-            clock.
+            the file cannot be written when it begins, it runs outside of a
+            strategy's block, or TensorFlow's determinism is enabled, which
+            forbids to read the clock. A file that cannot be written when it
+            ends is a warning.
 
     Example:
         >>> with kt.TowerStrategy():
@@ -100,7 +109,7 @@ class Timeline(ObservesFit):
 
     @contextlib.contextmanager
     def around(
-        self, model: keras.Model, config: TowerConfig | None
+        self, model: keras.Model, config: TowerConfig | None, x: Any
     ) -> Iterator[None]:
         """Measure the ``fit`` in this block, and write what was measured."""
         if compat.is_op_determinism_enabled():
@@ -111,11 +120,18 @@ class Timeline(ObservesFit):
         rank = 0 if config is None else config.peers.rank
         _check_writable(self._path_of(rank))
         self.phases, self.advice = {}, []
-        self.first.host = Host()
-        self._recorder = recorder = marks.Recorder(model)
+        kept = max(self._last, _KEPT)
+        self._recorder = recorder = marks.Recorder(model, kept)
+
+        def traces() -> int:
+            # On one device there are no marks.
+            counted = getattr(model.train_function, _COUNT, int)
+            return recorder.traces + int(counted())
+
+        self.first.host = host = Host(kept, traces)
 
         def measured() -> OfRank:
-            host = self.first.host
+            host.end_fit()
             devices = [] if config is None else config.devices
             return OfRank.of(rank, devices, recorder, host)
 
@@ -131,7 +147,7 @@ class Timeline(ObservesFit):
                 self._write(self._path_of(rank), [measured()])
             raise
         else:
-            self._finish(model, config, measured())
+            self._finish(model, config, measured(), x)
         finally:
             self._recorder = None
             if config is not None:
@@ -142,7 +158,11 @@ class Timeline(ObservesFit):
         return self.path.with_suffix(own) if rank else self.path
 
     def _finish(
-        self, model: keras.Model, config: TowerConfig | None, mine: OfRank
+        self,
+        model: keras.Model,
+        config: TowerConfig | None,
+        mine: OfRank,
+        x: Any,
     ) -> None:
         """Bring together what all ranks have measured, on rank 0."""
         ranks, path = [mine], self._path_of(mine.rank)
@@ -155,19 +175,31 @@ class Timeline(ObservesFit):
             ranks, path = [OfRank(**values) for values in told], self.path
         align(ranks)
         self._write(path, ranks)
-        summary = summarise(ranks, model, config)
+        host = self.first.host
+        summary = summarise(ranks, host, model, config, x)
         self.phases = {n: 1e3 * s for n, s in summary.measured.phases.items()}
         self.advice = advise(summary.measured)
         if summary.missing:
             logger.warning("%s", summary.missing)
-        title = f"fit of {model.name!r}: {summary.steps} steps, {self.path}"
+        steps = f"{summary.total} steps"
+        if summary.steps < summary.total:
+            steps = f"the last {summary.steps} of {steps}"
+        title = f"fit of {model.name!r}: {steps}, {self.path}"
         report.show(
             Console(), title, summary.measured, summary.towers, self.advice
         )
 
     def _write(self, path: Path, ranks: Sequence[OfRank]) -> None:
         events = events_of(ranks, self._last)
-        trace.write(path, events, rows_of(ranks), facts_of(ranks))
+        try:
+            trace.write(path, events, rows_of(ranks), facts_of(ranks))
+        except OSError as error:
+            logger.warning(
+                "Timeline cannot write %r any more (%s): what it has measured "
+                "is lost, but for what it prints. The training is not.",
+                str(path),
+                error.strerror or error,
+            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Check that the steps of ``fit`` are measured."""
@@ -197,19 +229,26 @@ class Timeline(ObservesFit):
         if self.first.host.begin_call() % _UNREAD == 0:
             self._recorder.read()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note where the other callbacks behind a batch have run."""
+        self.first.host.end_callbacks()
+
     setattr(on_train_batch_begin, NEVER_STOPS, True)
+    setattr(on_train_batch_end, NEVER_STOPS, True)
 
 
 def _check_writable(path: Path) -> None:
-    there = path.exists()
     try:
+        there = path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
             pass
         if not there:
             path.unlink()
-    except OSError as error:
+    # A path with a null character is a ValueError.
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise TowerError(
-            f"Timeline cannot write {str(path)!r} ({error.strerror}): give the "
-            "path of a file that can be written."
+            f"Timeline cannot write {str(path)!r} ({why}): give the path of a "
+            "file that can be written."
         ) from error

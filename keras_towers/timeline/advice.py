@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from keras_towers.timeline.measured import Measured
 
 # Fractions of a step from which on a phase stands out.
 _INPUT = 0.2
@@ -13,6 +14,11 @@ _CALLBACKS = 0.1
 _WAIT = 0.15
 _REDUCTION = 0.3
 _UPDATE = 0.3
+# Fractions of the time of epochs.
+_VALIDATION = 0.2
+_ENDS = 0.1
+# Seconds of them that are worth a line.
+_LONG_S = 0.1
 # How much longer than the others a slow tower computes.
 _SLOW = 1.25
 # Seconds that TensorFlow takes at most to start a step whose batch is there.
@@ -21,52 +27,6 @@ _START_S = 3e-3
 _TRACES = 2
 # The fraction of the time that a tower by itself is busy.
 _BUSY = 0.8
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What was measured, and of what.
-
-    Attributes:
-        phases: seconds that each phase takes of a step.
-        compute: seconds that each tower computes in a step, or its own steps
-            take; empty if not measured.
-        names: what the towers are called.
-        strategy: the class name of the strategy.
-        options: the arguments that its class takes.
-        updates: who updates the weights.
-        steps_per_execution: as the model was compiled.
-        cores: on how many cores the towers of a process run; None: on
-            accelerators.
-        towers: number of towers of a process.
-        ranks: number of processes.
-        traces: how many calls traced the step, and how long they took together
-            in seconds.
-        busy: the fraction of the time that towers without a common step were in
-            one; None: they have a common step.
-    """
-
-    phases: dict[str, float]
-    compute: np.ndarray
-    names: Sequence[str] = ()
-    strategy: str = "TowerStrategy"
-    options: Sequence[str] = ()
-    updates: str = "once"
-    steps_per_execution: int = 1
-    cores: int | None = None
-    towers: int = 1
-    ranks: int = 1
-    traces: tuple[int, float] = (0, 0.0)
-    busy: float | None = None
-
-    @property
-    def total(self) -> float:
-        """Seconds of a step."""
-        return sum(self.phases.values())
-
-    def share(self, phase: str) -> float:
-        """The fraction of a step that a phase takes."""
-        return self.phases.get(phase, 0.0) / self.total if self.total else 0.0
 
 
 def advise(measured: Measured) -> list[str]:
@@ -78,7 +38,10 @@ def advise(measured: Measured) -> list[str]:
         ['callbacks take 75% of a step (30.00 ms): ...']
     """
     found: list[tuple[float, str]] = []
+    steps = measured.share_of_epochs("steps") if measured.seconds else 1.0
     for kind in (_input, _callbacks, _wait, _reduction, _update, _idle):
+        found += [(steps * share, line) for share, line in kind(measured)]
+    for kind in (_validation, _ends):
         found += kind(measured)
     lines = [line for _, line in sorted(found, key=lambda f: -f[0])]
     return [*lines, *_cores(measured), *_traces(measured), *_one(measured)]
@@ -89,25 +52,43 @@ Advice = Iterator[tuple[float, str]]
 
 def _said(measured: Measured, phase: str) -> str:
     seconds, share = measured.phases[phase], measured.share(phase)
-    return f"{share:.0%} of a step ({1e3 * seconds:.2f} ms)"
+    said = f"{share:.0%} of a step ({1e3 * seconds:.2f} ms"
+    if measured.is_rare(phase):
+        median = 1e3 * measured.medians[phase]
+        said += f" on average, every so often: {median:.2f} ms at the median"
+    return f"{said})"
+
+
+# How to get the next batch before a step asks for it.
+_SOONER = {
+    "dataset": ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
+    "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead",
+    "PyDataset": "workers=4 of keras.utils.PyDataset reads ahead, with "
+    "use_multiprocessing=True if Python's own code is what takes the time, and "
+    "a larger max_queue_size bridges single slow batches",
+    "DataLoader": "num_workers=4 of the DataLoader reads ahead",
+    "generator": "a generator is read by one thread; a keras.utils.PyDataset "
+    "with workers=4, or a tf.data.Dataset with .prefetch(tf.data.AUTOTUNE), "
+    "reads ahead",
+}
+_AT_ONCE = "compile(..., steps_per_execution=16) starts 16 steps at once"
 
 
 def _input(measured: Measured) -> Advice:
     if (share := measured.share("input")) < _INPUT:
         return
-    options = [
-        ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
-        "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead"
-    ]
-    if measured.steps_per_execution == 1:
-        start = "compile(..., steps_per_execution=16) starts 16 steps at once"
-        slow = measured.phases["input"] > _START_S
-        options.insert(len(options) if slow else 0, start)
-    yield (
-        share,
-        f"a step waits for its input for {_said(measured, 'input')}: "
-        f"{'; '.join(options)}.",
-    )
+    said = _said(measured, "input")
+    is_start = measured.phases["input"] <= _START_S
+    is_rare, more = measured.is_rare("input"), measured.steps_per_execution > 1
+    if is_start and not is_rare:
+        if not more:
+            yield share, f"starting a step takes {said}: {_AT_ONCE}."
+    elif measured.source in _SOONER:
+        sooner = _SOONER[measured.source]
+        yield share, f"a step waits for its input for {said}: {sooner}."
+    # Of arrays only the first step of an epoch is slow every so often.
+    elif not (is_rare or more):
+        yield share, f"a step waits for its input for {said}: {_AT_ONCE}."
 
 
 def _callbacks(measured: Measured) -> Advice:
@@ -165,17 +146,54 @@ def _reduction(measured: Measured) -> Advice:
 def _update(measured: Measured) -> Advice:
     if (share := measured.share("update")) < _UPDATE:
         return
-    on_host = measured.cores is not None
-    other = {"once": "each", "each": "once"}.get(measured.updates)
-    better = other == ("once" if on_host else "each")
     more = ""
-    if better and "updates" in measured.options:
-        more = f'; try {measured.strategy}(updates="{other}")'
+    if "updates" in measured.options and (others := _updates(measured)):
+        options = [f'{measured.strategy}(updates="{o}")' for o in others]
+        more = f"; try {' or '.join(options)}"
     yield (
         share,
         f"the optimizer's update takes {_said(measured, 'update')}: a larger "
         "batch_size updates less often, and keras.optimizers.SGD passes over "
         f"the weights once, others several times{more}.",
+    )
+
+
+def _updates(measured: Measured) -> Sequence[str]:
+    """Who else could update the weights, and be sooner ready."""
+    if measured.cores is not None:
+        # Its cores are those of all towers.
+        return ["once"] if measured.updates in ("each", "sharded") else []
+    if measured.towers == 1:
+        return ["each"] if measured.updates == "once" else []
+    others = {"once": ["sharded", "each"], "each": ["sharded"]}
+    return others.get(measured.updates, [])
+
+
+def _validation(measured: Measured) -> Advice:
+    share = measured.share_of_epochs("validation")
+    if share < _VALIDATION or measured.epochs["validation"] < _LONG_S:
+        return
+    seconds = measured.seconds["validation"]
+    yield (
+        share,
+        f"validation takes {share:.0%} of the time of epochs ({seconds:.2f} "
+        "s): fit(..., validation_freq=5) does it less often, and a larger "
+        "validation_batch_size in fewer steps.",
+    )
+
+
+def _ends(measured: Measured) -> Advice:
+    share, seconds = (
+        measured.share_of_epochs("ends of epochs"),
+        measured.epochs["ends of epochs"],
+    )
+    if share < _ENDS or seconds < _LONG_S:
+        return
+    yield (
+        share,
+        f"callbacks take {share:.0%} of the time of epochs at their ends "
+        f"({seconds:.2f} s): save and evaluate after every few epochs only, or "
+        "make epochs longer by fit(..., steps_per_epoch=...).",
     )
 
 
@@ -215,7 +233,7 @@ def _traces(measured: Measured) -> Iterator[str]:
 
 
 def _one(measured: Measured) -> Iterator[str]:
-    if "step" in measured.phases:
+    if "step" in measured.phases and measured.towers * measured.ranks <= 1:
         yield (
             "the steps are not divided into phases, because they do not run "
             "on several towers: TowerStrategy takes all visible devices, and "

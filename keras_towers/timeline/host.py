@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,55 +13,112 @@ import numpy as np
 
 from keras_towers.timeline.phases import Calls
 
+# What ``fit`` spends its time with, besides starting up.
+PARTS = ("steps", "tracing", "validation", "ends of epochs")
+
 
 class Host:
-    """The times of one ``fit`` in Python, in seconds since 1970."""
+    """The times of one ``fit`` in Python, in seconds since 1970.
 
-    def __init__(self) -> None:
+    Args:
+        kept: of how many calls to keep the times: the last ones.
+        traces: returns how often the step was traced so far.
+
+    Attributes:
+        count: how many calls there were.
+        traces: how many of them traced the step.
+        traced: when those of them began that are kept.
+        others: validation and the callbacks that end epochs: their names,
+            begins and ends.
+        seconds: what all of ``PARTS`` took; steps with the callbacks behind.
+        first_validation: what the first validation took, which is traced.
+        whole: seconds of ``fit``.
+    """
+
+    def __init__(self, kept: int = 1, traces: Callable[[], int] = int) -> None:
+        self.count: int = 0
+        self.traces: int = 0
+        self.traced: deque[float] = deque(maxlen=kept)
+        self.others: deque[tuple[str, float, float]] = deque(maxlen=kept)
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.first_validation: float = 0.0
+        self.whole: float = 0.0
         # Keras may run callbacks behind a batch in other threads, later.
         self._thread = threading.get_ident()
-        self._begins: list[float] = []
-        self._ends: list[float] = []
-        self._nexts: list[float] = []
-        # Validation and the ends of epochs: their names, begins and ends.
-        self.others: list[tuple[str, float, float]] = []
+        self._began = time.time()
+        self._count_traces = traces
+        self._traces_before = 0
+        self._calls: deque[list[float]] = deque(maxlen=kept)
+        self._is_open = False
+        self._other: tuple[str, float] | None = None
 
     def begin_call(self) -> int:
         """The train function is called; return how often it was before."""
         now = time.time()
-        if self._nexts and np.isnan(self._nexts[-1]):
-            self._nexts[-1] = now
-        self._begins.append(now)
-        self._ends.append(np.nan)
-        self._nexts.append(np.nan)
-        return len(self._begins) - 1
+        self._close(now)
+        self._traces_before = self._count_traces()
+        self._calls.append([now, np.nan, np.nan])
+        self._is_open = True
+        self.count += 1
+        return self.count - 1
 
     def end_call(self) -> None:
         """The train function has returned."""
         if threading.get_ident() == self._thread:
-            self._ends[-1] = time.time()
+            self._calls[-1][1] = time.time()
+
+    def end_callbacks(self) -> None:
+        """The callbacks behind it have run."""
+        if threading.get_ident() == self._thread:
+            self._calls[-1][2] = time.time()
 
     def end_calls(self) -> None:
         """No call follows in this epoch."""
-        if self._nexts and np.isnan(self._nexts[-1]):
-            ended = self._ends[-1]
-            self._nexts[-1] = time.time() if np.isnan(ended) else ended
+        if self._is_open:
+            _, returned, ran = self._calls[-1]
+            known = float(np.fmax(returned, ran))
+            self._close(time.time() if np.isnan(known) else known)
+
+    def _close(self, end: float) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        call = self._calls[-1]
+        call[2] = end
+        part = "steps"
+        if self._count_traces() > self._traces_before:
+            part = "tracing"
+            self.traces += 1
+            self.traced.append(call[0])
+        self.seconds[part] += end - call[0]
 
     def begin(self, name: str) -> None:
-        """Something else begins."""
-        self.others.append((name, time.time(), np.nan))
+        """Something else begins: ``"validation"`` or ``"callbacks"``."""
+        self.end()
+        self._other = name, time.time()
 
     def end(self) -> None:
         """It has ended, if it has not yet."""
-        if self.others and np.isnan(self.others[-1][2]):
-            name, begin, _ = self.others[-1]
-            self.others[-1] = name, begin, time.time()
+        if self._other is None:
+            return
+        (name, begin), end = self._other, time.time()
+        self._other = None
+        self.others.append((name, begin, end))
+        part = "validation" if name == "validation" else "ends of epochs"
+        if name == "validation" and not self.seconds[part]:
+            self.first_validation = end - begin
+        self.seconds[part] += end - begin
+
+    def end_fit(self) -> None:
+        """Nothing follows."""
+        self.end_calls()
+        self.end()
+        self.whole = time.time() - self._began
 
     def calls(self) -> Calls:
-        """Return the times of all calls so far."""
-        self.end_calls()
-        times = self._begins, self._ends, self._nexts
-        return Calls(*(np.array(t, np.float64) for t in times))
+        """Return the times of the calls that are kept."""
+        times = np.array(self._calls, np.float64).reshape(-1, 3)
+        return Calls(*times.T)
 
 
 class First(keras.callbacks.Callback):

@@ -14,6 +14,18 @@ OF_TOWERS = ("compute", "wait", "reduction", "update")
 OF_STEPS = ("input", *OF_TOWERS, "rest", "callbacks")
 
 
+class Took(NamedTuple):
+    """How long a phase takes of a step.
+
+    Attributes:
+        mean: seconds, on average over all steps.
+        median: those of the half of the calls that take less.
+    """
+
+    mean: float
+    median: float
+
+
 class Calls(NamedTuple):
     """The times of C calls of the train function, in seconds since 1970.
 
@@ -114,9 +126,24 @@ def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     return Steps(call, ready, begins, ends)
 
 
+def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
+    """Which steps count: those of calls that did not trace, if there are any.
+
+    Args:
+        steps: where they are.
+        calls: the calls of the train function.
+        traced: when a step was traced.
+    """
+    inside = steps.call >= 0
+    if not inside.any():
+        return inside
+    counts = inside & ~calls.have(traced)[steps.call]
+    return counts if counts.any() else inside
+
+
 def of_steps(
     phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
-) -> dict[str, float]:
+) -> dict[str, Took]:
     """The seconds that each phase takes of a step.
 
     Computing and waiting are means over the towers, waiting includes that for
@@ -130,18 +157,14 @@ def of_steps(
             are no others.
 
     Returns:
-        By the names in ``OF_STEPS``: medians over the calls; empty if no step
-        was measured.
+        By the names in ``OF_STEPS``; empty if no step was measured.
     """
     steps = in_calls(phases, calls)
-    inside = steps.call >= 0
+    inside = settled(steps, calls, traced)
+    if not inside.any():
+        return {}
     call, total = steps.call[inside], len(calls.begins)
     numbers = np.bincount(call, minlength=total)
-    kept = numbers > 0
-    if (kept & ~calls.have(traced)).any():
-        kept &= ~calls.have(traced)
-    if not kept.any():
-        return {}
     last = np.zeros(total)
     np.maximum.at(last, call, steps.ends[inside])
     sums = {
@@ -157,25 +180,36 @@ def of_steps(
             spans += began - steps.begins[inside, np.newaxis]
         seconds = spans.mean(axis=1) if together else spans.max(axis=1)
         sums[name] = np.bincount(call, seconds, total)
-    return {
-        name: float(np.median(sums[name][kept] / numbers[kept]))
-        for name in OF_STEPS
-    }
+    kept = numbers > 0
+    return {name: _took(sums[name][kept], numbers[kept]) for name in OF_STEPS}
 
 
-def of_one_device(calls: Calls) -> dict[str, float]:
-    """Median seconds of calls and callbacks, where no step is divided."""
+def of_one_device(calls: Calls, traced: np.ndarray) -> dict[str, Took]:
+    """The seconds of calls and callbacks, where no step is divided."""
+    # A call that finds the end of the data does not return.
+    done = ~np.isnan(calls.ends)
+    for wanted in (done & ~calls.have(traced), done, ~calls.have(traced)):
+        if wanted.any():
+            calls = Calls(*(times[wanted] for times in calls))
+            break
     if not len(calls.begins):
         return {}
     return {
-        "step": float(np.median(calls.returned - calls.begins)),
-        "callbacks": float(np.median(calls.nexts - calls.returned)),
+        "step": _took(calls.returned - calls.begins),
+        "callbacks": _took(calls.nexts - calls.returned),
     }
+
+
+def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
+    """Of calls with numbers of steps."""
+    each = seconds / steps
+    mean = seconds.sum() / np.broadcast_to(steps, seconds.shape).sum()
+    return Took(float(mean), float(np.median(each)))
 
 
 def of_spans(
     spans: np.ndarray, towers: int
-) -> tuple[dict[str, np.ndarray], float]:
+) -> tuple[dict[str, Took], dict[str, np.ndarray], float]:
     """The steps of towers that have no step in common.
 
     Args:
@@ -183,25 +217,28 @@ def of_spans(
         towers: number of towers.
 
     Returns:
-        Median seconds of each tower's steps and their number, by name; and the
-        fraction of the time in which towers were in a step.
+        The seconds of a step; the mean of each tower's own, NaN where it has
+        none; and the fraction of the time in which towers were in a step. A
+        tower's first step, which may be traced, counts only for the last.
     """
     seconds = spans[:, 2] - spans[:, 1]
     of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
-    medians = [np.median(own) if len(own) else np.nan for own in of_tower]
+    later = [own[len(own) > 1 :] for own in of_tower]
+    means = [own.mean() if len(own) else np.nan for own in later]
     elapsed = spans[:, 2].max() - spans[:, 1].min()
     busy = float(seconds.sum() / (towers * elapsed)) if elapsed else 1.0
-    return {"step": np.array(medians)}, busy
+    took = {"a tower's step": _took(np.concatenate(later))}
+    return took, {"step": np.array(means)}, busy
 
 
 def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Median seconds of each tower in each phase, over all steps."""
+    """Mean seconds of each tower in each phase, over all steps."""
     found = {}
     for name, bounds in phases.items():
         seconds = np.diff(bounds, axis=-1)[..., 0]
         there = ~np.isnan(seconds).all(axis=(0, 2))
         sums = np.nansum(seconds, axis=2)
-        found[name] = np.where(there, np.median(sums, axis=0), np.nan)
+        found[name] = np.where(there, np.mean(sums, axis=0), np.nan)
     return found
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import platform
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import keras
 import numpy as np
 
-from keras_towers import devices as devices_lib
-from keras_towers.cores import usable_cores
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline import trace
-from keras_towers.timeline.advice import Measured
 from keras_towers.timeline.host import Host
 from keras_towers.timeline.phases import Calls
 from keras_towers.timeline.trace import HOST, Event
@@ -32,10 +26,12 @@ class OfRank:
         rank: the rank.
         machine: on which machine it runs.
         devices: the devices of its towers.
+        first_step: how many steps were before those that are kept.
+        first_call: how many calls of the train function were, likewise.
         stamps: as ``fit.context.marks.Recorder.steps`` returns them.
         spans: towers, begins and ends of steps that are a tower's own, of shape
             [steps, 3].
-        traced: when its step was traced.
+        traced: the begins of the calls that traced its step.
         calls: those of the train function, of shape [3, calls].
         others: what else its host did, as names, begins and ends.
     """
@@ -43,6 +39,8 @@ class OfRank:
     rank: int
     machine: str
     devices: list[str]
+    first_step: int
+    first_call: int
     stamps: np.ndarray
     spans: np.ndarray
     traced: np.ndarray
@@ -58,8 +56,7 @@ class OfRank:
         host: Host,
     ) -> OfRank:
         """Take over what was recorded on this rank."""
-        host.end()
-        stamps = recorder.steps()
+        stamps, calls = recorder.steps(), np.stack(host.calls())
         if np.isnan(stamps[..., marks.POINTS.index("computed")]).all():
             # Gradients of these steps go other ways than through marks.
             stamps = stamps[:0]
@@ -67,16 +64,23 @@ class OfRank:
             rank,
             platform.node(),
             [tower_lib.short_name(device) for device in devices],
+            recorder.count - len(stamps),
+            host.count - calls.shape[1],
             stamps,
             np.array(recorder.spans, np.float64).reshape(-1, 3),
-            np.array(recorder.traced, np.float64),
-            np.stack(host.calls()),
+            np.array(host.traced, np.float64),
+            calls,
             [list(other) for other in host.others],
         )
 
     def plain(self) -> dict[str, Any]:
         """Return it as values that can be sent to other ranks."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def keep(self, begin: int, end: int) -> None:
+        """Keep the steps from one, counted from the first, to another."""
+        first, self.first_step = self.first_step, begin
+        self.stamps = self.stamps[max(0, begin - first) : max(0, end - first)]
 
     def shift(self, seconds: float) -> None:
         """Set its clock back."""
@@ -88,7 +92,11 @@ class OfRank:
 
 
 def align(ranks: Sequence[OfRank]) -> None:
-    """Set the clocks of all ranks by that of rank 0."""
+    """Let all ranks have the same steps, on the clock of rank 0."""
+    begin = max(of.first_step for of in ranks)
+    end = min(of.first_step + len(of.stamps) for of in ranks)
+    for of in ranks:
+        of.keep(begin, end)
     stamps = [of.stamps for of in ranks]
     machines = [of.machine for of in ranks]
     shifts = phases_lib.clock_shifts(stamps, machines)
@@ -124,9 +132,11 @@ def events_of(ranks: Sequence[OfRank], last: int) -> Iterator[Event]:
     """
     stamps = phases_lib.joined([of.stamps for of in ranks])
     phases = phases_lib.of_towers(stamps)
-    yield from trace.of_towers(phases, towers_of(ranks), last)
+    yield from trace.of_towers(
+        phases, towers_of(ranks), last, ranks[0].first_step
+    )
     for of in ranks:
-        for tower, begin, end in of.spans[-last * max(len(of.devices), 1) :]:
+        for tower, begin, end in of.spans[-last:]:
             yield Event("step", of.rank, 1 + int(tower), begin, end)
         yield from _of_host(of, last)
 
@@ -142,7 +152,8 @@ def _of_host(of: OfRank, last: int) -> Iterator[Event]:
             goes_on = step > 0 and steps.call[step - 1] == call
             name = "tracing" if traces[call] and not goes_on else "input"
             begin, end = steps.ready[step], steps.begins[step]
-            yield Event(name, of.rank, HOST, begin, end, {"step": step})
+            facts = {"step": of.first_step + step}
+            yield Event(name, of.rank, HOST, begin, end, facts)
     first = max(0, len(calls.begins) - last)
     if shown:
         first = max(0, steps.call[shown[0]])
@@ -150,99 +161,11 @@ def _of_host(of: OfRank, last: int) -> Iterator[Event]:
     for call in range(first, len(calls.begins)):
         begin, end = calls.begins[call], calls.returned[call]
         if whole:
-            yield Event("step", of.rank, HOST, begin, end, {"step": call})
+            facts = {"step": of.first_call + call}
+            yield Event("step", of.rank, HOST, begin, end, facts)
         if calls.nexts[call] > end:
             yield Event("callbacks", of.rank, HOST, end, calls.nexts[call])
     since = calls.begins[first] if len(calls.begins) else -np.inf
     for name, begin, end in of.others:
         if end >= since:
             yield Event(name, of.rank, HOST, begin, end)
-
-
-class Summary(NamedTuple):
-    """What there is to say of a ``fit``.
-
-    Attributes:
-        measured: what advice is derived from.
-        towers: median seconds of each tower, by the name of the phase.
-        steps: how many steps were measured.
-        missing: what is not measured, and why; empty: nothing.
-    """
-
-    measured: Measured
-    towers: dict[str, np.ndarray]
-    steps: int
-    missing: str
-
-
-def summarise(
-    ranks: Sequence[OfRank], model: keras.Model, config: TowerConfig | None
-) -> Summary:
-    """Say where the time went.
-
-    Args:
-        ranks: on one clock; rank 0 is the first.
-        model: the model that was trained.
-        config: the towers of this rank; None: none.
-    """
-    first, calls = ranks[0], Calls(*ranks[0].calls)
-    stamps = phases_lib.joined([of.stamps for of in ranks])
-    spans = np.concatenate([of.spans for of in ranks])
-    names = [name for (_, row), name in sorted(rows_of(ranks).items()) if row]
-    phases, towers, missing, busy = {}, {}, "", None
-    if len(stamps):
-        every = phases_lib.of_towers(stamps)
-        # Its own towers waited for those of other ranks, too.
-        own = {n: b[:, : len(first.devices)] for n, b in every.items()}
-        phases = phases_lib.of_steps(own, calls, first.traced)
-        towers = phases_lib.per_tower(every)
-    elif len(spans):
-        towers, busy = phases_lib.of_spans(spans, len(names))
-        phases = {"a tower's step": float(np.nanmedian(towers["step"]))}
-    else:
-        phases = phases_lib.of_one_device(calls)
-        missing = _why(model, config, len(calls.begins))
-    traces = calls.have(first.traced)
-    kind = None if config is None else type(config.strategy)
-    measured = Measured(
-        phases,
-        towers.get("compute", towers.get("step", np.empty(0))),
-        names,
-        strategy="" if kind is None else kind.__name__,
-        options=() if kind is None else _parameters(kind),
-        updates=getattr(config and config.strategy, "updates", ""),
-        steps_per_execution=model.steps_per_execution,
-        cores=_cores(config),
-        towers=len(first.devices),
-        ranks=len(ranks),
-        traces=(
-            int(traces.sum()),
-            float((calls.returned - calls.begins)[traces].sum()),
-        ),
-        busy=busy,
-    )
-    steps = len(stamps) or len(spans) or len(calls.begins)
-    return Summary(measured, towers, steps, missing)
-
-
-def _why(model: keras.Model, config: TowerConfig | None, calls: int) -> str:
-    """Why no phases were measured; empty if that is no wonder."""
-    if config is None or not calls:
-        return ""
-    why = f"{config.name} runs them in a way that it does not know"
-    if model.run_eagerly:
-        why = "they run eagerly: compile the model without run_eagerly=True"
-    return (
-        f"Timeline has not measured the steps of model {model.name!r}, because "
-        f"{why}. The trace has only the calls of Keras's loop."
-    )
-
-
-def _parameters(kind: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind).parameters)
-
-
-def _cores(config: TowerConfig | None) -> int | None:
-    if config is None or not devices_lib.all_on_host(config.devices):
-        return None
-    return usable_cores()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.timeline.advice import Measured
+from keras_towers.timeline.measured import Measured
 
 # Of more towers only the slowest are shown.
 _SHOWN = 16
@@ -28,10 +28,12 @@ def show(
         console: where to.
         title: what was measured.
         measured: the phases.
-        towers: median seconds of each tower, by the name of the phase.
+        towers: mean seconds of each tower, by the name of the phase.
         advice: what to change.
     """
     console.print(title, highlight=False, markup=False, soft_wrap=True)
+    for line in _of_fit(measured):
+        console.print(line, highlight=False, markup=False)
     if measured.phases:
         console.print(_phases(measured))
     if len(measured.names) > 1 and towers:
@@ -40,15 +42,28 @@ def show(
         console.print(f"- {line}", highlight=False, markup=False)
 
 
+def _of_fit(measured: Measured) -> Iterator[str]:
+    for name, seconds in measured.seconds.items():
+        if name == "steps":
+            yield f"steps: {seconds:.2f} of {measured.whole:.2f} s of fit"
+        elif seconds:
+            yield f"{name}: {seconds:.2f} s"
+
+
 def _phases(measured: Measured) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("phase")
-    table.add_column("ms", justify="right")
+    table.add_column("mean ms", justify="right")
+    table.add_column("median ms", justify="right")
     table.add_column("share", justify="right")
-    for name, seconds in measured.phases.items():
-        table.add_row(name, _ms(seconds), f"{measured.share(name):.0%}")
+    table.add_column("")
+    for name, mean in measured.phases.items():
+        share = f"{measured.share(name):.0%}"
+        median = _ms(measured.medians.get(name, mean))
+        rare = "every so often" if measured.is_rare(name) else ""
+        table.add_row(name, _ms(mean), median, share, rare)
     table.add_section()
-    table.add_row("a step", _ms(measured.total), "")
+    table.add_row("a step", _ms(measured.total))
     return table
 
 

@@ -40,6 +40,7 @@ def of_towers(
     phases: dict[str, np.ndarray],
     towers: Sequence[tuple[int, int]],
     last: int,
+    number: int = 0,
 ) -> Iterator[Event]:
     """The phases of the last steps, each with the number of its step.
 
@@ -47,6 +48,7 @@ def of_towers(
         phases: as ``phases.of_towers`` returns them.
         towers: rank and local index of each tower.
         last: number of steps.
+        number: that of the first of all these steps.
     """
     for name, bounds in phases.items():
         first = max(0, len(bounds) - last)
@@ -55,7 +57,7 @@ def of_towers(
             end = ends[step, tower, update]
             # Comparisons with NaN, for a phase without this tower, are False.
             if end > begin or (name != "wait" and end == begin):
-                facts = {"step": first + step}
+                facts = {"step": number + first + step}
                 if bounds.shape[2] > 1:
                     facts["update"] = update
                 rank, index = towers[tower]

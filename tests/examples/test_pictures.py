@@ -162,3 +162,47 @@ def test_curves(saved):
         "ParameterServerTowerStrategy, waits: 1.50",
     ]
     assert any("a processor, 2 cores" in text for text in texts)
+
+
+def traced(*names, steps=8, numbered=True):
+    """A trace of steps, one behind the other on two towers."""
+    rows = [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": 0,
+            "tid": t,
+            "args": {"name": f"tower {t}"},
+        }
+        for t in (0, 1)
+    ]
+    events = [
+        {
+            "name": name,
+            "ph": "X",
+            "pid": 0,
+            "tid": s % 2,
+            "ts": 1e3 * s,
+            "dur": 900,
+            "args": {"step": s} if numbered else {},
+        }
+        for s in range(steps)
+        for name in names
+    ]
+    return {"traceEvents": [*rows, *events]}
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["common", "own"])
+def test_timelines_of_steps_in_common_and_of_own_ones(saved, numbered):
+    plot = example("plot_timeline")
+    trace = traced("compute" if numbered else "step", numbered=numbered)
+    figure = plot.draw(trace, 3)
+    assert len(figure.axes[0].patches) == 3
+    assert "tower 1" in saved(figure)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_timeline_of_too_few_steps_is_refused(steps):
+    plot = example("plot_timeline")
+    with pytest.raises(plot.typer.BadParameter, match="fewer than two steps"):
+        plot.draw(traced("compute", steps=steps), 3)

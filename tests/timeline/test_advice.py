@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.timeline.advice import Measured, advise
+from keras_towers.timeline.advice import advise
+from keras_towers.timeline.measured import Measured
 
 pytestmark = pytest.mark.core
 
@@ -40,6 +41,12 @@ def test_nothing_stands_out():
     assert advise(GOOD) == []
 
 
+EPOCHS = {
+    "steps": 1.0,
+    "tracing": 9.0,
+    "validation": 0.0,
+    "ends of epochs": 0.0,
+}
 SLOW = np.array([0.08, 0.08, 0.16, 0.08])
 RANKS = {
     "strategy": "HorovodStrategy",
@@ -48,9 +55,34 @@ RANKS = {
 }
 CASES = {
     "input": (changed(phases={"input": 0.1}), "prefetch(tf.data.AUTOTUNE)"),
+    "input of a generator": (
+        changed(phases={"input": 0.1}, source="generator"),
+        "keras.utils.PyDataset with workers=4",
+    ),
+    "input of a PyDataset": (
+        changed(phases={"input": 0.1}, source="PyDataset"),
+        "max_queue_size",
+    ),
+    "input of arrays": (
+        changed(phases={"input": 0.1}, source="arrays"),
+        "input for 50% of a step (100.00 ms): compile(..., steps_per_exec",
+    ),
+    "input every so often": (
+        changed(phases={"input": 0.1}, medians={"input": 0.001}),
+        "100.00 ms on average, every so often: 1.00 ms at the median",
+    ),
     "start of small steps": (
         Measured({"input": 1e-3, "compute": 1e-3}, EVEN, GOOD.names),
-        "(1.00 ms): compile(..., steps_per_execution=16)",
+        "starting a step takes 50% of a step (1.00 ms): compile(..., "
+        "steps_per_execution=16)",
+    ),
+    "validation": (
+        changed(seconds=EPOCHS | {"validation": 3.0}, first_validation=1.0),
+        "validation takes 67% of the time of epochs (3.00 s)",
+    ),
+    "ends of epochs": (
+        changed(seconds=EPOCHS | {"ends of epochs": 1.0}),
+        "callbacks take 50% of the time of epochs at their ends (1.00 s)",
     ),
     "callbacks": (changed(phases={"callbacks": 0.05}), "verbose=2"),
     "a slow tower": (
@@ -70,9 +102,17 @@ CASES = {
         changed(phases={"update": 0.1}, updates="each"),
         'TowerStrategy(updates="once")',
     ),
+    "shared update on the host": (
+        changed(phases={"update": 0.1}, updates="sharded"),
+        'TowerStrategy(updates="once")',
+    ),
     "update on accelerators": (
         changed(phases={"update": 0.1}, cores=None),
-        'TowerStrategy(updates="each")',
+        'TowerStrategy(updates="sharded") or TowerStrategy(updates="each")',
+    ),
+    "update by each accelerator": (
+        changed(phases={"update": 0.1}, cores=None, updates="each"),
+        'try TowerStrategy(updates="sharded").',
     ),
     "cores": (changed(cores=2), "4 towers share 2 cores"),
     "traces": (changed(traces=(7, 9.0)), "7 calls traced the step"),
@@ -91,9 +131,48 @@ def test_advice(name):
     assert wanted in line
 
 
-def test_the_best_update_for_the_device_needs_no_other():
-    (line,) = advise(changed(phases={"update": 0.1}))
+@pytest.mark.parametrize(
+    "best",
+    [{"updates": "once"}, {"updates": "sharded", "cores": None}],
+    ids=["host", "accelerators"],
+)
+def test_the_best_update_for_the_devices_needs_no_other(best):
+    (line,) = advise(changed(phases={"update": 0.1}, **best))
     assert "updates=" not in line
+
+
+def test_a_single_tower_has_none_to_share_the_update_with():
+    alone = {"cores": None, "towers": 1, "ranks": 4}
+    (line,) = advise(changed(phases={"update": 0.1}, **alone))
+    assert line.endswith('TowerStrategy(updates="each").')
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 0.1])
+def test_arrays_that_start_many_steps_at_once_need_no_advice(seconds):
+    phases = {"input": seconds, "compute": seconds}
+    facts = {"source": "arrays", "steps_per_execution": 16}
+    assert advise(Measured(phases, EVEN, GOOD.names, **facts)) == []
+
+
+def test_arrays_that_start_an_epoch_slowly_need_no_advice():
+    rare = {"source": "arrays", "medians": {"input": 0.001}}
+    assert advise(changed(phases={"input": 0.1}, **rare)) == []
+
+
+@pytest.mark.parametrize("many", [{"towers": 2}, {"towers": 1, "ranks": 2}])
+def test_steps_that_are_not_known_may_run_on_towers(many):
+    assert advise(Measured({"step": 0.1}, np.empty(0), **many)) == []
+
+
+def test_a_single_validation_may_be_its_trace():
+    seconds = EPOCHS | {"validation": 5.0}
+    assert advise(changed(seconds=seconds, first_validation=5.0)) == []
+
+
+def test_what_is_long_in_short_steps_comes_behind_what_fit_waits_for():
+    seconds = EPOCHS | {"ends of epochs": 4.0}
+    lines = advise(changed(phases={"callbacks": 0.05}, seconds=seconds))
+    assert ["ends" in lines[0], "callbacks" in lines[1]] == [True, True]
 
 
 def test_more_towers_than_cores_are_why_they_wait():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.phases import Calls, of_steps, of_towers
+from keras_towers.timeline.phases import Calls, Took, of_steps, of_towers
 
 pytestmark = pytest.mark.core
 NAN = np.nan
@@ -55,8 +55,8 @@ def test_of_steps():
     # The first call is traced; each of the others has two steps.
     whole = stamps(STEP, STEP + 100, STEP + 110, STEP + 200, STEP + 210)
     of = calls([0, 10, 11], [99, 121, 125], [199, 221, 225])
-    seconds = of_steps(of_towers(whole), of, np.array([0.5]))
-    assert seconds == {
+    took = of_steps(of_towers(whole), of, np.array([0.5]))
+    assert {name: of_phase.mean for name, of_phase in took.items()} == {
         # Two before the first step of a call, two between both: (2 + 2) / 2.
         "input": 2.0,
         "compute": (2 + 4.5) / 2,
@@ -69,7 +69,32 @@ def test_of_steps():
         "callbacks": 2.0,
     }
     first = of_steps(of_towers(whole[:1]), calls([0, 10, 11]), np.array([0.5]))
-    assert first["callbacks"] == 1.0, "there is no other call"
+    assert first["callbacks"] == (1, 1), "there is no other call"
+
+
+def test_what_takes_long_every_so_often_is_in_the_mean():
+    whole = stamps(*(STEP + 100 * i for i in range(5)))
+    of = calls(*([100 * i, 100 * i + 10, 100 * i + 10] for i in range(5)))
+    of.nexts[2] += 40
+    took = of_steps(of_towers(whole), of, np.array([0.5]))
+    assert took["callbacks"] == (40 / 4, 0)
+    assert took["compute"] == ((2 + 4.5) / 2, (2 + 4.5) / 2)
+
+
+def test_towers_are_compared_in_means_over_the_steps_that_count():
+    rare = STEP + np.array([[0], [0]])
+    rare[1, 1] += 8
+    phases = of_towers(stamps(STEP, STEP, STEP, rare))
+    np.testing.assert_array_equal(
+        phases_lib.per_tower(phases)["compute"], [2, (3 * 4.5 + 12.5) / 4]
+    )
+    whole = stamps(STEP, STEP + 100, STEP + 150)
+    of = calls([0, 10, 10], [100, 110, 110])
+    steps = phases_lib.in_calls(of_towers(whole), of)
+    found = phases_lib.settled(steps, of, np.array([0.5]))
+    assert found.tolist() == [False, True, False]
+    found = phases_lib.settled(steps, of, np.array([0, 100]))
+    assert found.tolist() == [True, True, False], "all are traced"
 
 
 def test_steps_of_callbacks_are_of_no_call():
@@ -82,12 +107,19 @@ def test_without_any_step():
     nothing = of_towers(np.empty((0, 0, 1, 4)))
     none = Calls(*np.empty((3, 0)))
     assert of_steps(nothing, none, np.empty(0)) == {}
-    assert phases_lib.of_one_device(none) == {}
+    assert phases_lib.of_one_device(none, np.empty(0)) == {}
 
 
 def test_callbacks_in_another_thread_take_no_time():
     of = calls([0, NAN, 10], [10, NAN, 20])
-    assert phases_lib.of_one_device(of) == {"step": 10, "callbacks": 0}
+    took = phases_lib.of_one_device(of, np.empty(0))
+    assert took == {"step": (10, 10), "callbacks": (0, 0)}
+
+
+def test_one_device_without_traces_and_the_end_of_the_data():
+    of = calls([0, 50, 51], [51, 53, 54], [54, 58, 60], [60, NAN, 61])
+    took = phases_lib.of_one_device(of, np.array([0.0]))
+    assert took == {"step": Took(3, 3), "callbacks": Took(1.5, 1.5)}
 
 
 def test_clocks_are_set_by_the_sums():
@@ -101,7 +133,9 @@ def test_clocks_are_set_by_the_sums():
 
 
 def test_of_spans():
-    spans = np.array([[0, 0, 2], [1, 0, 4], [0, 2, 4], [0, 4, 6]])
-    towers, busy = phases_lib.of_spans(spans, 3)
-    np.testing.assert_equal(towers["step"], [2, 4, NAN])
+    # The first step of tower 0 is traced; tower 1 has only one.
+    spans = np.array([[0, 0, 4], [1, 0, 4], [0, 4, 5], [0, 5, 6]])
+    took, towers, busy = phases_lib.of_spans(spans, 3)
+    assert took == {"a tower's step": (2, 1)}
+    np.testing.assert_equal(towers["step"], [1, 4, NAN])
     assert busy == 10 / 18

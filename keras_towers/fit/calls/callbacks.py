@@ -183,7 +183,7 @@ def observed(
             callbacks.callbacks = ordered
         else:
             given["callbacks"] = ordered
-        stack.enter_context(observer.around(model, config))
+        stack.enter_context(observer.around(model, config, given["x"]))
         yield (), given
 
 

@@ -9,8 +9,10 @@ others. Marks are only in what is traced while a ``Recorder`` records.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,19 +32,26 @@ class Recorder:
 
     Args:
         model: the model.
+        kept: how many steps to keep: the last ones.
 
     Attributes:
-        traced: when each trace began, in seconds since 1970.
-        spans: of towers that run by themselves, each step as its tower, its
-            begin and its end, in seconds since 1970.
+        traces: how often the step was traced.
+        count: how many steps were recorded, and read.
+        spans: of towers that run by themselves, each step that is kept as its
+            tower, its begin and its end, in seconds since 1970.
     """
 
-    def __init__(self, model: Any):
-        self.traced: list[float] = []
-        self.spans: list[tuple[int, float, float]] = []
+    def __init__(self, model: Any, kept: int):
+        self.traces: int = 0
+        self.count: int = 0
+        self.spans: deque[tuple[int, float, float]] = deque(maxlen=kept)
         self._model = model
+        self._kept = kept
+        self._lock = threading.Lock()
         self._marks: list[StepMarks] = []
-        self._read: list[np.ndarray] = []
+        # What was read at a time, and how many steps that is in all.
+        self._read: deque[np.ndarray] = deque()
+        self._held = 0
 
     def records(self, model: Any) -> bool:
         """Whether these are the steps to record."""
@@ -50,7 +59,7 @@ class Recorder:
 
     def begin_trace(self, devices: Sequence[str]) -> StepMarks:
         """Return the marks for one trace of the step."""
-        self.traced.append(time.time())
+        self.traces += 1
         marks = StepMarks(devices)
         self._marks.append(marks)
         return marks
@@ -60,17 +69,21 @@ class Recorder:
         """Record a step that a tower runs in this block, in any thread."""
         begin = time.time()
         yield
-        self.spans.append((tower, begin, time.time()))
+        with self._lock:
+            self.spans.append((tower, begin, time.time()))
+            self.count += 1
 
     def read(self) -> None:
         """Take over the times of the steps that have ended."""
-        for marks in self._marks:
-            times = marks.take()
-            if len(times):
-                self._read.append(times)
+        steps = _in_order([marks.take() for marks in self._marks])
+        self._read.append(steps)
+        self._held += len(steps)
+        self.count += len(steps)
+        while self._held - len(self._read[0]) >= self._kept:
+            self._held -= len(self._read.popleft())
 
     def steps(self) -> np.ndarray:
-        """Return the times of all steps, in order.
+        """Return the times of the steps that are kept, in order.
 
         Returns:
             Seconds since 1970, of shape [steps, towers, updates, points], with
@@ -78,11 +91,7 @@ class Recorder:
             optimizers has several updates.
         """
         self.read()
-        if not self._read:
-            return np.empty((0, 0, 1, len(POINTS)))
-        updates = max(times.shape[2] for times in self._read)
-        steps = np.concatenate([_padded(t, updates) for t in self._read])
-        return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
+        return _in_order(self._read)[-self._kept :]
 
 
 class StepMarks:
@@ -244,6 +253,16 @@ def until(tower: int, point: Point) -> contextlib.AbstractContextManager[None]:
 def _tensors(structure: Any) -> list[tf.Tensor]:
     leaves = tf.nest.flatten(structure, expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Join the times of steps of several traces."""
+    parts = [times for times in parts if len(times)]
+    if not parts:
+        return np.empty((0, 0, 1, len(POINTS)))
+    updates = max(times.shape[2] for times in parts)
+    steps = np.concatenate([_padded(times, updates) for times in parts])
+    return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
 
 
 def _padded(times: np.ndarray, updates: int) -> np.ndarray:

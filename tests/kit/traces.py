@@ -1,0 +1,45 @@
+"""A ``fit`` that ``kt.Timeline`` measures, and the trace of it."""
+
+import json
+
+import keras
+
+import keras_towers as kt
+from tests.kit.training import classifier, fit
+
+
+def timed(path, model=None, strategy=None, epochs=1, **options):
+    """A trained model, its ``Timeline``, and what that has written."""
+    keras.utils.set_random_seed(1)
+    model = model or classifier()
+    callbacks = options.pop("callbacks", [])
+    timeline = kt.Timeline(path)
+    with strategy or kt.TowerStrategy(4):
+        fit(model, epochs, callbacks=[timeline, *callbacks], **options)
+    return model, timeline, written(path)
+
+
+def written(path):
+    """The events of a trace by name, after a check of all that viewers need."""
+    events = json.loads(path.read_text())["traceEvents"]
+    for event in events:
+        assert {"name", "ph", "pid", "tid", "args"} <= event.keys()
+        assert event["ph"] in "MX"
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in events} <= named
+    found = {}
+    for event in events:
+        if event["ph"] == "X":
+            found.setdefault(event["name"], []).append(event)
+    return found
+
+
+def end(event):
+    return event["ts"] + event["dur"]
+
+
+def by_step(events):
+    return {(e["args"]["step"], e["tid"]): e for e in events}

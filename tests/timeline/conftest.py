@@ -1,0 +1,8 @@
+"""Where a trace is written to."""
+
+import pytest
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "trace.json"

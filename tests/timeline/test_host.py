@@ -1,0 +1,68 @@
+"""The times of Keras's loop, by a clock that is set by hand."""
+
+import types
+
+import numpy as np
+import pytest
+
+from keras_towers.timeline import host as host_lib
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, traces=0)
+    fake = types.SimpleNamespace(time=lambda: clock.now)
+    monkeypatch.setattr(host_lib, "time", fake)
+    return clock
+
+
+def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
+    for _ in range(calls):
+        host.begin_call()
+        clock.traces += traces
+        clock.now += step
+        host.end_call()
+        clock.now += callbacks
+        host.end_callbacks()
+    host.end_calls()
+
+
+def test_the_parts_of_fit(clock):
+    host = host_lib.Host(100, lambda: clock.traces)
+    clock.now += 3
+    for epoch in range(2):
+        run(host, clock, 1, step=9, traces=epoch == 0)
+        run(host, clock, 3)
+        host.begin("validation")
+        clock.now += 4 - epoch
+        host.end()
+        host.begin("callbacks")
+        clock.now += 0.25
+        host.end()
+    host.end_fit()
+    assert host.seconds == {
+        "steps": 9.5 + 6 * 1.5,
+        "tracing": 9.5,
+        "validation": 7,
+        "ends of epochs": 0.5,
+    }
+    assert host.first_validation == 4
+    assert host.whole == 3 + sum(host.seconds.values())
+    assert (host.count, host.traces, list(host.traced)) == (8, 1, [3])
+
+
+def test_callbacks_behind_the_last_batch_of_an_epoch_count(clock):
+    host = host_lib.Host(100)
+    run(host, clock, 2, callbacks=2)
+    clock.now += 50
+    calls = host.calls()
+    np.testing.assert_array_equal(calls.nexts - calls.ends, [2, 2])
+
+
+def test_only_the_last_calls_are_kept_and_all_are_in_the_sums(clock):
+    host = host_lib.Host(3)
+    run(host, clock, 10)
+    assert host.calls().begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
+    assert (host.count, host.seconds["steps"]) == (10, 15)
