@@ -188,7 +188,11 @@ def of_one_device(calls: Calls, traced: np.ndarray) -> dict[str, Took]:
     """The seconds of calls and callbacks, where no step is divided."""
     # A call that finds the end of the data does not return.
     done = ~np.isnan(calls.ends)
-    for wanted in (done & ~calls.have(traced), done, ~calls.have(traced)):
+    fresh = calls.have(traced)
+    if not fresh.any():
+        # Whatever runs the steps has prepared the first one, unseen.
+        fresh[:1] = True
+    for wanted in (done & ~fresh, done, ~fresh):
         if wanted.any():
             calls = Calls(*(times[wanted] for times in calls))
             break
