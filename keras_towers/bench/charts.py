@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.bench.report import describe_machine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What a bar may belong to: its colour, and what the legend says.
 KINDS = {
@@ -112,6 +112,8 @@ def label_rows(
 
 def legend(figure: Any, rows: Sequence[str], columns: int) -> None:
     """Explain the colours of the rows above a figure."""
+    from matplotlib.patches import Patch
+
     figure.legend(
         handles=[
             Patch(color=colour, label=said)
@@ -140,6 +142,8 @@ def draw_field(document: dict[str, Any]) -> Figure:
     Args:
         document: what ``keras-towers bench --field --json`` writes.
     """
+    from matplotlib.figure import Figure
+
     panels: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for result in document["field"]:
         key = result["model"], result["devices"]

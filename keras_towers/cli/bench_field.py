@@ -125,7 +125,7 @@ def run_field(options: FieldOptions) -> None:
 
 def _models(options: FieldOptions) -> list[str]:
     """Return the models to train, the user's last."""
-    default = [] if options.model else list(FIELD_MODELS)
+    default: list[str] = [] if options.model else list(FIELD_MODELS)
     names = choices("model", options.models, MODELS, default)
     if not options.model:
         return names
