@@ -180,7 +180,9 @@ def test_tiny_benchmark_end_to_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_tiny_field_end_to_end(tmp_path):
+def test_tiny_field_end_to_end(tmp_path, monkeypatch):
+    # It draws: tests/kit/lean.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     path, chart = tmp_path / "field.json", tmp_path / "field.svg"
     rows = ["stock-one-device", "towers"]
     done = run_command(

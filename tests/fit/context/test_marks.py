@@ -43,7 +43,7 @@ class Step:
 
 def test_times_of_steps(devices):
     step = Step(devices)
-    recorder = Recorder(step.model)
+    recorder = Recorder(step.model, kept=100)
     with marks.recording(recorder):
         function = tf.function(step)
         for value in (1.0, 2.0, 3.0):
@@ -52,7 +52,7 @@ def test_times_of_steps(devices):
         function(tf.constant(4.0))
     times = recorder.steps()
     assert times.shape == (4, 2, 1, 4)
-    assert len(recorder.traced) == 1
+    assert recorder.traces == 1
     first, second = times[:, 0, 0], times[:, 1, 0]
     # Marks of what is ready at once may be read in any order.
     assert (np.diff(first) > -SLEEP_S / 10).all()
@@ -66,7 +66,7 @@ def test_times_of_steps(devices):
 
 def test_steps_in_a_loop_of_a_graph(devices):
     step = Step(devices)
-    recorder = Recorder(step.model)
+    recorder = Recorder(step.model, kept=100)
     one = tf.function(step)
 
     @tf.function
@@ -83,7 +83,7 @@ def test_an_accelerator_is_waited_for(devices, monkeypatch):
     # As if the second tower were one: what the host copies shows its progress.
     monkeypatch.setattr(marks, "_host_of", lambda device: devices[0])
     step = Step(devices)
-    recorder = Recorder(step.model)
+    recorder = Recorder(step.model, kept=100)
     with marks.recording(recorder):
         tf.function(step)(tf.constant(1.0))
     (times,) = recorder.steps()
@@ -93,7 +93,9 @@ def test_an_accelerator_is_waited_for(devices, monkeypatch):
 @pytest.mark.parametrize("recorded", ["nothing", "another model", "eager"])
 def test_without_a_recorder_the_graph_is_as_it_was(devices, recorded):
     step = Step(devices)
-    recorder = Recorder(step.model if recorded == "eager" else object())
+    recorder = Recorder(
+        step.model if recorded == "eager" else object(), kept=100
+    )
     if recorded == "nothing":
         graph = tf.function(step).get_concrete_function(tf.constant(1.0)).graph
     else:
@@ -122,6 +124,6 @@ def test_marks_change_no_seed_of_an_operation(devices):
 
     plain = tf.function(draws)(tf.constant(1.0))
     tf.random.set_seed(1)
-    with marks.recording(Recorder(step.model)):
+    with marks.recording(Recorder(step.model, kept=100)):
         marked = tf.function(draws)(tf.constant(1.0))
     np.testing.assert_array_equal(plain, marked)
