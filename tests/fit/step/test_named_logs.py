@@ -91,4 +91,5 @@ def test_a_vector_of_losses():
             X, Y, batch_size=11, epochs=2, shuffle=False, verbose=0
         )
 
-    assert_exact(make, act, kt.TowerStrategy(3), tolerance=5e-6)
+    # Sums over the batch make large steps, which amplify what is rounded.
+    assert_exact(make, act, kt.TowerStrategy(3), tolerance=5e-5)
