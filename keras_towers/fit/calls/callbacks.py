@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,8 @@ _COUNTING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.ReduceLROnPlateau,
 )
+
+_Kind = TypeVar("_Kind")
 
 
 def are_taken_by(method: Callable[..., Any]) -> bool:
@@ -91,20 +93,7 @@ def resuming(
     Raises:
         TowerError: there are several, or one is not given by itself.
     """
-    if method.__name__ != "fit":
-        return None
-    given = by_name(method, args, kwargs)
-    callbacks = listed(given.get("callbacks"))
-    for callback in callbacks:
-        held = getattr(callback, "callback", None)
-        if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
-            held, ResumesFit
-        ):
-            raise TowerError(
-                f"{type(held).__name__} knows itself which rank does what: "
-                f"give it without {type(callback).__name__}."
-            )
-    found = [c for c in callbacks if isinstance(c, ResumesFit)]
+    found = _of_kind(ResumesFit, method, args, kwargs)
     if len(found) > 1:
         names = " and ".join(type(c).__name__ for c in found)
         raise TowerError(
@@ -112,6 +101,32 @@ def resuming(
             "them."
         )
     return found[0] if found else None
+
+
+def _of_kind(
+    kind: type[_Kind],
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[_Kind]:
+    """Find the callbacks of a kind that a ``fit`` got.
+
+    Raises:
+        TowerError: one is not given by itself.
+    """
+    if method.__name__ != "fit":
+        return []
+    callbacks = listed(by_name(method, args, kwargs).get("callbacks"))
+    for callback in callbacks:
+        held = getattr(callback, "callback", None)
+        if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
+            held, kind
+        ):
+            raise TowerError(
+                f"{type(held).__name__} knows itself which rank does what: "
+                f"give it without {type(callback).__name__}."
+            )
+    return [c for c in callbacks if isinstance(c, kind)]
 
 
 def observing(
@@ -127,20 +142,7 @@ def observing(
     Raises:
         TowerError: there are several, or one is not given by itself.
     """
-    if method.__name__ != "fit":
-        return None
-    found = []
-    for callback in listed(by_name(method, args, kwargs).get("callbacks")):
-        held = getattr(callback, "callback", None)
-        if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
-            held, ObservesFit
-        ):
-            raise TowerError(
-                f"{type(held).__name__} knows itself which rank does what: "
-                f"give it without {type(callback).__name__}."
-            )
-        if isinstance(callback, ObservesFit):
-            found.append(callback)
+    found = _of_kind(ObservesFit, method, args, kwargs)
     if len(found) > 1:
         raise TowerError(
             f"fit got {len(found)} callbacks of type "
