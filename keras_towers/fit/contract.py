@@ -189,6 +189,17 @@ class Update(TakesGradients, Protocol):
         """Build an optimizer for placed weights if needed, and place it."""
         ...
 
+    def share_slots(self) -> None:
+        """Let each rank hold those slot variables alone that it updates.
+
+        Steps of training follow; before, no trace of one can be made.
+        """
+        ...
+
+    def gather_slots(self) -> None:
+        """Give all ranks the values of all slot variables. Collective."""
+        ...
+
     def take_back(self, variable: keras.Variable) -> bool:
         """Undo ``place``; return False if the variable was not moved."""
         ...
@@ -244,11 +255,15 @@ class Residents(Protocol):
         ...
 
     def equalise(self) -> None:
-        """Average per-tower state over all towers."""
+        """Make all state equal on all towers, and the optimizer's whole."""
         ...
 
     def mark_trained(self) -> None:
         """Record that per-tower state may differ between towers."""
+        ...
+
+    def begin_steps(self) -> None:
+        """Record the same: steps of training follow at once."""
         ...
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, get_args
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Update, Updates
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
@@ -61,7 +60,11 @@ class AllReduceStrategy(BaseStrategy):
             across = reduction_lib.across_ranks
             reduction = across(self._mode.reduce, transport, exchange)
             all_reduce = across(self._mode.reduce, transport)
-        if updates == "sharded" and not _can_share(devices, transport):
+        if updates == "sharded" and len(devices) * transport.size == 1:
+            logger.warning(
+                'updates="sharded" is off: there is one tower, with no others '
+                "to share the update with"
+            )
             updates = None
         if updates is None:
             on_host = devices_lib.all_on_host(devices)
@@ -100,24 +103,3 @@ class AllReduceStrategy(BaseStrategy):
         ]
         state = f"optimizer state: {', '.join(held)}"
         return [mode, *super()._described(), *[state] * bool(held)]
-
-
-def _can_share(devices: Sequence[str], transport: Transport) -> bool:
-    """Whether there are towers that could share the update; says why not.
-
-    Raises:
-        TowerError: they are in other processes.
-    """
-    if len(devices) > 1:
-        return True
-    if transport.size > 1:
-        raise TowerError(
-            'updates="sharded" shares the update among the towers of each '
-            "process, and here every process has one. Give each of them "
-            "several (towers=2), or leave updates out."
-        )
-    logger.warning(
-        'updates="sharded" is off: there is one tower, with no others to '
-        "share the update with"
-    )
-    return False

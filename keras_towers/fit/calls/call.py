@@ -260,8 +260,12 @@ class TowerCall:
         Args:
             batch: structure of tensors or specs, as given to ``train_step``.
         """
-        if self._prepared:
-            return
+        if not self._prepared:
+            self._prepare(batch)
+        if self.kind == "train_on_batch":
+            self.adoption.begin_steps()
+
+    def _prepare(self, batch: Any) -> None:
         update = self._step.update
         later = update.builds_optimizers
         if building.needs_build(self.model, self.kind):

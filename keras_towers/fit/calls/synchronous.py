@@ -95,8 +95,10 @@ class TowerCalls:
                     self._adoption.claim(model)
                 if kind in TRAINING:
                     self._adoption.mark_trained()
-                else:
+                elif outer is None:
                     self._adoption.equalise()
+                else:
+                    self._adoption.average()
                 call = self.open(model, kind, prepared, start)
                 with suitable.causes_noted(call):
                     return self._run(call, original, args, kwargs)

@@ -90,9 +90,10 @@ class Together(keras.callbacks.Callback):
         self._depth -= 1
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop from before the first batch."""
+        """Take over a stop from before the first batch; steps follow."""
         if self._any:
             self._agree("train")
+        self._adoption.begin_steps()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Take over a stop from the end of the epoch."""

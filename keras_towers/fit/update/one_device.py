@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,18 @@ from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
 
 
+class UpdatesInPart(Protocol):
+    """Says what an optimizer does otherwise that updates some weights only."""
+
+    def shadows(self) -> patches.Shadows:
+        """Return replacements for its methods."""
+        ...
+
+    def slot_device(self, weight: tf.Variable) -> str:
+        """Return the device on which to create slots of a weight."""
+        ...
+
+
 class _AtTheVariable:
     """The strategy interface that optimizers use; updates run in place.
 
@@ -26,11 +38,14 @@ class _AtTheVariable:
     runs on the device of the variable.
     """
 
-    def __init__(self, default: Strategy):
+    def __init__(self, default: Strategy, part: UpdatesInPart | None):
         self._default = default
+        self._part = part
         self.extended = self
 
     def colocate_vars_with(self, variable: Any) -> Any:
+        if self._part is not None:
+            return tf.device(self._part.slot_device(variable))
         return self._default.extended.colocate_vars_with(variable)
 
     def update(
@@ -53,27 +68,34 @@ def home(variables: Sequence[Any], index: int = 0) -> str | None:
 
 
 @contextlib.contextmanager
-def updating(optimizer: Any, shared: Collection[int] = ()) -> Iterator[None]:
+def updating(
+    optimizer: Any,
+    shared: Collection[int] = (),
+    part: UpdatesInPart | None = None,
+) -> Iterator[None]:
     """Make an optimizer, and those it wraps, use fewer operations.
 
     Args:
         optimizer: the optimizer.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
+        part: what it does otherwise, if it updates some weights only.
     """
-    default = _AtTheVariable(tf.distribute.get_strategy())
+    default = _AtTheVariable(tf.distribute.get_strategy(), part)
     with contextlib.ExitStack() as stack:
-        for part in optimizers_in(optimizer):
+        for each in optimizers_in(optimizer):
             methods: patches.Shadows = {
                 "_all_reduce_sum_gradients": _as_they_are,
                 **(new_buffers.shadows(shared) if shared else {}),
             }
-            if fused.applies_to(part):
+            if fused.applies_to(each):
                 methods = {**methods, "update_step": fused.update_step}
-            elif repeated.applies_to(part):
+            elif repeated.applies_to(each):
                 methods = {**methods, **Repeated(shared).shadows()}
-            mine = patches.bound(part, methods)
+            if part is not None:
+                methods = {**methods, **part.shadows()}
+            mine = patches.bound(each, methods)
             mine["_distribution_strategy"] = default
-            stack.enter_context(patches.shadowed(part, mine))
+            stack.enter_context(patches.shadowed(each, mine))
         yield
 
 
@@ -94,6 +116,7 @@ def as_one_device(
     trainable_variables: Sequence[Any],
     index: TowerOf = 0,
     shared: Collection[int] = (),
+    part: UpdatesInPart | None = None,
 ) -> Iterator[None]:
     """Run ``optimizer`` as if its variables existed once.
 
@@ -106,14 +129,15 @@ def as_one_device(
         trainable_variables: the variables it updates.
         index: the tower, or that of each variable.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
+        part: as for ``updating``.
     """
     known = [*trainable_variables, *optimizer.variables]
-    for part in optimizers_in(optimizer):
-        known.extend(part._trainable_variables)
+    for each in optimizers_in(optimizer):
+        known.extend(each._trainable_variables)
     device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
-        updating(optimizer, shared),
+        updating(optimizer, shared, part),
         variables_lib.viewed(
             [v for v in known if isinstance(v, keras.Variable)],
             lambda v: component(v, index),

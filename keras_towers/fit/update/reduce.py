@@ -9,9 +9,10 @@ The new weights are then copied to the towers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -92,6 +93,12 @@ class UpdateOnce:
         """Stop intercepting its calls."""
         optimizers.give_back(optimizer)
 
+    def share_slots(self) -> None:
+        """Do nothing: every rank needs all slot variables."""
+
+    def gather_slots(self) -> None:
+        """Do nothing: every rank has all slot variables."""
+
     def take_back(self, variable: keras.Variable) -> bool:
         """Return False: nothing was moved."""
         return False
@@ -137,7 +144,7 @@ class UpdateOnce:
             tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(optimizer, variables, self._updater):
+                with self._as_one_device(optimizer, variables, self._updater):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
@@ -167,8 +174,18 @@ class UpdateOnce:
     ) -> None:
         mine = [component(v, index) for v in variables]
         shared = self._shared(variables, index)
-        with as_one_device(optimizer, variables, index, shared):
+        with self._as_one_device(optimizer, variables, index, shared):
             original(sums, mine)
+
+    def _as_one_device(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        index: TowerOf,
+        shared: Collection[int] = (),
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which the optimizer knows one tower's variables."""
+        return as_one_device(optimizer, variables, index, shared)
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         """Ids of the ``tf.Variable``s whose buffers other towers share."""

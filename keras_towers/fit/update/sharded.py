@@ -2,28 +2,34 @@
 
 Ports the first stage of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations
 toward training trillion parameter models", SC 2020), with whole weights as the
-unit. Keras's ``apply`` still runs once for all of them, so what it does with
-all gradients together (clipping by their global norm, loss scaling) needs no
-special handling.
+unit. Keras's ``apply`` still runs once on every rank for all of them, so what
+it does with all gradients together (clipping by their global norm, loss
+scaling) needs no special handling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 
-from keras_towers import compat
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update import gradients
+from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.over_ranks import UpdatesOfRank
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights.slots import PlacedSlots, slots_of
+from keras_towers.fit.update.shares import Shares
+from keras_towers.fit.weights import slots as slots_lib
+from keras_towers.fit.weights.elsewhere import SlotsOverRanks
+from keras_towers.fit.weights.slots import PlacedSlots
 from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.fit.weights.variables import component
-from keras_towers.placement import LeastLoadedPlacement, byte_size
+from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -31,11 +37,16 @@ from keras_towers.reduction import (
     sum_at_variables,
 )
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
 
 class UpdateSharded(UpdateOnce):
-    """Each tower updates its share of the weights, for the others to copy.
+    """Each tower of each rank updates its share of the weights.
 
-    The slots of a weight are on the tower that updates it.
+    The others copy the result. The slots of a weight are on the tower that
+    updates it. While steps run, other ranks do not have those of its update
+    rule; they have moving averages and accumulated gradients, which Keras
+    computes from what all ranks have.
 
     Args:
         config: the towers.
@@ -64,36 +75,21 @@ class UpdateSharded(UpdateOnce):
     ):
         super().__init__(config, spread, order, reduction)
         self._over_ranks = over_ranks
-        self._placement = LeastLoadedPlacement(config.devices)
-        self._towers: ByIdentity[Any, int] = ByIdentity()
+        self._shares = Shares(config)
         self._slots = PlacedSlots()
-        self._updater = self._tower_of
+        self._of_ranks = SlotsOverRanks(config.transport)
+        self._part = UpdatesOfRank(config.transport, self._shares)
+        self._updater = self._shares.tower_of
         self.sums_at_weights = reduction is None
         self._slot_bytes_before: list[int] = []
 
-    def _tower_of(self, value: Any) -> int:
-        """Return the tower that updates a weight, given by its ``_value``."""
-        return self._towers.get(value, 0)
-
-    def _share(self, variables: Sequence[Any]) -> None:
-        """Choose who updates weights that nobody updates yet, large ones first.
-
-        The towers' shares then differ by less than their largest weights do.
-        """
-        new = [
-            v
-            for v in variables
-            if isinstance(v, keras.Variable)
-            and isinstance(v._value, compat.DistributedVariable)
-            and v._value not in self._towers
-        ]
-        for v in sorted(new, key=_bytes, reverse=True):
-            device = self._placement(v.path, v.shape, v.dtype)
-            self._towers[v._value] = self._config.devices.index(device)
+    @property
+    def _has_ranks(self) -> bool:
+        return self._config.transport.size > 1
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer with its slots where they belong."""
-        self._share(variables)
+        self._shares.add(variables)
         super().make_ready(optimizer, variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -101,14 +97,26 @@ class UpdateSharded(UpdateOnce):
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
         for part in reversed(list(optimizers_in(optimizer))):
-            if not part.built:
+            if part.built:
+                self._shares.add(part._trainable_variables)
+                self._place_slots(part)
+
+    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        if self._has_ranks:
+            slots_lib.check_known(optimizer)
+        of_rule = {id(slot) for slot in slots_lib.of_update_rule(optimizer)}
+        for slot, weight in slots_lib.slots_of(optimizer):
+            value = getattr(weight, "_value", weight)
+            if value not in self._shares:
                 continue
-            self._share(part._trainable_variables)
-            for slot, weight in slots_of(part):
-                value = getattr(weight, "_value", weight)
-                if value in self._towers:
-                    here, first = component(value, self._updater), value.values
-                    self._slots.place(slot, here.device, first[0].device)
+            home = value.values[0].device
+            rank = self._shares.rank_of(value)
+            if self._has_ranks and id(slot) in of_rule:
+                self._of_ranks.add(slot, rank, home)
+                if rank != self._config.transport.rank:
+                    continue
+            here = component(value, self._updater).device
+            self._slots.place(slot, here, home)
 
     @property
     def slot_bytes(self) -> list[int]:
@@ -116,19 +124,62 @@ class UpdateSharded(UpdateOnce):
         now = [self._slots.bytes_on(d) for d in self._config.devices]
         return now if any(now) else self._slot_bytes_before
 
+    def share_slots(self) -> None:
+        """Forget the slots that other ranks need."""
+        if self._has_ranks:
+            self._of_ranks.share()
+
+    def gather_slots(self) -> None:
+        """Get the slots that other ranks have."""
+        self._of_ranks.gather()
+
     def take_back(self, variable: keras.Variable) -> bool:
         """Move a slot variable to the first tower again."""
-        return self._slots.give_back(variable)
+        mine = self._slots.give_back(variable)
+        return self._of_ranks.give_back(variable) or mine
 
     def release(self) -> None:
         """Move all slot variables to the first tower again."""
         self._slot_bytes_before = self.slot_bytes
         try:
             self._slots.give_all_back()
+            absent = self._of_ranks.give_all_back()
         finally:
-            self._towers.clear()
-            self._placement.clear()
+            self._shares.clear()
             super().release()
+        if absent:
+            logger.warning(
+                "training ended by an error while other ranks had %d of the "
+                "optimizer's variables, which have no value here now: load "
+                "them from a checkpoint, or compile the model anew",
+                absent,
+            )
+
+    def _update(
+        self,
+        optimizer: Any,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        towers: Sequence[gradients.TowerGradients],
+    ) -> None:
+        if self._has_ranks and not self._of_ranks.are_shared:
+            raise TowerError(
+                'updates="sharded" trains over several ranks by fit() and '
+                "train_on_batch(), which know when the ranks need one "
+                "another's part of the optimizer's state. In a loop of your "
+                "own leave updates out."
+            )
+        super()._update(optimizer, original, variables, towers)
+
+    def _as_one_device(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        index: TowerOf,
+        shared: Collection[int] = (),
+    ) -> contextlib.AbstractContextManager[None]:
+        part = self._part if self._has_ranks else None
+        return as_one_device(optimizer, variables, index, shared, part)
 
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]
@@ -136,11 +187,8 @@ class UpdateSharded(UpdateOnce):
         values = [getattr(v, "_value", v) for v in variables]
         if self._reduction is not None:
             sums = self._reduction(rows, self._config.devices)
-            return [[sums[self._tower_of(v)][i] for i, v in enumerate(values)]]
+            towers = map(self._shares.tower_of, values)
+            return [[sums[tower][i] for i, tower in enumerate(towers)]]
         places = [component(v, self._updater).device for v in values]
         sums = sum_at_variables(rows, self._config.devices, places)
         return [self._over_ranks(sums)]
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return byte_size(variable.shape, variable.dtype) or 0

@@ -205,6 +205,7 @@ class Adoption:
             self._broadcast(model)
 
     def _broadcast(self, model: keras.Model) -> None:
+        self._update.gather_slots()
         agreement.broadcast(
             self._config.transport, [v._value for v in held_in_common(model)]
         )
@@ -213,7 +214,12 @@ class Adoption:
         """Record that per-tower state may differ between towers."""
         self._trained = True
 
-    def equalise(self) -> None:
+    def begin_steps(self) -> None:
+        """Record the same: steps of training follow at once."""
+        self.mark_trained()
+        self._update.share_slots()
+
+    def average(self) -> None:
         """Average per-tower state, such as moving statistics, over all towers.
 
         Weights that the optimizer updates are equal on all towers anyway.
@@ -222,6 +228,11 @@ class Adoption:
         if transport.size == 1 or self._trained:
             self._spread.average_written()
         self._trained = False
+
+    def equalise(self) -> None:
+        """Make all state equal on all towers, and the optimizer's whole."""
+        self.average()
+        self._update.gather_slots()
 
     def copy_from_first(self, model: keras.Model) -> None:
         """Copy weights and state from the first tower of all to the others."""

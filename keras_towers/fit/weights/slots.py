@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.placement import byte_size
@@ -44,7 +45,16 @@ class PlacedSlots:
         self._before[slot] = value, home
         slot._value = variables_lib.moved(value, device)
         if slot._value is not value:
-            _write(value, tf.zeros([0], value.dtype))
+            overwrite(value, tf.zeros([0], value.dtype))
+
+    def __contains__(self, slot: keras.Variable) -> bool:
+        return slot in self._before
+
+    def forget(self, slot: keras.Variable) -> tf.Variable:
+        """Return the original ``tf.Variable`` without restoring it."""
+        before, _ = self._before[slot]
+        del self._before[slot]
+        return before
 
     def bytes_on(self, device: str) -> int:
         """Return the bytes of all placed slot variables on a device."""
@@ -64,7 +74,7 @@ class PlacedSlots:
             return False
         before, home = self._before[slot]
         if before is not slot._value:
-            _write(before, slot._value.read_value())
+            overwrite(before, slot._value.read_value())
         slot._value = variables_lib.moved(before, home)
         del self._before[slot]
         return True
@@ -76,7 +86,7 @@ class PlacedSlots:
                 stack.callback(self.give_back, slot)
 
 
-def _write(variable: tf.Variable, value: tf.Tensor) -> None:
+def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assign a value of any shape."""
     with tf.device(variable.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
@@ -126,6 +136,48 @@ def lists_by_weight(
         and len(value) == number
         and all(s is None or isinstance(s, keras.Variable) for s in value)
     ]
+
+
+def of_update_rule(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.Variable]:
+    """Return the slot variables that only the update of their weight uses.
+
+    Keras computes moving averages and accumulated gradients for all weights.
+    """
+    others = {id(slot) for slot in _of_every_optimizer(optimizer)}
+    return [s for s, _ in slots_of(optimizer) if id(s) not in others]
+
+
+def check_known(optimizer: keras.optimizers.Optimizer) -> None:
+    """Check that it is known which weights an optimizer's variables belong to.
+
+    Raises:
+        TowerError: it is a user's own, which keeps its slots in another way
+            than Keras's do.
+    """
+    if type(optimizer).__module__.startswith("keras."):
+        return
+    known = {*_by_place(optimizer), *map(id, _of_every_optimizer(optimizer))}
+    known |= {id(optimizer._iterations), id(optimizer._learning_rate)}
+    for variable in optimizer.variables:
+        if id(variable) not in known:
+            raise TowerError(
+                f"optimizer {type(optimizer).__name__} has the variable "
+                f"{variable.path!r}, of which it is not known to which weight "
+                'it belongs, so updates="sharded" cannot share it between '
+                "ranks: keep such variables in lists with one for each weight, "
+                "as Keras's optimizers do, or leave updates out."
+            )
+
+
+def _of_every_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.Variable]:
+    """The slots that are no update rule's."""
+    names = ("_model_variables_moving_average", "_accumulated_gradients")
+    lists = (getattr(optimizer, name, ()) for name in names)
+    return [slot for slots in lists for slot in slots if slot is not None]
 
 
 def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:

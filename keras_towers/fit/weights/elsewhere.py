@@ -1,0 +1,202 @@
+"""Slot variables whose values other ranks hold while steps run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.weights.slots import PlacedSlots, overwrite
+from keras_towers.placement import byte_size
+from keras_towers.transport import Transport, next_key
+
+_HOST = "CPU:0"
+# Ranks gather so much at a time: it is in memory three times then.
+_GATHERED_BYTES = 64 * 2**20
+
+
+class NotHereError(TowerError, AttributeError):
+    """The value of a variable is on another rank."""
+
+
+class _Absent:
+    """What stands for the value of a slot variable that another rank holds.
+
+    Reading it is an error, which says where the value is.
+
+    Args:
+        slot: the Keras variable.
+        held: where its value is written when it comes back.
+        rank: the rank that has it.
+    """
+
+    def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
+        self.shape = held.shape
+        self.dtype = held.dtype
+        self.name = held.name
+        self.device = held.device
+        self._unique_id = held._unique_id
+        self.held = held
+        self.lost = False
+        self._slot = slot
+        self._rank = rank
+
+    def assign(self, value: Any, **kwargs: Any) -> Any:
+        """Take a value, if training is over."""
+        if not self.lost:
+            self._refuse("written")
+        overwrite(self.held, tf.cast(value, self.dtype))
+        self._slot._value = self.held
+        return self.held
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse("read")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse("read")
+
+    def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse("read")
+
+    def _refuse(self, done: str) -> NoReturn:
+        if self.lost:
+            raise NotHereError(
+                f"optimizer variable {self._slot.path!r} has no value: rank "
+                f"{self._rank} had it when training ended by an error. Load "
+                "the optimizer's state from a checkpoint, or compile the model "
+                "anew."
+            )
+        raise NotHereError(
+            f"optimizer variable {self._slot.path!r} cannot be {done} between "
+            f'two steps: with updates="sharded" rank {self._rank} has it. All '
+            "ranks have it from the end of an epoch to the beginning of the "
+            "next one, after evaluate(), and when the strategy's block ends. "
+            'Save then (for Keras\'s callbacks: save_freq="epoch"), or leave '
+            "updates out."
+        )
+
+
+class SlotsOverRanks:
+    """Slot variables that one rank each holds while steps run.
+
+    Between calls every rank has all of them, those of others on the host.
+
+    Args:
+        transport: connects the ranks.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        # Ranks have to gather the same variables, so they forget none.
+        self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
+        self._on_host = PlacedSlots()
+        self.are_shared = False
+
+    def add(self, slot: keras.Variable, rank: int, home: str) -> None:
+        """Note which rank needs a slot variable, unless it is known.
+
+        Args:
+            slot: the variable.
+            rank: the rank.
+            home: the device where it is to be in the end.
+        """
+        if slot in self._ranks:
+            return
+        self._ranks[slot] = rank
+        if rank != self._transport.rank:
+            self._on_host.place(slot, _HOST, home)
+            if self.are_shared:
+                self._drop(slot)
+
+    def share(self) -> None:
+        """Forget the values that other ranks need: steps follow."""
+        self.are_shared = True
+        for slot in self._ranks:
+            if self._ranks[slot] != self._transport.rank:
+                self._drop(slot)
+
+    def _drop(self, slot: keras.Variable) -> None:
+        held = slot._value
+        if isinstance(held, _Absent):
+            return
+        with tf.init_scope():
+            slot._value = _Absent(slot, held, self._ranks[slot])
+            overwrite(held, tf.zeros([0], held.dtype))
+
+    def gather(self) -> None:
+        """Give all ranks all values, if they do not have them.
+
+        Collective: every rank has to call it.
+        """
+        if not self.are_shared:
+            return
+        for rank in range(self._transport.size):
+            for slots in self._portions(rank):
+                values = self._transport.broadcast(
+                    [self._to_send(slot) for slot in slots],
+                    next_key("slots"),
+                    root=rank,
+                )
+                if rank != self._transport.rank:
+                    for slot, value in zip(slots, values, strict=True):
+                        _put_back(slot, value)
+        self.are_shared = False
+
+    def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
+        """The slot variables of one rank, so many that memory suffices."""
+        portion: list[keras.Variable] = []
+        filled = 0
+        for slot in self._ranks:
+            if self._ranks[slot] != rank:
+                continue
+            size = byte_size(slot.shape, slot.dtype) or 0
+            if portion and filled + size > _GATHERED_BYTES:
+                yield portion
+                portion, filled = [], 0
+            portion.append(slot)
+            filled += size
+        if portion:
+            yield portion
+
+    def _to_send(self, slot: keras.Variable) -> tf.Tensor:
+        value = slot._value
+        with tf.device(_HOST):
+            if isinstance(value, _Absent):
+                return tf.zeros(value.shape, value.dtype)
+            return tf.identity(value.read_value())
+
+    def give_back(self, slot: keras.Variable) -> bool:
+        """Restore the original ``tf.Variable``, with its value if it is here.
+
+        Returns:
+            Whether the slot variable is another rank's.
+        """
+        if slot not in self._on_host:
+            return False
+        del self._ranks[slot]
+        if isinstance(slot._value, _Absent):
+            slot._value.held = self._on_host.forget(slot)
+            slot._value.lost = True
+            return True
+        return self._on_host.give_back(slot)
+
+    def give_all_back(self) -> int:
+        """Restore every one; return how many have no value here."""
+        absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
+        for slot in list(self._ranks):
+            self.give_back(slot)
+        self._ranks.clear()
+        self.are_shared = False
+        return len(absent)
+
+
+def _put_back(slot: keras.Variable, value: tf.Tensor) -> None:
+    absent = slot._value
+    overwrite(absent.held, value)
+    slot._value = absent.held
