@@ -22,7 +22,10 @@ KEPT = (
     "own_data_of_unequal_length",
     "other_gradients_are_refused",
 )
-CASES = ("adam", "embedding", "accumulation", "steps-per-execution")
+CASES = (
+    *("adam", "embedding", "accumulation", "steps-per-execution"),
+    "embedding-clipped in shares",
+)
 CHECKS = {
     True: Job("tests.byteps.two_ranks", 2, 200, KEPT, **ON_BYTEPS),
     False: Job(

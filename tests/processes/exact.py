@@ -64,6 +64,9 @@ def assert_one_device(case, reference, strategy):
 
 
 for case in CASES:
+    CHECKS[f"{case} in shares"] = functools.partial(
+        trains_as_one_device, case, 1, updates="sharded"
+    )
     CHECKS[case] = functools.partial(trains_as_one_device, case, 1)
     CHECKS[f"{case} on two towers"] = functools.partial(
         trains_as_one_device, case, 2

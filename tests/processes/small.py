@@ -69,7 +69,7 @@ def refused(*words):
             return self
 
         def __exit__(self, kind, error, trace):
-            assert kind is kt.TowerError, (kind, error)
+            assert kind and issubclass(kind, kt.TowerError), (kind, error)
             for word in words:
                 assert word in str(error), (word, str(error))
             return True

@@ -31,6 +31,8 @@ KEPT = (
 )
 # Several towers of a rank, among other things.
 EXACT = (
+    "embedding-clipped in shares",
+    "accumulation in shares",
     "embedding-clipped on two towers",
     "loss-scale-overflow on two towers",
     "steps-per-execution on two towers",

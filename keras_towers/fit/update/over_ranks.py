@@ -67,8 +67,8 @@ class UpdatesOfRank:
             [w for w, here in zip(weights, mine, strict=True) if here],
             learning_rate,
         )
-        # TensorFlow prunes what is unused; but each sum and each new value needs
-        # all ranks, also those that use another one.
+        # TensorFlow prunes what is unused, but every rank has to take part in
+        # the sums that others use.
         used = tf.nest.flatten(list(gradients), expand_composites=True)
         with tf.control_dependencies(used):
             self._exchange([getattr(w, "_value", w) for w in weights])
