@@ -32,6 +32,7 @@ TITLES = {
     "horovod-drop-in": "keras_towers.horovod",
     "strategy": "HorovodStrategy",
     "strategy-none": "HorovodStrategy, exact by Horovod",
+    "sharded": "HorovodStrategy, update in shares",
     "multi-worker": "MultiWorkerTowerStrategy",
     "multi-worker-ring": "MultiWorkerTowerStrategy, ring",
     "byteps": "BytePSStrategy",

@@ -149,6 +149,12 @@ _PROCESSES = (
         for name in COMPRESSIONS
     ),
     _ranks(
+        "sharded",
+        partial(trainers.horovod_strategy, updates="sharded"),
+        note='HorovodStrategy(updates="sharded")',
+        ours=True,
+    ),
+    _ranks(
         "byteps",
         trainers.byteps_strategy,
         note="BytePSStrategy() with one server, on the same cores",

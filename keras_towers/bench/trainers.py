@@ -19,6 +19,7 @@ from keras_towers.bench.models import Trained, Wrap
 from keras_towers.bench.times import Times, make_recorder
 
 if TYPE_CHECKING:
+    from keras_towers.fit.contract import Updates
     from keras_towers.reduction.compression import CompressionName
     from keras_towers.strategies.processes import ProcessStrategy
 
@@ -239,12 +240,16 @@ def towers(
 
 @contextlib.contextmanager
 def horovod_strategy(
-    work: Workload, compression: CompressionName | None = None
+    work: Workload,
+    compression: CompressionName | None = None,
+    updates: Updates | None = None,
 ) -> Iterator[Trainer]:
     """Use ``HorovodStrategy``, with the same data on every rank."""
     import keras_towers as kt
 
-    with kt.HorovodStrategy(compression=compression) as strategy:
+    with kt.HorovodStrategy(
+        compression=compression, updates=updates
+    ) as strategy:
         yield in_strategy(work, strategy, compression)
 
 

@@ -58,7 +58,7 @@ class RankStrategy(ProcessStrategy):
             random: as for ``TowerStrategy``.
             mode: as for ``TowerStrategy``, for several towers in a process.
             updates: as for ``TowerStrategy``, likewise. ``"sharded"`` shares
-                the update among the towers of each process, several each.
+                the update among the towers of all processes.
             packer: as for ``TowerStrategy``, likewise.
         """
         transport, towers = self._connect(towers)
