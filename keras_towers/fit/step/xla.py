@@ -16,8 +16,9 @@ from keras_towers import compat
 from keras_towers.fit.step.bodies import Body
 
 # What XLA is asked with for sizes that are not known yet, one after the other:
-# batches may be large for it, but no image must be smaller than a kernel.
-_SIZES = (8, 64)
+# batches may be large for it, but no image must be smaller than a kernel, and
+# some steps need a multiple of a number.
+_SIZES = (8, 64, 840)
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 
 

@@ -54,7 +54,7 @@ def test_a_body_with_its_variables_between_its_tensors():
             "XLA does not have: MatrixLogarithm",
         ),
         (
-            lambda x: tf.reshape(x, [7, -1]),
+            lambda x: tf.reshape(x, [11, -1]),
             ([None, 5], tf.float32),
             "cannot be compiled",
         ),
@@ -66,11 +66,18 @@ def test_what_xla_cannot_compile(function, spec, reason):
         body.check(inputs, tf.config.list_logical_devices("CPU")[0].name)
 
 
-def test_sizes_that_are_not_known_may_be_large():
-    """A kernel of 9 fits into none of the smaller images."""
-
-    def convolve(x):
-        return tf.nn.conv1d(x, tf.ones([9, 3, 2]), 1, "VALID")
-
-    body, inputs = body_of(convolve, ([None, None, 3], tf.float32))
+@pytest.mark.parametrize(
+    "function, shape",
+    [
+        # A kernel of 9 fits into none of the smaller images.
+        (
+            lambda x: tf.nn.conv1d(x, tf.ones([9, 3, 2]), 1, "VALID"),
+            [None, None, 3],
+        ),
+        # Three views of each example.
+        (lambda x: tf.reduce_mean(tf.reshape(x, [-1, 3, 5]), 1), [None, 5]),
+    ],
+)
+def test_sizes_that_are_not_known_may_be_large(function, shape):
+    body, inputs = body_of(function, (shape, tf.float32))
     body.check(inputs, tf.config.list_logical_devices("CPU")[0].name)
