@@ -19,6 +19,7 @@ import keras_towers as kt
 from keras_towers import elastic
 
 FOLDER = pathlib.Path(sys.argv[1])
+UPDATES = os.environ.get("TESTED_UPDATES")
 EPOCHS, BATCH, EVERY = 6, 24, 4
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(480, 8)).astype("float32")
@@ -71,7 +72,7 @@ def main():
 
     @elastic.run
     def train(state):
-        with kt.HorovodStrategy() as strategy:
+        with kt.HorovodStrategy(updates=UPDATES) as strategy:
             commit = elastic.Commit(state, every=EVERY)
             return model.fit(
                 X,

@@ -177,9 +177,11 @@ class SlotsOverRanks:
         Returns:
             Whether the slot variable is another rank's.
         """
-        if slot not in self._on_host:
+        rank = self._ranks.get(slot, self._transport.rank)
+        if slot in self._ranks:
+            del self._ranks[slot]
+        if rank == self._transport.rank:
             return False
-        del self._ranks[slot]
         if isinstance(slot._value, _Absent):
             slot._value.held = self._on_host.forget(slot)
             slot._value.lost = True

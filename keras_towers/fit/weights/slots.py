@@ -47,9 +47,6 @@ class PlacedSlots:
         if slot._value is not value:
             overwrite(value, tf.zeros([0], value.dtype))
 
-    def __contains__(self, slot: keras.Variable) -> bool:
-        return slot in self._before
-
     def forget(self, slot: keras.Variable) -> tf.Variable:
         """Return the original ``tf.Variable`` without restoring it."""
         before, _ = self._before[slot]
