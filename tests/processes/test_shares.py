@@ -17,7 +17,7 @@ def named(cases):
     return tuple(f"{case} in shares" for case in cases)
 
 
-JOB = Job(WORKER, 2, 220, (*CHECKS, *named(KEPT)))
+JOB = Job(WORKER, 2, 300, (*CHECKS, *named(KEPT)))
 REST = Job(WORKER, 2, 600, named(case for case in CASES if case not in KEPT))
 # What they have in common with the others takes BytePS too long.
 OVER_BYTEPS = ("training_goes_on_in_shares", "batches_by_hand_in_shares")
