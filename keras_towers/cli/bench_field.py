@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from keras_towers import user_functions
 from keras_towers.bench.field.models import FIELD_MODELS
 from keras_towers.bench.field.plan import FieldCell, plan_field
 from keras_towers.bench.field.report import Field, show_field
@@ -129,12 +130,7 @@ def _models(options: FieldOptions) -> list[str]:
     names = choices("model", options.models, MODELS, default)
     if not options.model:
         return names
-    module, colon, function = options.model.partition(":")
-    if not (module and colon and function):
-        raise TowerError(
-            "--model takes MODULE:FUNCTION, such as my_module:build, not "
-            f"{options.model!r}"
-        )
+    user_functions.split(options.model)
     return [*names, options.model]
 
 
