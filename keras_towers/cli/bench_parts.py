@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from keras_towers import signals
 from keras_towers.bench.runner import CellT, Sample, failed_before
 from keras_towers.errors import CompatibilityError, TowerError
 
@@ -24,9 +25,11 @@ def run_all(
 ) -> bool:
     """Run all cells but those that failed before; False if interrupted."""
     # On SIGTERM, clean up and show results exactly as on Ctrl-C.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Progress(console=console, transient=True) as bar:
+        with (
+            signals.handled([signal.SIGTERM], signal.default_int_handler),
+            Progress(console=console, transient=True) as bar,
+        ):
             task = bar.add_task("starting", total=len(cells))
             for done, cell in enumerate(cells):
                 title = f"{cell.title} ({done + 1} of {len(cells)})"
@@ -35,8 +38,6 @@ def run_all(
                     samples.append(run(cell))
     except KeyboardInterrupt:
         return False
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return True
 
 
