@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import signals
 from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
@@ -90,16 +90,9 @@ class Resuming(ResumesFit):
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """Note signals for the length of ``fit``."""
-        main = threading.current_thread() is threading.main_thread()
         self._signals.clear()
-        with contextlib.ExitStack() as undo:
-            if self.kept.lasts and main:
-                for number in _SIGNALS:
-                    before = signal.signal(number, self._note)
-                    # None if it was not set from Python.
-                    undo.callback(
-                        signal.signal, number, before or signal.SIG_DFL
-                    )
+        numbers = _SIGNALS if self.kept.lasts else ()
+        with signals.handled(numbers, self._note):
             yield
 
     def _note(self, number: int, frame: Any) -> None:

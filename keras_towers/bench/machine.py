@@ -1,14 +1,15 @@
-"""The machine of the benchmark, and TensorFlow's devices on it."""
+"""The machine of the benchmark, and what of it a process uses."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keras_towers import _requirements
+from keras_towers import _requirements, tf_config
 from keras_towers.cores import usable_cores
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
@@ -42,6 +43,23 @@ def prepare_devices(device: str, towers: int) -> list[str]:
         [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
     )
     return [f"/device:CPU:{index}" for index in range(towers)]
+
+
+def use_cores(count: int) -> None:
+    """Run this process on as many cores as there are replicas.
+
+    Communication threads too: on spare cores those would be free. Must precede
+    the backends' core count.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
+def own_rank(processes: int) -> int:
+    """Return the rank that the launcher sets; a single process has none."""
+    if processes == 1:
+        return 0
+    task = tf_config.from_environment()
+    return task.rank if task else int(os.environ["HOROVOD_RANK"])
 
 
 def machine_facts(timeout_s: float) -> dict[str, Any]:

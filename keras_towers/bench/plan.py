@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from keras_towers.bench.rows import PROCESSES, TOWERS, Suite
 from keras_towers.errors import TowerError
@@ -45,6 +46,12 @@ class Cell:
         suite = self.suite
         noun = suite.replica if self.replicas == 1 else suite.replicas
         return f"{self.model}, {self.replicas} {noun}, {self.row}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with the same keys for towers and processes."""
+        job = asdict(self)
+        job["strategy"], job["towers"] = job.pop("row"), job.pop("replicas")
+        return job
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from rich.table import Table
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.results import Spread, summarize, summarize_adoption
 from keras_towers.bench.rows import SUITES, TOWERS, Suite
-from keras_towers.bench.runner import Outcome, Sample
+from keras_towers.bench.runner import Sample
 
-_NOTHING = "–"
+NOTHING = "–"
 # From this terminal width on, a ratio and its range fit on one line.
 _WIDE = 105
 
@@ -140,7 +140,7 @@ def _show_table(
 def _cell(column: str, spread: Spread | None, separator: str) -> str:
     """Format a median and, where repeats are compared, their range."""
     if spread is None:
-        return _NOTHING
+        return NOTHING
     if column in _UNITS:
         digits, unit = _UNITS[column]
         return f"{spread.median:.{digits}f} {unit}"
@@ -156,7 +156,7 @@ def _cell(column: str, spread: Spread | None, separator: str) -> str:
 def _adoption_table(results: Sequence[dict[str, Any]]) -> Table:
     def cells(result: dict[str, Any]) -> list[str]:
         if result["failed"]:
-            return [_NOTHING] * 5
+            return [NOTHING] * 5
         return [
             f"{result['first_adopt_s']:.3f} s",
             f"{result['adopt_s']:.3f} s",
@@ -185,15 +185,27 @@ def _table(
     table.add_column("strategy", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
-    counts = [result[suite.replicas] for result in results]
-    for result, count, before in zip(
-        results, counts, [None, *counts], strict=False
-    ):
+    add_rows(
+        table,
+        [(r[suite.replicas], _name(suite, r), *cells(r)) for r in results],
+    )
+    return table
+
+
+def add_rows(table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Add rows in a section for each number of replicas.
+
+    Args:
+        table: the table.
+        rows: the number, which only the first one of a section shows, and the
+            texts of the other columns.
+    """
+    before = None
+    for count, *texts in rows:
         if before not in (None, count):
             table.add_section()
-        number = "" if count == before else str(count)
-        table.add_row(number, _name(suite, result), *cells(result))
-    return table
+        table.add_row("" if count == before else str(count), *texts)
+        before = count
 
 
 def _name(suite: Suite, result: dict[str, Any]) -> str:
@@ -207,7 +219,7 @@ def _name(suite: Suite, result: dict[str, Any]) -> str:
     return text + (" [red]failed[/]" if result["failed"] else "")
 
 
-def show_failures(console: Console, samples: Sequence[Outcome]) -> None:
+def show_failures(console: Console, samples: Sequence[Sample]) -> None:
     """Print each error once, with the titles of the cells that it ended."""
     cells_by_error: dict[str, list[str]] = {}
     for sample in samples:

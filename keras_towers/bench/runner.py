@@ -7,10 +7,10 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from keras_towers import subprocesses
 from keras_towers.bench.meeting import Meeting
@@ -31,41 +31,11 @@ ONE_CORE = {
 _SAME_WEIGHTS = 1e-5
 
 
-@dataclass
-class Sample:
-    """The outcome of one cell: its measurements, or an error."""
-
-    cell: Cell
-    result: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it with the same keys for towers and processes."""
-        job = asdict(self.cell)
-        job["strategy"], job["towers"] = job.pop("row"), job.pop("replicas")
-        return {"job": job, "result": self.result, "error": self.error}
-
-
 class WorkerFailed(Exception):
     """A process failed; the text is the end of its output."""
 
 
-def run_cell(cell: Cell, setting: Setting) -> Sample:
-    """Measure one cell in separate processes."""
-    try:
-        return Sample(cell, _run_cell(cell, setting))
-    except Exception as error:
-        return Sample(cell, error=failure(error))
-
-
-def failure(error: Exception) -> str:
-    """Say why a cell failed, so that the others are not lost with it."""
-    if isinstance(error, WorkerFailed):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
-
-
-class Titled(Protocol):
+class Measurable(Protocol):
     """A cell of this benchmark or of the field."""
 
     @property
@@ -73,22 +43,41 @@ class Titled(Protocol):
         """The same for all repeats."""
         ...
 
-
-class Outcome(Protocol):
-    """A sample of this benchmark or of the field."""
-
-    @property
-    def cell(self) -> Titled:
-        """What was measured."""
-        ...
-
-    @property
-    def error(self) -> str | None:
-        """Why it failed."""
+    def as_json(self) -> dict[str, Any]:
+        """What was measured, with the same keys for all kinds of cells."""
         ...
 
 
-def failed_before(cell: Titled, samples: Sequence[Outcome]) -> bool:
+CellT = TypeVar("CellT", bound=Measurable)
+
+
+@dataclass
+class Sample(Generic[CellT]):
+    """The outcome of one cell: its measurements, or an error."""
+
+    cell: CellT
+    result: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with the same keys for all kinds of cells."""
+        job = self.cell.as_json()
+        return {"job": job, "result": self.result, "error": self.error}
+
+
+def sampled(
+    cell: CellT, measure: Callable[[], dict[str, Any]]
+) -> Sample[CellT]:
+    """Measure a cell; if that fails, the others are not lost with it."""
+    try:
+        return Sample(cell, measure())
+    except WorkerFailed as error:
+        return Sample(cell, error=str(error))
+    except Exception as error:
+        return Sample(cell, error=f"{type(error).__name__}: {error}")
+
+
+def failed_before(cell: Measurable, samples: Sequence[Sample]) -> bool:
     """Whether an earlier repeat failed.
 
     So a strategy that hangs does not use up its time limit in every repeat.
@@ -96,27 +85,69 @@ def failed_before(cell: Titled, samples: Sequence[Outcome]) -> bool:
     return any(s.error and s.cell.title == cell.title for s in samples)
 
 
+def run_cell(cell: Cell, setting: Setting) -> Sample:
+    """Measure one cell in separate processes."""
+    return sampled(cell, lambda: _run_cell(cell, setting))
+
+
 def _run_cell(cell: Cell, setting: Setting) -> dict[str, Any]:
+    launcher: list[str] = []
+    environment = {}
+    if cell.processes > 1:
+        number = str(cell.processes)
+        row = cell.suite.rows[cell.row]
+        launcher = ["-np", number, *row.launcher]
+        if row.servers:
+            launcher = ["--ps", str(row.servers), "--workers", number]
+        environment = ONE_CORE
+    task = {"cell": asdict(cell), "setting": asdict(setting)}
+    ranks = run_workers(
+        "keras_towers.bench.worker",
+        task,
+        cell.processes,
+        launcher,
+        setting.timeout_s,
+        environment,
+    )
+    return combine(cell, ranks)
+
+
+def run_workers(
+    module: str,
+    task: dict[str, Any],
+    processes: int,
+    launcher: Sequence[str],
+    timeout_s: float,
+    environment: dict[str, str],
+) -> list[dict[str, Any]]:
+    """Run a worker in each of some processes.
+
+    Args:
+        module: the worker's, which leaves its result in a ``Meeting``.
+        task: what the worker is told, beside the folder of that meeting.
+        processes: how many leave a result.
+        launcher: options of ``keras-towers run`` with several processes; a
+            single one is not launched.
+        timeout_s: the time limit of all of it in seconds.
+        environment: variables for the processes.
+
+    Returns:
+        The results, by rank.
+
+    Raises:
+        WorkerFailed: a process failed, wrote no result, or exceeded the limit.
+    """
     with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
-        task = {"cell": asdict(cell), "setting": asdict(setting)}
-        task_json = json.dumps({**task, "folder": folder})
-        command = ["-m", "keras_towers.bench.worker", task_json]
-        environment = {}
-        if cell.processes > 1:
-            launcher = ["-m", "keras_towers.cli.main", "run"]
-            number = str(cell.processes)
-            row = cell.suite.rows[cell.row]
-            tasks = ["-np", number, *row.launcher]
-            if row.servers:
-                tasks = ["--ps", str(row.servers), "--workers", number]
-            command = [*launcher, *tasks, *command]
-            environment = ONE_CORE
-        run_python(command, setting.timeout_s, environment)
+        command = ["-m", module, json.dumps({**task, "folder": folder})]
+        if processes > 1:
+            run = ["-m", "keras_towers.cli.main", "run"]
+            command = [*run, *launcher, *command]
+        run_python(command, timeout_s, environment)
         try:
-            texts = Meeting(Path(folder), 0, cell.processes).read(RESULT)
+            texts = Meeting(Path(folder), 0, processes).read(RESULT)
         except FileNotFoundError:
             raise WorkerFailed("a process wrote no result") from None
-    return combine(cell, [json.loads(text) for text in texts])
+    return [json.loads(text) for text in texts]
 
 
 def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

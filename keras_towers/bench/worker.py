@@ -9,12 +9,10 @@ affect the next one.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from keras_towers import tf_config
 from keras_towers.bench import machine, measure
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.models import MODELS
@@ -49,18 +47,11 @@ def main() -> None:
     """Run the task given on the command line."""
     given = json.loads(sys.argv[1])
     cell, setting = Cell(**given["cell"]), Setting(**given["setting"])
-    # The launcher sets the rank; a single process has none.
-    rank = 0
-    if cell.processes > 1:
-        task = tf_config.from_environment()
-        rank = task.rank if task else int(os.environ["HOROVOD_RANK"])
+    rank = machine.own_rank(cell.processes)
     meeting = Meeting(Path(given["folder"]), rank, cell.processes)
     devices = []
     if meeting.size > 1:
-        # As many cores as ranks, including communication threads: on spare
-        # cores those would be free. Must precede TensorFlow's core count.
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[: meeting.size])
+        machine.use_cores(meeting.size)
     else:
         devices = machine.prepare_devices(setting.device, cell.replicas)
     strategy = cell.suite.rows[cell.row].strategy

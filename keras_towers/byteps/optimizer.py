@@ -18,7 +18,7 @@ from keras_towers.dropin.arguments import (
     passes_of,
 )
 from keras_towers.dropin.engine import variable_key
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction import divided, sum_over_ranks
 
 
 class _Mean:
@@ -61,11 +61,9 @@ class _Mean:
         return reduced
 
     def _divided(self, total: Any, back: Any) -> Any:
-        if isinstance(total, tf.IndexedSlices):
-            values = total.values / tf.cast(bps.size(), total.values.dtype)
-            return tf.IndexedSlices(values, total.indices, total.dense_shape)
-        total = self._compression.decompress(total, back)
-        return total / tf.cast(bps.size(), total.dtype)
+        if not isinstance(total, tf.IndexedSlices):
+            total = self._compression.decompress(total, back)
+        return divided(total, bps.size())
 
 
 def DistributedOptimizer(

@@ -16,13 +16,14 @@ from keras_towers.bench.field.rows import LISTED
 from keras_towers.bench.machine import cpu_threads, machine_facts
 from keras_towers.bench.measure import WARM_UP_BATCHES
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.plan import Cell, Setting, choices, numbers, plan_cells
+from keras_towers.bench.plan import Setting, choices, numbers, plan_cells
 from keras_towers.bench.report import show_report, write_json
 from keras_towers.bench.rows import MODES, PROCESSES, TOWERS
-from keras_towers.bench.runner import Sample, failed_before, run_cell
+from keras_towers.bench.runner import Sample, run_cell
 from keras_towers.cli.bench_field import FieldOptions, run_field
 from keras_towers.cli.bench_parts import (
     check_folder,
+    check_gpus,
     check_together,
     end,
     refusing,
@@ -227,22 +228,17 @@ def bench(
     if device is Device.AUTO:
         device = Device.GPU if gpus >= max(counts) else Device.CPU
     with refusing(2):
-        if device is Device.GPU and gpus < max(counts):
-            raise TowerError(
-                f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
-            )
+        if device is Device.GPU:
+            check_gpus(max(counts), gpus)
     setting = Setting(device.value, batch, batches, timeout)
     timed = adoption is not False
     cells = plan_cells(suite, names, rows, counts, repeats, timed)
     console = Console()
     console.print(f"{len(cells)} runs on the {device.upper()}", style="dim")
     samples: list[Sample] = []
-
-    def run(cell: Cell) -> None:
-        if not failed_before(cell, samples):
-            samples.append(run_cell(cell, setting))
-
-    complete = run_all(console, cells, run)
+    complete = run_all(
+        console, cells, samples, lambda cell: run_cell(cell, setting)
+    )
     show_report(console, facts, samples)
     if json_path:
         settings: dict[str, Any] = {

@@ -10,16 +10,22 @@ from typing import Any
 
 from rich.console import Console
 
+from keras_towers import user_functions
 from keras_towers.bench.field.models import FIELD_MODELS
-from keras_towers.bench.field.plan import FieldCell, plan_field
+from keras_towers.bench.field.plan import plan_field
 from keras_towers.bench.field.report import Field, show_field
 from keras_towers.bench.field.rows import LISTED, ROWS, Runs, split
 from keras_towers.bench.field.runner import run_field_cell, store
 from keras_towers.bench.machine import machine_facts
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.plan import Setting, choices, numbers
-from keras_towers.bench.runner import failed_before
-from keras_towers.cli.bench_parts import check_folder, end, refusing, run_all
+from keras_towers.cli.bench_parts import (
+    check_folder,
+    check_gpus,
+    end,
+    refusing,
+    run_all,
+)
 from keras_towers.errors import TowerError
 
 _MOST_DEVICES = 8
@@ -106,12 +112,12 @@ def run_field(options: FieldOptions) -> None:
                 path.mkdir()
                 notes.append(store(model, path, setting)["note"])
         run = Field(facts, settings, skipped, list(filter(None, notes)))
-
-        def measure(cell: FieldCell) -> None:
-            if not failed_before(cell, run.samples):
-                run.samples.append(run_field_cell(cell, stored, setting))
-
-        complete = run_all(console, cells, measure)
+        complete = run_all(
+            console,
+            cells,
+            run.samples,
+            lambda cell: run_field_cell(cell, stored, setting),
+        )
     settings["complete"] = complete
     show_field(console, run)
     if options.json_path:
@@ -129,12 +135,7 @@ def _models(options: FieldOptions) -> list[str]:
     names = choices("model", options.models, MODELS, default)
     if not options.model:
         return names
-    module, colon, function = options.model.partition(":")
-    if not (module and colon and function):
-        raise TowerError(
-            "--model takes MODULE:FUNCTION, such as my_module:build, not "
-            f"{options.model!r}"
-        )
+    user_functions.split(options.model)
     return [*names, options.model]
 
 
@@ -172,10 +173,8 @@ def _devices(
     if not counts:
         there = gpus if device == "gpu" else facts["cores"]
         counts = [_most_that_share(options.batch_size, there)]
-    if device == "gpu" and gpus < max(counts):
-        raise TowerError(
-            f"{max(counts)} GPUs are needed for --towers, {gpus} visible"
-        )
+    if device == "gpu":
+        check_gpus(max(counts), gpus)
     return device, [count for count in counts if count > 1]
 
 

@@ -6,40 +6,55 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers.bench.runner import Titled
+from keras_towers import signals
+from keras_towers.bench.runner import CellT, Sample, failed_before
 from keras_towers.errors import CompatibilityError, TowerError
-
-Cell = TypeVar("Cell", bound=Titled)
 
 
 def run_all(
-    console: Console, cells: Sequence[Cell], run: Callable[[Cell], None]
+    console: Console,
+    cells: Sequence[CellT],
+    samples: list[Sample[CellT]],
+    run: Callable[[CellT], Sample[CellT]],
 ) -> bool:
-    """Run all cells; False if interrupted."""
+    """Run all cells but those that failed before; False if interrupted."""
     # On SIGTERM, clean up and show results exactly as on Ctrl-C.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Progress(console=console, transient=True) as bar:
+        with (
+            signals.handled([signal.SIGTERM], signal.default_int_handler),
+            Progress(console=console, transient=True) as bar,
+        ):
             task = bar.add_task("starting", total=len(cells))
             for done, cell in enumerate(cells):
                 title = f"{cell.title} ({done + 1} of {len(cells)})"
                 bar.update(task, completed=done, description=title)
-                run(cell)
+                if not failed_before(cell, samples):
+                    samples.append(run(cell))
     except KeyboardInterrupt:
         return False
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return True
 
 
+def check_gpus(needed: int, gpus: int) -> None:
+    """Check that there are enough GPUs.
+
+    Raises:
+        TowerError: there are fewer.
+    """
+    if gpus < needed:
+        raise TowerError(
+            f"{needed} GPUs are needed for --towers, {gpus} visible"
+        )
+
+
 def end(
-    console: Console, complete: bool, cells: int, samples: Sequence[Any]
+    console: Console, complete: bool, cells: int, samples: Sequence[Sample]
 ) -> None:
     """End with the exit code of an interrupted or a failed run, if it was."""
     if not complete:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TaskProgressColumn as Percentage
 from typer.core import TyperGroup
+
+from keras_towers import signals
 
 if TYPE_CHECKING:
     from keras_towers.building.recipe import Recipe
@@ -145,25 +147,14 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     console.print("Check it: keras-towers doctor --self-test", style="dim")
 
 
-@contextmanager
-def _ended_cleanly() -> Iterator[None]:
+def _ended_cleanly() -> AbstractContextManager[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C.
 
     Compilers run in a separate process group and would otherwise go on.
     """
-
-    def interrupt(*ignored: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, interrupt)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return signals.handled(
+        [signal.SIGTERM, signal.SIGHUP], signal.default_int_handler
+    )
 
 
 @contextmanager

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,26 +89,10 @@ def _built(target: str) -> tuple[Any, ...]:
         TowerError: there is no such function, it fails, or it returns
             something else than a model and data.
     """
+    from keras_towers import user_functions
     from keras_towers.errors import TowerError
 
-    module_name, colon, name = target.partition(":")
-    if not (module_name and colon and name):
-        raise TowerError(
-            f"{target!r} names no function: give MODULE:FUNCTION, such as "
-            "my_module:build."
-        )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise TowerError(f"{target!r} cannot be imported: {error}.") from error
-    try:
-        built = function()
-    except Exception as error:
-        raise TowerError(
-            f"{target} failed: {type(error).__name__}: {error}"
-        ) from error
+    built = user_functions.call(target)
     if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
         raise TowerError(
             f"{target} has to return (model, x), (model, x, y), (model, x, y, "

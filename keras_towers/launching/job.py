@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keras_towers import signals
 from keras_towers.launching.byteps import Servers
 from keras_towers.launching.environment import (
     job_environment,
@@ -149,23 +148,16 @@ def run_job(job: Job) -> Outcome:
         console.close()
 
 
-@contextlib.contextmanager
-def signals_to(events: queue.SimpleQueue[Any]) -> Iterator[None]:
-    """Put termination signals into a queue.
-
-    Only the main thread can; it is the one that signals interrupt.
-    """
-    in_main = threading.current_thread() is threading.main_thread()
-    before = {
-        number: signal.signal(number, lambda n, _: events.put(n))
+def signals_to(
+    events: queue.SimpleQueue[Any],
+) -> contextlib.AbstractContextManager[None]:
+    """Put termination signals into a queue, in the main thread only."""
+    numbers = [
+        number
         for number in (
             *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
         )
         # A job started with nohup keeps ignoring SIGHUP.
-        if in_main and signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    return signals.handled(numbers, lambda n, _: events.put(n))

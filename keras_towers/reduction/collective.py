@@ -14,8 +14,7 @@ from keras_towers.reduction.naive import sum_on_towers
 from keras_towers.reduction.nccl import nccl_available
 from keras_towers.reduction.per_gradient import reduce_each
 from keras_towers.reduction.placed import (
-    add_on,
-    copy_to,
+    add_and_copy,
     host_of,
     same_device,
     same_devices,
@@ -134,8 +133,8 @@ class CollectiveAllReduce:
             # mismatch no collective op of the process works any more.
             known = all(tensor.shape.num_elements() for tensor in tensors)
             if tensors[0].dtype not in _DTYPES or not known:
-                total = add_on(devices[index % len(devices)], tensors)
-                return [copy_to(device, total) for device in devices]
+                main = devices[index % len(devices)]
+                return add_and_copy(main, tensors, devices)
             return self._all_reduce(tensors, slot)
 
         return reduce_each(grads, devices, dense)

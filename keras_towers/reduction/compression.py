@@ -16,6 +16,7 @@ too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -23,7 +24,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction.error_feedback import with_error_feedback
-from keras_towers.reduction.exchange import Exchange, buckets, exact
+from keras_towers.reduction.exchange import Exchange, exact, in_buckets
 from keras_towers.transport import Transport
 
 
@@ -73,19 +74,15 @@ def _by_shards(
     _check_floats(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
-    sums = dict(enumerate(tensors))
     rounded = [i for i in full if is_rounded(tensors[i], dtype)]
-    others = [i for i in full if i not in set(rounded)]
-    for number, members in enumerate(buckets(tensors, rounded)):
-        parts = [tensors[i] for i in members]
-        totals = _sum_bucket(dtype, transport, parts, f"{key}.{number}")
-        sums.update(zip(members, totals, strict=True))
-    if others:
-        totals = transport.all_reduce(
-            [tensors[i] for i in others], f"{key}.others"
-        )
-        sums.update(zip(others, totals, strict=True))
-    return [sums[i] for i in range(len(tensors))]
+    return in_buckets(
+        functools.partial(_sum_bucket, dtype),
+        transport,
+        tensors,
+        key,
+        chosen=rounded,
+        others=[i for i in full if i not in set(rounded)],
+    )
 
 
 def _sum_bucket(

@@ -28,6 +28,43 @@ def exact(
     return transport.all_reduce(tensors, key)
 
 
+def in_buckets(
+    sum_bucket: Exchange,
+    transport: Transport,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+    *,
+    chosen: Sequence[int],
+    others: Sequence[int],
+    limit: int = BUCKET_BYTES,
+) -> list[tf.Tensor]:
+    """Sum some tensors in ``buckets``, and others by the transport.
+
+    Args:
+        sum_bucket: sums tensors of the same dtype.
+        transport: connects the ranks.
+        tensors: N tensors.
+        key: as for an ``Exchange``.
+        chosen: the indices of those that are summed in buckets.
+        others: the indices of those that the transport's all-reduce sums.
+        limit: as for ``buckets``.
+
+    Returns:
+        N sums; what is neither chosen nor among the others is as it was.
+    """
+    sums = list(tensors)
+    groups = buckets(tensors, chosen, limit)
+    exchanges = [(sum_bucket, str(n), group) for n, group in enumerate(groups)]
+    if others:
+        exchanges.append((exact, "others", list(others)))
+    for exchange, name, members in exchanges:
+        parts = [tensors[i] for i in members]
+        totals = exchange(transport, parts, f"{key}.{name}")
+        for index, total in zip(members, totals, strict=True):
+            sums[index] = total
+    return sums
+
+
 def buckets(
     tensors: Sequence[tf.Tensor],
     indices: Iterable[int],

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.reduction.gradients import Gradient, Gradients
 from keras_towers.reduction.per_gradient import reduce_each
-from keras_towers.reduction.placed import add_on, copy_to, host_of
+from keras_towers.reduction.placed import add_and_copy, host_of
 
 
 def sum_on_host(
@@ -39,7 +39,7 @@ def sum_on_host(
     """
 
     def dense(_: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return _handed_out(host_of(devices[0]), tensors, devices)
+        return add_and_copy(host_of(devices[0]), tensors, devices)
 
     return reduce_each(grads, devices, dense, lambda _: host_of(devices[0]))
 
@@ -71,13 +71,6 @@ def sum_on_towers(
     """
 
     def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return _handed_out(devices[index % len(devices)], tensors, devices)
+        return add_and_copy(devices[index % len(devices)], tensors, devices)
 
     return reduce_each(grads, devices, dense)
-
-
-def _handed_out(
-    main: str, tensors: Sequence[tf.Tensor], devices: Sequence[str]
-) -> list[tf.Tensor]:
-    total = add_on(main, tensors)
-    return [copy_to(device, total) for device in devices]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.reduction.gradients import Gradient, Gradients
 from keras_towers.reduction.naive import sum_on_towers
 from keras_towers.reduction.per_gradient import reduce_each
-from keras_towers.reduction.placed import add_on, all_or_none, copy_to
+from keras_towers.reduction.placed import add_and_copy, all_or_none
 
 # The dtypes that TensorFlow's kernel supports.
 _DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -51,8 +51,8 @@ def nccl_all_reduce(
     def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         known = all(tensor.shape.num_elements() for tensor in tensors)
         if tensors[0].dtype not in _DTYPES or not known:
-            total = add_on(devices[index % len(devices)], tensors)
-            return [copy_to(device, total) for device in devices]
+            main = devices[index % len(devices)]
+            return add_and_copy(main, tensors, devices)
         return _all_reduce(tensors, devices)
 
     return reduce_each(grads, devices, dense)

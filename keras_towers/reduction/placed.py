@@ -22,6 +22,14 @@ def copy_to(device: str, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
+def add_and_copy(
+    main: str, tensors: Sequence[tf.Tensor], devices: Sequence[str]
+) -> list[tf.Tensor]:
+    """Sum tensors on one device and copy the sum to K devices."""
+    total = add_on(main, tensors)
+    return [copy_to(device, total) for device in devices]
+
+
 def all_or_none(
     tensors: Sequence[tf.Tensor], devices: Sequence[str]
 ) -> list[tf.Tensor]:

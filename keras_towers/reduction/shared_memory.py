@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.exchange import buckets
+from keras_towers.reduction.exchange import in_buckets
 from keras_towers.reduction.segments import SharedBucket
 from keras_towers.transport import Transport
 
@@ -51,21 +51,15 @@ class SharedMemoryExchange:
         )
         if size < MIN_BYTES:
             return transport.all_reduce(tensors, key)
-        sums: dict[int, tf.Tensor] = {}
-        for number, members in enumerate(
-            buckets(tensors, shared, BUCKET_BYTES)
-        ):
-            totals = self._sum(
-                transport, [tensors[i] for i in members], f"{key}.{number}"
-            )
-            sums.update(zip(members, totals, strict=True))
-        others = [i for i in range(len(tensors)) if i not in sums]
-        if others:
-            totals = transport.all_reduce(
-                [tensors[i] for i in others], f"{key}.others"
-            )
-            sums.update(zip(others, totals, strict=True))
-        return [sums[i] for i in range(len(tensors))]
+        return in_buckets(
+            self._sum,
+            transport,
+            tensors,
+            key,
+            chosen=shared,
+            others=[i for i in range(len(tensors)) if i not in set(shared)],
+            limit=BUCKET_BYTES,
+        )
 
     def _sum(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str

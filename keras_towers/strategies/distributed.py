@@ -17,17 +17,13 @@ from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Reduction
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
-from keras_towers.strategies.servers import (
-    AmongWorkers,
-    Servers,
-    cached,
-    copies,
-)
+from keras_towers.strategies.processes import AmongProcesses
+from keras_towers.strategies.servers import Servers, cached, copies
 
 _SMALL_BYTES = 1 << 20
 
 
-class _DirectStrategy(AmongWorkers, BaseStrategy):
+class _DirectStrategy(AmongProcesses, BaseStrategy):
     """Workers whose gradients are applied on the servers, each by itself.
 
     Args:
@@ -94,11 +90,7 @@ class _DirectStrategy(AmongWorkers, BaseStrategy):
         return [
             f"{self._components.update.description}; {how}",
             f"every worker applies its own gradients, which are {scaled}",
-            {
-                "split": "every worker takes its part of each batch",
-                "each": "every worker reads its own data",
-            }[self.batches],
-            *self._servers.described(),
+            *self._servers.described(self.batches),
         ]
 
 

@@ -12,6 +12,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import rendezvous
 from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.reduction import (
     Exchange,
     SharedMemoryExchange,
@@ -24,7 +25,28 @@ from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.transport import Transport
 
 
-class ProcessStrategy(AllReduceStrategy):
+class AmongProcesses:
+    """What tells a process its place, for strategies of several."""
+
+    _config: TowerConfig
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        return self._config.peers.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self._config.peers.size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, which writes files."""
+        return self.rank == 0
+
+
+class ProcessStrategy(AmongProcesses, AllReduceStrategy):
     """Base of the strategies in which every process drives its own towers.
 
     It extends ``TowerStrategy`` to several processes: gradients, metrics and
@@ -62,16 +84,6 @@ class ProcessStrategy(AllReduceStrategy):
         )
 
     @property
-    def rank(self) -> int:
-        """This process, 0 to size - 1."""
-        return self._config.transport.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        return self._config.transport.size
-
-    @property
     def local_rank(self) -> int:
         """This process among those on its machine, from 0."""
         return self._config.transport.local_rank
@@ -80,11 +92,6 @@ class ProcessStrategy(AllReduceStrategy):
     def local_size(self) -> int:
         """The number of processes on this machine."""
         return self._config.transport.local_size
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is rank 0, which writes files."""
-        return self._config.transport.rank == 0
 
     def __repr__(self) -> str:
         if self.size == 1:

@@ -13,7 +13,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import tf_config
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.dropped import Dropped
-from keras_towers.fit.contract import TowerConfig, Update
+from keras_towers.fit.contract import Batches, Update
 from keras_towers.fit.served.calls import ServedCalls
 from keras_towers.fit.served.session import Session
 from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
@@ -113,35 +113,22 @@ class Servers:
 
         return calls
 
-    def described(self) -> list[str]:
-        """Lines for ``describe()``."""
+    def described(self, batches: Batches) -> list[str]:
+        """Lines for ``describe()``.
+
+        Args:
+            batches: whether workers share a batch, or each draws one.
+        """
         me = self.connection
         servers = len(me.devices)
         return [
+            {
+                "split": "every worker takes its part of each batch",
+                "each": "every worker reads its own data",
+            }[batches],
             f"worker {me.rank} of {me.size}, {servers} parameter "
             f"server{'s' * (servers > 1)}",
         ]
-
-
-class AmongWorkers:
-    """What tells a worker its place, for strategies of several workers."""
-
-    _config: TowerConfig
-
-    @property
-    def rank(self) -> int:
-        """This worker, 0 to size - 1."""
-        return self._config.peers.rank
-
-    @property
-    def size(self) -> int:
-        """The number of workers."""
-        return self._config.peers.size
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is worker 0, which writes files."""
-        return self.rank == 0
 
 
 def copies(parts: Parts, reduce: Reduction) -> Update:

@@ -21,8 +21,8 @@ from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
+from keras_towers.strategies.processes import AmongProcesses
 from keras_towers.strategies.servers import (
-    AmongWorkers,
     Servers,
     checked_timeout,
     copies,
@@ -33,7 +33,7 @@ from keras_towers.sync_replicas.quotas import most_of_one
 Tokens = Literal["per_replica", "shared"]
 
 
-class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
+class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
     """Trains an existing Keras model without waiting for its slowest replicas.
 
     Each of T replicas takes the next whole batch and computes its gradients.
@@ -293,17 +293,12 @@ class SyncReplicasStrategy(AmongWorkers, BaseStrategy):
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",
             f"tokens are {self.tokens.replace('_', ' ')}",
-            *self._data_described(),
+            *(
+                ["every replica takes the next whole batch"]
+                if self._servers is None
+                else self._servers.described(self.batches)
+            ),
         ]
-
-    def _data_described(self) -> list[str]:
-        if self._servers is None:
-            return ["every replica takes the next whole batch"]
-        data = {
-            "split": "every worker takes its part of each batch",
-            "each": "every worker reads its own data",
-        }[self.batches]
-        return [data, *self._servers.described()]
 
 
 def _devices(towers: devices_lib.Towers | None, total: int | None) -> list[str]:

@@ -6,12 +6,12 @@ initial weights with every backend.
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keras_towers import user_functions
 from keras_towers.bench.field.examples import random_examples
 from keras_towers.bench.models import MODELS, Wrap
 from keras_towers.bench.trainers import mapped
@@ -147,17 +147,7 @@ def _users(target: str) -> list[Any]:
     """
     import keras
 
-    module, _, name = target.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TowerError(f"{target} cannot be imported: {error}") from error
-    try:
-        built = function()
-    except Exception as error:
-        raise TowerError(
-            f"{target} failed: {type(error).__name__}: {error}"
-        ) from error
+    built = user_functions.call(target)
     model, *data = built if isinstance(built, (tuple, list)) else (built,)
     if not isinstance(model, keras.Model) or len(data) not in (0, 2):
         raise TowerError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from keras_towers.bench.field.rows import ROWS, FieldRow, Runs, with_divisors
 
@@ -39,6 +40,10 @@ class FieldCell:
         """The title of the cell, the same for all repeats."""
         noun = "device" if self.replicas == 1 else self.field_row.runs.value
         return f"{self.model}, {self.replicas} {noun}, {self.row}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with the kind that other cells have."""
+        return {"kind": "field", **asdict(self)}
 
 
 def plan_field(

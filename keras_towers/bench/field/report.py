@@ -17,10 +17,14 @@ from keras_towers.bench.field.models import title
 from keras_towers.bench.field.results import summarize_field
 from keras_towers.bench.field.rows import REFERENCE, ROWS
 from keras_towers.bench.field.runner import FieldSample
-from keras_towers.bench.report import describe_machine, show_failures
+from keras_towers.bench.report import (
+    NOTHING,
+    add_rows,
+    describe_machine,
+    show_failures,
+)
 from keras_towers.bench.results import Spread
 
-_NOTHING = "–"
 # Columns: their titles, the factor and the format of what is shown.
 _COLUMNS = {
     "examples_per_s": ("examples\n/s", 1, "{:.0f}"),
@@ -140,17 +144,13 @@ def _table(heading: str, results: Sequence[dict[str, Any]]) -> Table:
     table.add_column("row", no_wrap=True)
     for name, _, _ in _COLUMNS.values():
         table.add_column(name, justify="right", no_wrap=True)
-    before = None
-    for result in results:
-        devices = result["devices"]
-        if before not in (None, devices):
-            table.add_section()
-        table.add_row(
-            "" if devices == before else str(devices),
-            _name(result),
-            *(_shown(result[column], column) for column in _COLUMNS),
-        )
-        before = devices
+    add_rows(
+        table,
+        [
+            (r["devices"], _name(r), *(_shown(r[c], c) for c in _COLUMNS))
+            for r in results
+        ],
+    )
     return table
 
 
@@ -164,6 +164,6 @@ def _name(result: dict[str, Any]) -> str:
 
 def _shown(spread: Spread | None, column: str) -> str:
     if spread is None:
-        return _NOTHING
+        return NOTHING
     _, factor, form = _COLUMNS[column]
     return form.format(spread.median * factor)

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_towers.bench.field.plan import FieldCell
 from keras_towers.bench.field.rows import Runs
-from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.plan import Setting
 from keras_towers.bench.runner import (
     ONE_CORE,
+    Sample,
     WorkerFailed,
-    failure,
     mean,
-    run_python,
+    run_workers,
     same_weights,
+    sampled,
 )
-from keras_towers.bench.worker import RESULT
 from keras_towers.errors import TowerError
 
 _WORKER = "keras_towers.bench.field.worker"
 
 
-@dataclass
-class FieldSample:
-    """The outcome of one cell: its measurements, or an error."""
-
-    cell: FieldCell
-    result: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it with the keys of the other samples."""
-        job = {"kind": "field", **asdict(self.cell)}
-        return {"job": job, "result": self.result, "error": self.error}
+FieldSample: TypeAlias = Sample[FieldCell]
+"""The outcome of one cell: its measurements, or an error."""
 
 
 def store(source: str, stored: Path, setting: Setting) -> dict[str, Any]:
@@ -70,11 +57,11 @@ def run_field_cell(
     cell: FieldCell, stored: Mapping[str, Path], setting: Setting
 ) -> FieldSample:
     """Measure one cell in separate processes."""
-    try:
-        ranks = _run(cell.model, cell, stored[cell.model], setting)
-        return FieldSample(cell, combine(cell, ranks))
-    except Exception as error:
-        return FieldSample(cell, error=failure(error))
+    stored_in = stored[cell.model]
+    return sampled(
+        cell,
+        lambda: combine(cell, _run(cell.model, cell, stored_in, setting)),
+    )
 
 
 def combine(cell: FieldCell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -120,26 +107,19 @@ def environment(cell: FieldCell, device: str) -> dict[str, str]:
 def _run(
     source: str, cell: FieldCell | None, stored: Path, setting: Setting
 ) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
-        task = {
-            "cell": asdict(cell) if cell else None,
-            "setting": asdict(setting),
-            "model": source,
-            "stored": str(stored),
-            "folder": folder,
-        }
-        command = ["-m", _WORKER, json.dumps(task)]
-        processes, variables = 1, {"CUDA_VISIBLE_DEVICES": ""}
-        if cell:
-            processes = cell.processes
-            variables = environment(cell, setting.device)
-        if cell and processes > 1:
-            number = "-np" if cell.field_row.horovod else "--workers"
-            launcher = ["-m", "keras_towers.cli.main", "run"]
-            command = [*launcher, number, str(processes), *command]
-        run_python(command, setting.timeout_s, variables)
-        try:
-            texts = Meeting(Path(folder), 0, processes).read(RESULT)
-        except FileNotFoundError:
-            raise WorkerFailed("a process wrote no result") from None
-    return [json.loads(text) for text in texts]
+    task = {
+        "cell": asdict(cell) if cell else None,
+        "setting": asdict(setting),
+        "model": source,
+        "stored": str(stored),
+    }
+    processes, launcher = 1, []
+    variables = {"CUDA_VISIBLE_DEVICES": ""}
+    if cell:
+        processes = cell.processes
+        number = "-np" if cell.field_row.horovod else "--workers"
+        launcher = [number, str(processes)]
+        variables = environment(cell, setting.device)
+    return run_workers(
+        _WORKER, task, processes, launcher, setting.timeout_s, variables
+    )

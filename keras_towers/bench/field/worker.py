@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from keras_towers import tf_config
 from keras_towers.bench import machine, measure
 from keras_towers.bench.field import curves, rivals
 from keras_towers.bench.field.models import Stored
@@ -66,10 +65,7 @@ def _prepare(cell: FieldCell, device: str, rank: int) -> list[str]:
     """Give this process its share of the machine; return its devices."""
     row = cell.field_row
     if device == "cpu":
-        # As many cores as replicas, including communication threads: on spare
-        # cores those would be free. Must precede the backends' core count.
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[: cell.replicas])
+        machine.use_cores(cell.replicas)
     elif row.runs is not Runs.DEVICES:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = (
@@ -100,10 +96,8 @@ def main() -> None:
         Meeting(folder, 0, 1).leave(RESULT, json.dumps(result))
         return
     cell = FieldCell(**given["cell"])
-    rank = 0
+    rank = machine.own_rank(cell.processes)
     if cell.processes > 1:
-        task = tf_config.from_environment()
-        rank = task.rank if task else int(os.environ["HOROVOD_RANK"])
         # Rows make clusters of their own, of which TensorFlow must not be told
         # another when Keras is imported before.
         os.environ.pop("TF_CONFIG", None)

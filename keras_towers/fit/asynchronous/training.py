@@ -24,6 +24,7 @@ from keras_towers import compat
 from keras_towers.fit.asynchronous.pace import Pace
 from keras_towers.fit.asynchronous.staleness import Staleness
 from keras_towers.fit.asynchronous.threads import TowerThreads
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step.logs import Logs
@@ -236,7 +237,7 @@ class AsyncTraining:
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, lambda v: v.values[index]),
-            tower_lib.activate(tower),
+            replica_context.activate(tower),
         ):
             yield tower
 

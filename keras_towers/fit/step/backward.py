@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Gradients
 from keras_towers.fit.update import gradients, optimizers
@@ -77,7 +78,7 @@ class Backward:
                 if optimizers.taker_of(optimizer) is None:
                     optimizers.take(optimizer, type(self).__name__)
                     stack.callback(optimizers.give_back, optimizer)
-            with tower_lib.activate(tower):
+            with replica_context.activate(tower):
                 result = self._step(batch)
         return result, self._gradients
 

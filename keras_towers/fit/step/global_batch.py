@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import marks
+from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
@@ -192,7 +192,7 @@ class GlobalStep:
                 data = _know_rows(tower, data, starts[index], batch.total)
             if training and index == 0 and not tf.executing_eagerly():
                 tower.origins = Origins(data)
-            with tower_lib.activate(tower), self.order.gated():
+            with replica_context.activate(tower), self.order.gated():
                 output = trace.run(step, data, tower, note)
             if index == 0:
                 after = attributes.take()

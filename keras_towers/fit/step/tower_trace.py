@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.contract import TakesGradients, TowerConfig
@@ -186,7 +187,7 @@ class TowerTrace:
         with (
             compat.xla_context() if self._xla else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creates),
-            tower_lib.activate(tower),
+            replica_context.activate(tower),
         ):
             self._output = self._step(data)
             if self._note is not None:

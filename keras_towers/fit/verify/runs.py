@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update import gradients
@@ -108,7 +109,7 @@ def on_one_device(update: RecordedUpdate) -> Iterator[None]:
     with (
         hooks.installed(),
         compat.single_device_mode(),
-        tower_lib.activate(tower),
+        replica_context.activate(tower),
     ):
         yield
 

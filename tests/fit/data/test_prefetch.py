@@ -1,13 +1,12 @@
 """The second data path, which copies ahead to accelerators, on logical CPUs."""
 
-import time
-
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.exactness import models as m
+from tests.fit.data.prefetched import (
+    assert_drawn_ahead,
+    assert_strings_are_exact,
+)
 from tests.fit.data.test_inputs import W, X, Y, batches, fitting
 from tests.kit.compare import assert_exact
 from tests.kit.long import long_but
@@ -122,57 +121,8 @@ def test_evaluate_and_predict():
 
 
 def test_strings_and_dictionaries():
-    words = np.array(["a", "b", "c", "b", "a"] * 4)
-
-    def make():
-        keras.utils.set_random_seed(1)
-        text = keras.Input((), dtype="string", name="text")
-        numbers = keras.Input((6,), name="numbers")
-        lookup = keras.layers.StringLookup(
-            vocabulary=["a", "b", "c"], output_mode="one_hot"
-        )
-        both = keras.layers.Concatenate()([lookup(text), numbers])
-        model = keras.Model([text, numbers], keras.layers.Dense(3)(both))
-        model.compile(m.momentum(), m.cross_entropy())
-        return model
-
-    def act(model):
-        dataset = tf.data.Dataset.from_tensor_slices(
-            ({"text": words, "numbers": X[:20]}, Y[:20])
-        )
-        return model.fit(dataset.batch(7), verbose=0, shuffle=False)
-
-    assert_exact(make, act, strategy(2))
+    assert_strings_are_exact(strategy(2))
 
 
 def test_the_next_batch_is_read_while_the_current_one_computes():
-    drawn, computed = [], []
-
-    def rows():
-        for number in range(8):
-            drawn.append(number)
-            yield np.full((4, 1), number, "float32"), np.zeros((4, 1))
-
-    dataset = tf.data.Dataset.from_generator(
-        rows,
-        output_signature=(
-            tf.TensorSpec((4, 1), tf.float32),
-            tf.TensorSpec((4, 1), tf.float32),
-        ),
-    )
-
-    class Step(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            # With no step running, what is drawn now is drawn ahead.
-            patience = time.monotonic() + 10
-            while batch == 1 and len(drawn) < 3 and time.monotonic() < patience:
-                time.sleep(0.01)
-            computed.append(len(drawn))
-
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with strategy_of(2):
-        model.fit(dataset, verbose=0, shuffle=False, callbacks=[Step()])
-    # The first step has its batch and at least one more was drawn ahead.
-    assert computed[1] >= 3
-    assert drawn == list(range(8))
+    assert_drawn_ahead(strategy_of(2))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.hooks import keras as hooks
@@ -52,7 +53,7 @@ def on_towers(draw, x, counts=COUNTS, eager=False):
                 None if eager else tf.compat.v1.get_default_graph(),
             )
             tower = tower_lib.Tower(index, len(counts), share=0.5, rows=rows)
-            with tower_lib.activate(tower):
+            with replica_context.activate(tower):
                 return draw(rows.mark(piece))
 
         run = step if eager else tf.function(step)
@@ -169,7 +170,7 @@ def test_counts_beyond_32_bits(rows):
         graph = tf.compat.v1.get_default_graph()
         rows = Rows(*map(_int64, (start, len(piece), 2 * start)), graph)
         tower = tower_lib.Tower(0, 2, share=0.5, rows=rows)
-        with tower_lib.activate(tower):
+        with replica_context.activate(tower):
             return draw(rows.mark(piece))
 
     with hooks.installed():
@@ -380,6 +381,6 @@ def test_other_towers_draw_as_keras_does(share, rows):
     wanted = _dropped(x).numpy()
     known = Rows(_int64(3), _int64(4), _int64(9)) if rows else None
     tower = tower_lib.Tower(1, 2, share=share, rows=known)
-    with hooks.installed(), tower_lib.activate(tower):
+    with hooks.installed(), replica_context.activate(tower):
         found = _dropped(x).numpy()
     np.testing.assert_array_equal(found, wanted)

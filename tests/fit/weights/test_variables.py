@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import variables as lib
@@ -44,7 +45,7 @@ def on_towers(strategy, fn, live=None):
             share=1 / TOWERS,
             live=None if live is None else live[index],
         )
-        with tower_lib.activate(tower):
+        with replica_context.activate(tower):
             result = fn(index)
         return result if tf.is_tensor(result) else tf.constant(0)
 
