@@ -96,19 +96,23 @@ class UpdateSharded(UpdateOnce):
         """Intercept its calls; put slots where their weights are updated."""
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
+        placed: set[int] = set()
         for part in reversed(list(optimizers_in(optimizer))):
             if part.built:
                 self._shares.add(part._trainable_variables)
-                self._place_slots(part)
+                self._place_slots(part, placed)
 
-    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+    def _place_slots(
+        self, optimizer: keras.optimizers.Optimizer, placed: set[int]
+    ) -> None:
         if self._has_ranks:
             slots_lib.check_known(optimizer)
         of_rule = {id(slot) for slot in slots_lib.of_update_rule(optimizer)}
         for slot, weight in slots_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
-            if value not in self._shares:
+            if id(slot) in placed or value not in self._shares:
                 continue
+            placed.add(id(slot))
             home = value.values[0].device
             rank = self._shares.rank_of(value)
             if self._has_ranks and id(slot) in of_rule:
