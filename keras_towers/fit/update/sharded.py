@@ -17,8 +17,8 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update import gradients
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.over_ranks import UpdatesOfRank
@@ -159,21 +159,27 @@ class UpdateSharded(UpdateOnce):
                 absent,
             )
 
-    def _update(
+    def apply(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None,
     ) -> None:
-        if self._has_ranks and not self._of_ranks.are_shared:
+        """Sum gradients over all towers; each tower updates its share.
+
+        Raises:
+            TowerError: there are several ranks, and no step of Keras's runs.
+        """
+        known = self._of_ranks.are_shared and tower_lib.current() is not None
+        if self._has_ranks and not known:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '
                 "train_on_batch(), which know when the ranks need one "
                 "another's part of the optimizer's state. In a loop of your "
                 "own leave updates out."
             )
-        super()._update(optimizer, original, variables, towers)
+        super().apply(optimizer, original, grads, trainable_variables)
 
     def _as_one_device(
         self,
