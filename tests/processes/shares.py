@@ -95,9 +95,14 @@ def every_optimizer_in_shares_of_the_ranks():
 
 @check
 def optimizers_of_optimizers_in_shares_of_the_ranks():
+    averaging = {"use_ema": True, "ema_overwrite_frequency": 3}
     for make in (
         lambda: keras.optimizers.LossScaleOptimizer(adam(), 8.0),
-        lambda: adam(use_ema=True, ema_overwrite_frequency=3),
+        lambda: adam(**averaging),
+        lambda: keras.optimizers.LossScaleOptimizer(adam(**averaging), 8.0),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            adam(gradient_accumulation_steps=2), 8.0
+        ),
     ):
         mine, reference = compiled(make()), compiled(make())
         with sharded():
@@ -208,6 +213,59 @@ def batches_by_hand_in_shares():
 
 
 @check
+def state_that_rank_0_has_loaded_in_shares():
+    trained = compiled()
+    fit(trained)
+    path = FOLDER / "to-load.keras"
+    if RANK == 0:
+        trained.save(path)
+    gather("written")
+    with sharded():
+        # It leaves slots where they were needed.
+        compiled().train_on_batch(X[:8], Y[:8])
+        mine = keras.models.load_model(path)
+        if RANK > 0:
+            for momentum in mine.optimizer._momentums:
+                momentum.assign(tf.zeros_like(momentum))
+        fit(mine)
+    fit(trained)
+    assert_same_state(mine, trained)
+
+
+@check
+def a_fit_within_an_epoch_of_another():
+    def train(outer, inner):
+        def also(mine):
+            batches.append(0)
+            if len(batches) in (3, 7):
+                fit(inner, epochs=1)
+
+        batches = []
+        fit(outer, callbacks=[Does(on_train_batch_end=also)])
+
+    models = [compiled() for _ in range(4)]
+    with sharded():
+        train(*models[:2])
+    train(*models[2:])
+    for one, other in zip(models[:2], models[2:], strict=True):
+        assert_same_state(one, other)
+
+
+@check
+def state_is_whole_where_ranks_are_not_synchronised():
+    mine, reference = compiled(), compiled()
+    found = []
+    with sharded(sync_every_epoch=False):
+        look = Does(on_epoch_end=lambda mine: found.append(values(mine)))
+        fit(mine, callbacks=[look])
+    fit(reference, epochs=1)
+    for one, other in zip(found[0], values(reference), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    fit(reference, epochs=1)
+    assert_same_state(mine, reference)
+
+
+@check
 def state_that_a_callback_restores_in_shares():
     trained = compiled()
     fit(trained)
@@ -293,7 +351,8 @@ def what_cannot_be_shared_is_refused():
     mine = compiled()
     strategy = sharded()
     with refused("fit() and train_on_batch()", "leave updates out"), strategy:
-        strategy.adopt(mine)
+        # From here on slots are where they are needed.
+        mine.train_on_batch(X[:8], Y[:8])
 
         @tf.function
         def step(x, y):

@@ -289,6 +289,8 @@ class TowerCall:
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():
             refuse_empty(self.kind, self.model)
+        if self.kind == "fit":
+            self.adoption.gather_slots()
         if self.kind == "fit" and self.config.sync_every_epoch:
             self.adoption.equalise()
             self.adoption.copy_from_first(self.model)

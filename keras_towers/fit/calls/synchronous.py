@@ -91,9 +91,14 @@ class TowerCalls:
                 config = self._config_of(kind)
                 alike.check(config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
+                trains = kind in TRAINING
                 if not prepared:
+                    if trains or outer is None:
+                        # None of this model's may be dropped: rank 0 alone may
+                        # have loaded them.
+                        self._adoption.gather_slots()
                     self._adoption.claim(model)
-                if kind in TRAINING:
+                if trains:
                     self._adoption.mark_trained()
                 elif outer is None:
                     self._adoption.equalise()

@@ -100,6 +100,10 @@ class Together(keras.callbacks.Callback):
         self._transport.mark(f"the end of epoch {epoch + 1}")
         self._agree("train")
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin again where another one's call may have gathered slots."""
+        self._adoption.begin_steps()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take over a stop."""
         self._after_batch("train", batch)

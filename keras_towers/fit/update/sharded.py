@@ -17,8 +17,8 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update import gradients
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.over_ranks import UpdatesOfRank
@@ -96,19 +96,23 @@ class UpdateSharded(UpdateOnce):
         """Intercept its calls; put slots where their weights are updated."""
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
+        placed: set[int] = set()
         for part in reversed(list(optimizers_in(optimizer))):
             if part.built:
                 self._shares.add(part._trainable_variables)
-                self._place_slots(part)
+                self._place_slots(part, placed)
 
-    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+    def _place_slots(
+        self, optimizer: keras.optimizers.Optimizer, placed: set[int]
+    ) -> None:
         if self._has_ranks:
             slots_lib.check_known(optimizer)
         of_rule = {id(slot) for slot in slots_lib.of_update_rule(optimizer)}
         for slot, weight in slots_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
-            if value not in self._shares:
+            if id(slot) in placed or value not in self._shares:
                 continue
+            placed.add(id(slot))
             home = value.values[0].device
             rank = self._shares.rank_of(value)
             if self._has_ranks and id(slot) in of_rule:
@@ -155,21 +159,27 @@ class UpdateSharded(UpdateOnce):
                 absent,
             )
 
-    def _update(
+    def apply(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None,
     ) -> None:
-        if self._has_ranks and not self._of_ranks.are_shared:
+        """Sum gradients over all towers; each tower updates its share.
+
+        Raises:
+            TowerError: there are several ranks, and no step of Keras's runs.
+        """
+        known = self._of_ranks.are_shared and tower_lib.current() is not None
+        if self._has_ranks and not known:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '
                 "train_on_batch(), which know when the ranks need one "
                 "another's part of the optimizer's state. In a loop of your "
                 "own leave updates out."
             )
-        super()._update(optimizer, original, variables, towers)
+        super().apply(optimizer, original, grads, trainable_variables)
 
     def _as_one_device(
         self,

@@ -7,10 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_towers import compat
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.variables import component
+from keras_towers.fit.weights.variables import TowerVariable, component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
 
 
@@ -45,7 +44,7 @@ class Shares:
             v
             for v in variables
             if isinstance(v, keras.Variable)
-            and isinstance(v._value, compat.DistributedVariable)
+            and isinstance(v._value, TowerVariable)
             and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):

@@ -219,6 +219,10 @@ class Adoption:
         self.mark_trained()
         self._update.share_slots()
 
+    def gather_slots(self) -> None:
+        """Give every rank all of the optimizer's state."""
+        self._update.gather_slots()
+
     def average(self) -> None:
         """Average per-tower state, such as moving statistics, over all towers.
 

@@ -116,6 +116,8 @@ class SlotsOverRanks:
 
     def share(self) -> None:
         """Forget the values that other ranks need: steps follow."""
+        if self.are_shared:
+            return
         self.are_shared = True
         for slot in self._ranks:
             if self._ranks[slot] != self._transport.rank:
@@ -199,6 +201,8 @@ class SlotsOverRanks:
 
 
 def _put_back(slot: keras.Variable, value: tf.Tensor) -> None:
-    absent = slot._value
-    overwrite(absent.held, value)
-    slot._value = absent.held
+    there = slot._value
+    # A Ctrl-C may have left some here.
+    held = there.held if isinstance(there, _Absent) else there
+    overwrite(held, value)
+    slot._value = held

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import logging
-import types
 
 import keras
 import numpy as np
@@ -11,9 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights import slots
-from keras_towers.strategies.all_reduce import AllReduceStrategy
 from tests.exactness.cases import HARDEST
 from tests.exactness.contract import assert_contract
 from tests.kit.compare import (
@@ -277,13 +274,6 @@ def test_frozen_and_unfrozen_layers():
 
     strategy = kt.TowerStrategy(3, updates="sharded")
     assert_exact(classifier, act, strategy)
-
-
-def test_ranks_with_one_tower_each_are_refused():
-    with pytest.raises(TowerError, match="towers=2"):
-        AllReduceStrategy(
-            1, updates="sharded", transport=types.SimpleNamespace(size=2)
-        )
 
 
 def test_one_tower_has_nobody_to_share_with(caplog):
