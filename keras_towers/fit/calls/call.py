@@ -291,10 +291,10 @@ class TowerCall:
             refuse_empty(self.kind, self.model)
         if self.kind == "fit":
             self.adoption.gather_slots()
-        if self.kind == "fit" and self.config.sync_every_epoch:
-            self.adoption.equalise()
-            self.adoption.copy_from_first(self.model)
-            self.adoption.mark_trained()
+            if self.config.sync_every_epoch:
+                self.adoption.average()
+                self.adoption.copy_from_first(self.model)
+                self.adoption.mark_trained()
         finish = self._own("_get_metrics_result_or_logs")
         if self.config.transport.size == 1:
             return finish(logs)

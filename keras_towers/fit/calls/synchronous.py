@@ -91,16 +91,11 @@ class TowerCalls:
                 config = self._config_of(kind)
                 alike.check(config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
-                trains = kind in TRAINING
                 if not prepared:
-                    if trains or outer is None:
-                        # None of this model's may be dropped: rank 0 alone may
-                        # have loaded them.
-                        self._adoption.gather_slots()
                     self._adoption.claim(model)
-                if trains:
+                if kind in TRAINING:
                     self._adoption.mark_trained()
-                elif outer is None:
+                elif kind == "evaluate" and outer is None:
                     self._adoption.equalise()
                 else:
                     self._adoption.average()

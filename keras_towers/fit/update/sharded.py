@@ -19,6 +19,7 @@ import keras
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update import gradients
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.over_ranks import UpdatesOfRank
@@ -91,6 +92,8 @@ class UpdateSharded(UpdateOnce):
         """Build the optimizer with its slots where they belong."""
         self._shares.add(variables)
         super().make_ready(optimizer, variables)
+        for part in optimizers_in(optimizer):
+            self._of_ranks.make_ready(part.variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept its calls; put slots where their weights are updated."""
@@ -130,8 +133,7 @@ class UpdateSharded(UpdateOnce):
 
     def share_slots(self) -> None:
         """Forget the slots that other ranks need."""
-        if self._has_ranks:
-            self._of_ranks.share()
+        self._of_ranks.share()
 
     def gather_slots(self) -> None:
         """Get the slots that other ranks have."""
@@ -171,8 +173,7 @@ class UpdateSharded(UpdateOnce):
         Raises:
             TowerError: there are several ranks, and no step of Keras's runs.
         """
-        known = self._of_ranks.are_shared and tower_lib.current() is not None
-        if self._has_ranks and not known:
+        if self._has_ranks and tower_lib.current() is None:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '
                 "train_on_batch(), which know when the ranks need one "
@@ -180,6 +181,17 @@ class UpdateSharded(UpdateOnce):
                 "own leave updates out."
             )
         super().apply(optimizer, original, grads, trainable_variables)
+
+    def _update(
+        self,
+        optimizer: Any,
+        original: Callable[[list[Any], list[Any]], Any],
+        variables: Sequence[Any],
+        towers: Sequence[gradients.TowerGradients],
+    ) -> None:
+        # The optimizer may have been built just now.
+        self.share_slots()
+        super()._update(optimizer, original, variables, towers)
 
     def _as_one_device(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import keras
@@ -95,8 +95,10 @@ class SlotsOverRanks:
         self._transport = transport
         # Ranks have to gather the same variables, so they forget none.
         self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
+        # Those that steps use, and whether one rank alone has them now.
+        self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
         self._on_host = PlacedSlots()
-        self.are_shared = False
+        self._are_all_shared = False
 
     def add(self, slot: keras.Variable, rank: int, home: str) -> None:
         """Note which rank needs a slot variable, unless it is known.
@@ -111,17 +113,25 @@ class SlotsOverRanks:
         self._ranks[slot] = rank
         if rank != self._transport.rank:
             self._on_host.place(slot, _HOST, home)
-            if self.are_shared:
-                self._drop(slot)
+
+    def make_ready(self, variables: Iterable[keras.Variable]) -> None:
+        """Let the known ones among some variables be shared from now on.
+
+        Until then their values are those of rank 0, which may have loaded them.
+        """
+        for slot in variables:
+            if slot in self._ranks and slot not in self._shared:
+                self._shared[slot] = self._are_all_shared = False
 
     def share(self) -> None:
         """Forget the values that other ranks need: steps follow."""
-        if self.are_shared:
+        if self._are_all_shared:
             return
-        self.are_shared = True
-        for slot in self._ranks:
+        for slot in self._shared:
+            self._shared[slot] = True
             if self._ranks[slot] != self._transport.rank:
                 self._drop(slot)
+        self._are_all_shared = True
 
     def _drop(self, slot: keras.Variable) -> None:
         held = slot._value
@@ -136,8 +146,6 @@ class SlotsOverRanks:
 
         Collective: every rank has to call it.
         """
-        if not self.are_shared:
-            return
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
                 values = self._transport.broadcast(
@@ -148,14 +156,15 @@ class SlotsOverRanks:
                 if rank != self._transport.rank:
                     for slot, value in zip(slots, values, strict=True):
                         _put_back(slot, value)
-        self.are_shared = False
+        for slot in self._shared:
+            self._shared[slot] = self._are_all_shared = False
 
     def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
-        """The slot variables of one rank, so many that memory suffices."""
+        """What one rank alone has, so much at a time that memory suffices."""
         portion: list[keras.Variable] = []
         filled = 0
-        for slot in self._ranks:
-            if self._ranks[slot] != rank:
+        for slot in self._shared:
+            if self._ranks[slot] != rank or not self._shared[slot]:
                 continue
             size = byte_size(slot.shape, slot.dtype) or 0
             if portion and filled + size > _GATHERED_BYTES:
@@ -180,8 +189,9 @@ class SlotsOverRanks:
             Whether the slot variable is another rank's.
         """
         rank = self._ranks.get(slot, self._transport.rank)
-        if slot in self._ranks:
-            del self._ranks[slot]
+        for notes in (self._ranks, self._shared):
+            if slot in notes:
+                del notes[slot]
         if rank == self._transport.rank:
             return False
         if isinstance(slot._value, _Absent):
@@ -195,8 +205,6 @@ class SlotsOverRanks:
         absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
         for slot in list(self._ranks):
             self.give_back(slot)
-        self._ranks.clear()
-        self.are_shared = False
         return len(absent)
 
 
