@@ -3,6 +3,7 @@
 In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 """
 
+import gc
 import itertools
 import os
 import pathlib
@@ -53,6 +54,18 @@ def own_collective_keys(monkeypatch):
         "_collective_key_base",
         next(_collective_keys),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def searched_no_more():
+    """Leave what a file's tests leave behind out of later collections.
+
+    Caches keep some of it alive. A search of all that thousands of tests have
+    traced takes seconds, and ``clear_session`` begins one each time.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
