@@ -3,7 +3,6 @@
 In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 """
 
-import gc
 import itertools
 import os
 import pathlib
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import virtual_towers
 from tests.kit import gpus
-from tests.kit.collecting import collect_rarely
+from tests.kit.collecting import collect_rarely, search_no_more
 from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
@@ -57,15 +56,10 @@ def own_collective_keys(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def searched_no_more():
-    """Leave what a file's tests leave behind out of later collections.
-
-    Caches keep some of it alive. A search of all that thousands of tests have
-    traced takes seconds, and ``clear_session`` begins one each time.
-    """
+def little_to_collect():
+    """What a file's tests leave behind is not searched by those of others."""
     yield
-    gc.collect()
-    gc.freeze()
+    search_no_more()
 
 
 @pytest.fixture
