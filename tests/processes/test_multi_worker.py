@@ -18,10 +18,8 @@ SHARED = tuple(
 KEPT = (
     "attributes",
     "optimizer_state_of_rank_0",
-    "own_data_of_unequal_length",
     "other_models_are_refused",
     "other_gradients_are_refused",
-    "files_are_written_by_one",
     "own_loop",
     "several_steps_at_once",
     "xla_compiles_what_each_rank_computes",

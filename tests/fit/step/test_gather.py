@@ -17,7 +17,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     "loss, towers",
     long_but(
-        ("gradient_penalty", 8).__ne__,
+        lambda case: (
+            case
+            not in [
+                ("simclr", 3),
+                ("weighted_mean", 3),
+                ("gradient_penalty", 8),
+            ]
+        ),
         [
             *((loss, 3) for loss in c.LOSSES),
             *(("simclr", 8), ("gradient_penalty", 8)),
