@@ -17,8 +17,6 @@ OF_HOROVOD = names("tests.processes.training") + names("tests.processes.steps")
 KEPT = (
     *ENGINE,
     "weights_of_rank_0_whatever_the_seeds",
-    "evaluate_and_predict",
-    "statistics_are_averaged",
     "own_data_of_unequal_length",
     "other_gradients_are_refused",
 )

@@ -17,10 +17,8 @@ SHARED = tuple(
 # What depends on the transport most; the rest is in `make test-all`.
 KEPT = (
     "attributes",
-    "optimizer_state_of_rank_0",
     "other_models_are_refused",
     "other_gradients_are_refused",
-    "own_loop",
     "several_steps_at_once",
     "xla_compiles_what_each_rank_computes",
     "forms_are_near_the_exact_sum",

@@ -14,8 +14,8 @@ from keras_towers.errors import TowerError
 from keras_towers.sync_replicas import accumulators, group, resources
 from tests.exactness import models as m
 from tests.kit.compare import close, same_history, same_model
-from tests.kit.long import long_but
 from tests.kit.leaving import WAYS, Boom
+from tests.kit.long import long_but
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import STEPS, X, Y, classifier, fit
 from tests.strategies.async_cases import SameShape, Sleeps, dataset, within
