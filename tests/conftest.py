@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import virtual_towers
 from tests.kit import gpus
-from tests.kit.collecting import collect_rarely
+from tests.kit.collecting import collect_rarely, search_no_more
 from tests.kit.untuned import do_not_tune_iterators
 
 TOWERS = 8
@@ -53,6 +53,13 @@ def own_collective_keys(monkeypatch):
         "_collective_key_base",
         next(_collective_keys),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect():
+    """What a file's tests leave behind is not searched by those of others."""
+    yield
+    search_no_more()
 
 
 @pytest.fixture

@@ -354,7 +354,10 @@ with keras.distribution.DataParallel().scope():
     "imports",
     [
         "import keras, numpy as np, keras_towers as kt",
-        "import keras_towers as kt, numpy as np, keras",
+        pytest.param(
+            "import keras_towers as kt, numpy as np, keras",
+            marks=pytest.mark.long,
+        ),
         # Looking for Keras is not importing it.
         "import importlib.util, keras_towers as kt, numpy as np\n"
         "assert importlib.util.find_spec('keras')\nimport keras",

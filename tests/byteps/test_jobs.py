@@ -38,7 +38,9 @@ def trains_again(folder):
     ]
 
 
-@pytest.mark.parametrize("killed", ["server", "worker"])
+@pytest.mark.parametrize(
+    "killed", ["server", pytest.param("worker", marks=pytest.mark.long)]
+)
 def test_a_process_that_is_killed_ends_the_job(tmp_path, killed):
     # It stands still in its third step, where rank 0 waits for it.
     job = Launched(
@@ -63,6 +65,7 @@ def test_a_process_that_is_killed_ends_the_job(tmp_path, killed):
         assert trains_again(tmp_path)
 
 
+@pytest.mark.long
 def test_an_exception_ends_the_job_with_its_traceback(tmp_path):
     job = Launched(
         tmp_path,

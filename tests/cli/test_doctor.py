@@ -170,7 +170,7 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
     "strategy",
     [
         "horovod",
-        "sync-replicas",
+        pytest.param("sync-replicas", marks=pytest.mark.long),
         pytest.param("multi-worker", marks=pytest.mark.long),
     ],
 )

@@ -1,6 +1,7 @@
 """A custom training loop on towers trains as on one device."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.compatibility import loops
+from tests.kit.long import long_but
 
 optimizers = keras.optimizers
 MODELS = {"dense": loops.dense_model, "sparse": loops.sparse_model}
@@ -64,10 +66,13 @@ def assert_same(found: loops.Outcome, wanted: loops.Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "towers"),
-    [
-        *((name, 2) for name in OPTIMIZERS),
-        *((name, 1) for name in ("accumulation", "adamw", "loss_scale")),
-    ],
+    long_but(
+        lambda case: case[1] == 2 or case[0] == "loss_scale",
+        [
+            *((name, 2) for name in OPTIMIZERS),
+            *((name, 1) for name in ("accumulation", "adamw", "loss_scale")),
+        ],
+    ),
 )
 def test_every_optimizer(optimizer, towers):
     found = loops.train(
@@ -94,19 +99,21 @@ def test_every_optimizer_matters(optimizer):
 
 # The scale of a loss is read before the optimizer is first used, and clipping
 # is in there, too.
-@pytest.mark.parametrize("style", loops.STYLES)
 @pytest.mark.parametrize(
-    ("optimizer", "build_first"),
-    [("loss_scale", False), ("loss_scale", True)],
+    ("style", "build_first"),
+    long_but(
+        lambda case: case[1] == (case[0] in ("eager", "step function")),
+        itertools.product(loops.STYLES, (False, True)),
+    ),
 )
-def test_every_style(optimizer, build_first, style):
+def test_every_style(style, build_first):
     found = loops.train(
         kt.TowerStrategy(devices(2)),
-        OPTIMIZERS[optimizer],
+        OPTIMIZERS["loss_scale"],
         style,
         build_first=build_first,
     )
-    assert_same(found, one_device(optimizer))
+    assert_same(found, one_device("loss_scale"))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +133,15 @@ def test_every_mode(mode, updates):
     assert_same(found, one_device("global_clipnorm"))
 
 
-@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
-@pytest.mark.parametrize("optimizer", ["accumulation", "loss_scale"])
+@pytest.mark.parametrize(
+    ("optimizer", "updates"),
+    long_but(
+        lambda case: case[0] == "accumulation" or case[1] == "each",
+        itertools.product(
+            ("accumulation", "loss_scale"), ("once", "each", "sharded")
+        ),
+    ),
+)
 def test_sparse_gradients(optimizer, updates):
     found = loops.train(
         kt.TowerStrategy(devices(2), updates=updates),
@@ -157,7 +171,7 @@ def test_adopted_model(style, towers):
     )
 
 
-@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("towers", long_but((2).__eq__, [1, 2]))
 def test_fit_and_a_loop_take_turns(towers):
     def turns(strategy):
         model = loops.dense_model()

@@ -11,3 +11,13 @@ def collect_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 10, 5)
+
+
+def search_no_more() -> None:
+    """Collect garbage, and leave what remains out of later searches.
+
+    To be called between tests: caches keep much of what they trace, and each
+    ``clear_session`` begins with a search of all there is.
+    """
+    gc.collect()
+    gc.freeze()

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable
 
 from keras_towers import tf_config
-from tests.kit.collecting import collect_rarely
+from tests.kit.collecting import collect_rarely, search_no_more
 from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
@@ -70,6 +70,7 @@ def main() -> None:
             except Exception:
                 result = traceback.format_exc()
             print(json.dumps([name, result]), file=file, flush=True)
+            search_no_more()
 
 
 def rank_here() -> int:

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from tests.kit.long import long_but
 from tests.launching.jobs import Launched
 
 # An error of the script's own that sounds like a lost connection.
@@ -69,9 +68,8 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "travels", long_but("none".__eq__, ["none", "default"])
-)
+@pytest.mark.long
+@pytest.mark.parametrize("travels", ["none", "default"])
 def test_two_are_killed_in_a_row(tmp_path, travels):
     done = _two_killed(tmp_path / "first", travels)
     if "gloo::EnforceNotMet" in done.err:

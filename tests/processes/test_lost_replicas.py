@@ -134,13 +134,11 @@ def test_worker_that_comes_back_goes_on_where_it_was(job, strategy):
 
 
 def test_worker_that_does_not_come_back(job):
-    server, chief, dies, _ = job(
-        "SyncReplicasStrategy", 2, 40, stall_timeout=10
-    )
+    server, chief, dies, _ = job("SyncReplicasStrategy", 2, 40, stall_timeout=5)
     dies.kill()
     assert chief.end(50) == 1, chief.output
     assert (
-        "worker 0 has waited 10 s for the other workers: worker 1 cannot be "
+        "worker 0 has waited 5 s for the other workers: worker 1 cannot be "
         "reached any more" in chief.output
     )
     assert server.end(30) == 1

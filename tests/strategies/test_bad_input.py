@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tests.kit.compare import (
     same_history,
     weights_of,
 )
+from tests.kit.long import long_but
 from tests.kit.training import compiled
 
 X, Y = m.FEATURES, m.LABELS
@@ -206,9 +208,14 @@ def error_of(data, strategy=None):
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize("each", [False, True])
-@pytest.mark.parametrize("kind", EMPTY)
-@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize(
+    "kind, each, method",
+    # Each way of dividing batches with one of the methods.
+    long_but(
+        lambda case: case[1] == (case[2] == "fit"),
+        itertools.product(EMPTY, (False, True), ("fit", "evaluate")),
+    ),
+)
 def test_empty_dataset(before, kind, each, method):
     strategy = kt.TowerStrategy(2, batches="each" if each else "split")
     with pytest.raises(ValueError) as error, strategy:

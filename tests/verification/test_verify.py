@@ -245,6 +245,7 @@ REPEATS = (
     "simclr-clipping",
     "batch-norm-dropout",
     "batch-norm-simclr",
+    "dropout-simclr",
 )
 
 

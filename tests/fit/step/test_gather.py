@@ -17,7 +17,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize(
     "loss, towers",
     long_but(
-        ("gradient_penalty", 8).__ne__,
+        lambda case: (
+            case
+            not in [
+                ("simclr", 3),
+                ("weighted_mean", 3),
+                ("gradient_penalty", 8),
+            ]
+        ),
         [
             *((loss, 3) for loss in c.LOSSES),
             *(("simclr", 8), ("gradient_penalty", 8)),
@@ -76,13 +83,16 @@ VARIANTS = {
 # those that change only where, or how often, the same graph runs.
 @pytest.mark.parametrize(
     "loss, by_hand, variant",
-    [
-        *((c.simclr, c.as_they_are, variant) for variant in VARIANTS),
-        *(
-            (c.masked_mean, c.clipped, variant)
-            for variant in ("eager", "scaled", "scaled-loss")
-        ),
-    ],
+    long_but(
+        lambda case: case[0] is c.simclr or case[2] == "scaled-loss",
+        [
+            *((c.simclr, c.as_they_are, variant) for variant in VARIANTS),
+            *(
+                (c.masked_mean, c.clipped, variant)
+                for variant in ("eager", "scaled", "scaled-loss")
+            ),
+        ],
+    ),
 )
 def test_variants(loss, by_hand, variant):
     options, given = VARIANTS[variant]

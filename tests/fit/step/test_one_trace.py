@@ -13,6 +13,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import one_trace
 from tests.exactness import models as m
 from tests.kit.compare import same_history, same_model
+from tests.kit.long import long_but
 from tests.kit.training import classifier, fit
 
 _traces: dict[str, int] = {}
@@ -80,7 +81,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", long_but("each".__ne__, STRATEGIES))
 def test_the_same_as_traces_of_all_towers(name, reasons, monkeypatch):
     def layers():
         # Their initializers take a seed when they are made.

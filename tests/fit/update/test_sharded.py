@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import logging
 
 import keras
@@ -115,10 +116,17 @@ def assert_applied_alike(optimizer):
         close(mine, theirs, 1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
+@pytest.mark.parametrize(
+    "name, turn",
+    # Every optimizer with two options, and every option with some optimizers.
+    long_but(
+        lambda case: OPTIMIZERS.index(case[0]) % 4 == case[1],
+        itertools.product(OPTIMIZERS, range(4)),
+    ),
+)
+def test_every_optimizer(name, turn):
     cls = getattr(keras.optimizers, name)
-    for options in OPTIONS[OPTIMIZERS.index(name) % 2 :: 2]:
+    for options in OPTIONS[turn::4]:
         assert_applied_alike(lambda options=options: cls(0.05, **options))
 
 

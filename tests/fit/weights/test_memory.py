@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BEFORE, CYCLES = 4, 12
+BEFORE, CYCLES = 3, 8
 # MB in each cycle: less than a model's weight, which has 20.
 ALLOWED = 5
 
