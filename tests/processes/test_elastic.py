@@ -36,7 +36,12 @@ train(elastic.State(model))
 
 
 @pytest.mark.slow
-def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
+@pytest.mark.parametrize(
+    "updates", long_but("once".__eq__, ("once", "sharded"))
+)
+def test_training_goes_on_and_ends_as_if_nothing_had_happened(
+    tmp_path, updates
+):
     hosts = tmp_path / "hosts.sh"
     hosts.write_text(
         "#!/bin/sh\n" + "".join(f"echo 127.0.0.{n}:1\n" for n in (1, 2, 3))
@@ -48,6 +53,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(tmp_path):
         + ("--host-discovery-script", str(hosts))
         + ("--blacklist-cooldown-range", "3", "5")
         + ("-m", "tests.processes.survivors", str(tmp_path)),
+        TESTED_UPDATES=updates,
     ).finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
