@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.kit.long import long_but
 from tests.launching.jobs import Launched
 
 # An error of the script's own that sounds like a lost connection.
