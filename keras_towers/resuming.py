@@ -117,9 +117,6 @@ class Resuming(ResumesFit):
             self.kept.batch = done
             self.kept.metrics = self._global_metrics()
             self.kept.commit()
-            strategy = contract.in_force()
-            if strategy and not ends:
-                strategy._components.adoption.begin_steps()
         if ends:
             self._end(f"behind batch {done} of epoch {self.kept.epoch + 1}")
 

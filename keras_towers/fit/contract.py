@@ -190,10 +190,7 @@ class Update(TakesGradients, Protocol):
         ...
 
     def share_slots(self) -> None:
-        """Let each rank hold those slot variables alone that it updates.
-
-        Steps of training follow; before, no trace of one can be made.
-        """
+        """Let one rank alone hold a slot variable: steps of training follow."""
         ...
 
     def gather_slots(self) -> None:
@@ -260,10 +257,6 @@ class Residents(Protocol):
 
     def mark_trained(self) -> None:
         """Record that per-tower state may differ between towers."""
-        ...
-
-    def begin_steps(self) -> None:
-        """Record the same: steps of training follow at once."""
         ...
 
 

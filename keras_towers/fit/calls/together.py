@@ -90,10 +90,9 @@ class Together(keras.callbacks.Callback):
         self._depth -= 1
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop from before the first batch; steps follow."""
+        """Take over a stop from before the first batch."""
         if self._any:
             self._agree("train")
-        self._adoption.begin_steps()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Take over a stop from the end of the epoch."""
@@ -101,7 +100,7 @@ class Together(keras.callbacks.Callback):
         self._agree("train")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin again where another one's call may have gathered slots."""
+        """Let the step begin: all other callbacks have run."""
         self._adoption.begin_steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
