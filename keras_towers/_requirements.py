@@ -17,7 +17,7 @@ from keras_towers.errors import CompatibilityError
 _INDEPENDENT = re.compile(
     r"(bench|building|cli|doctor|launching)(\..+)?|strategies(\.registry)?"
     r"|_keras_import|_requirements|cores|errors|folders|rendezvous"
-    r"|noticeboard|subprocesses|tf_config"
+    r"|noticeboard|signals|subprocesses|tf_config|user_functions"
 )
 
 
