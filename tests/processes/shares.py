@@ -1,7 +1,7 @@
 """Checks of a worker: the update shared between ranks of one tower each."""
 
+import contextlib
 import functools
-import inspect
 import pathlib
 import sys
 
@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.kit.optimizers import OPTIMIZERS
 from tests.kit.ranks import check
 from tests.processes.small import (
     RANK,
@@ -24,13 +25,6 @@ from tests.processes.small import (
 )
 
 FOLDER = pathlib.Path(sys.argv[1])
-OPTIMIZERS = sorted(
-    name
-    for name, value in vars(keras.optimizers).items()
-    if inspect.isclass(value)
-    and issubclass(value, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
 
 
 def sharded(**options):
@@ -72,6 +66,22 @@ class Does(keras.callbacks.Callback):
         super().__init__()
         for event, does in events.items():
             setattr(self, event, lambda *a, does=does, **k: does(self.model))
+
+
+class Broken(Exception):
+    """What ends training in these checks."""
+
+
+def breaks_behind(number):
+    """A callback that ends training behind so many batches."""
+    batches = []
+
+    def count(model):
+        batches.append(0)
+        if len(batches) == number:
+            raise Broken
+
+    return Does(on_train_batch_end=count)
 
 
 @check
@@ -292,23 +302,9 @@ def state_that_a_callback_restores_in_shares():
 
 @check
 def an_error_between_steps_of_shares():
-    class Broken(Exception):
-        pass
-
-    batches = []
-
-    def fail(mine):
-        batches.append(0)
-        if len(batches) == 3:
-            raise Broken
-
     mine = compiled()
-    with Messages() as messages:
-        try:
-            with sharded():
-                fit(mine, callbacks=[Does(on_train_batch_end=fail)])
-        except Broken:
-            pass
+    with Messages() as messages, contextlib.suppress(Broken), sharded():
+        fit(mine, callbacks=[breaks_behind(3)])
     assert messages.have("of the optimizer's variables, which have no value")
     reference = compiled()
     fit(reference, epochs=1, steps_per_epoch=3)
@@ -370,24 +366,11 @@ def what_cannot_be_shared_is_refused():
 
 @check
 def a_commit_within_an_epoch_has_all_shares():
-    class Interrupted(Exception):
-        pass
-
-    batches = []
-
-    def interrupt(mine):
-        batches.append(0)
-        if len(batches) == 5:
-            raise Interrupted
-
     folder = FOLDER / "backup-in-shares"
     mine, reference = compiled(), compiled()
-    try:
-        with sharded():
-            backup = kt.Backup(folder, every=2)
-            fit(mine, callbacks=[backup, Does(on_train_batch_end=interrupt)])
-    except Interrupted:
-        pass
+    with contextlib.suppress(Broken), sharded():
+        backup = kt.Backup(folder, every=2)
+        fit(mine, callbacks=[backup, breaks_behind(5)])
     gather("left")
     mine = compiled()
     with sharded():

@@ -1,7 +1,6 @@
 """Towers that update in shares: as one device does, with 1/n of its slots."""
 
 import contextlib
-import inspect
 import itertools
 import logging
 
@@ -21,17 +20,11 @@ from tests.kit.compare import (
     same_model,
 )
 from tests.kit.long import long_but
+from tests.kit.optimizers import OPTIMIZERS
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, classifier, fit
 
 TOWERS = 4
-OPTIMIZERS = sorted(
-    name
-    for name, value in vars(keras.optimizers).items()
-    if inspect.isclass(value)
-    and issubclass(value, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
 OPTIONS = [
     {},
     {"clipnorm": 0.1},
