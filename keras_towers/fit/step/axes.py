@@ -36,10 +36,16 @@ def _reshape(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     into, out = before.shape, tensor.shape
     if into.rank and out.rank and axis == 0:
         old, new = into[1:], out[1:]
+        if not new.is_fully_defined():
+            # Products of static dimensions are not folded by TensorFlow.
+            sizes = walk.of_shape(shape) or [None]
+            new = tf.TensorShape(
+                [size if isinstance(size, int) else None for size in sizes[1:]]
+            )
         if old.is_fully_defined() and new.is_fully_defined():
-            sizes = old.num_elements(), new.num_elements()
-            if all(sizes):
-                return slices.From(before, 0, fractions.Fraction(*sizes))
+            counts = old.num_elements(), new.num_elements()
+            if all(counts):
+                return slices.From(before, 0, fractions.Fraction(*counts))
     return _listed(walk, shape, axis)
 
 

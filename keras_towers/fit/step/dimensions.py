@@ -6,6 +6,7 @@ A shape is followed backwards through the graph of a step to the tower's data.
 from __future__ import annotations
 
 import fractions
+import math
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -30,9 +31,10 @@ SAME = "same"
 _ARITHMETIC = frozenset(
     (
         *("AddV2", "Add", "Sub", "Mul", "FloorDiv", "FloorMod", "RealDiv"),
-        *("Maximum", "Minimum", "SelectV2", "Range", "Prod", "Neg"),
+        *("Maximum", "Minimum", "SelectV2", "Range", "Neg"),
     )
 )
+_GATHERS = ("Gather", "GatherV2")
 
 
 class Dimensions:
@@ -83,6 +85,11 @@ class Dimensions:
                 return self.of_scalar(values)
             if op.type in ("Cast", "Identity"):
                 vector = op.inputs[0]
+            elif op.type in _GATHERS and op.inputs[0].shape.rank == 1:
+                places = tf.get_static_value(op.inputs[1])
+                if places is None or places.ndim != 1:
+                    return None
+                vector, index = op.inputs[0], int(places[index])
             elif op.type == "StridedSlice":
                 start = slices.start_of_slice(vector)
                 if start is None:
@@ -132,11 +139,13 @@ class Dimensions:
                     return None
                 place = start[0] + (length if start[0] < 0 else 0)
                 return self.of_element(op.inputs[0], place)
-            elif op.type == "GatherV2" and op.inputs[0].shape.rank == 1:
+            elif op.type in _GATHERS and op.inputs[0].shape.rank == 1:
                 place = tf.get_static_value(op.inputs[1])
                 if place is None or place.size != 1:
                     return None
                 return self.of_element(op.inputs[0], int(place.reshape(())))
+            elif op.type == "Prod" and op.inputs[0].shape.rank == 1:
+                return _product(self.of_shape(op.inputs[0]))
             elif op.type in _ARITHMETIC:
                 # A number of rows may be computed from that of examples in
                 # more than one order of rows.
@@ -202,6 +211,17 @@ def _in_parts(parts: Iterable[Any], index: int) -> tuple[Any, int] | None:
             return part, index
         index -= length
     return None
+
+
+def _product(sizes: list[Dimension] | None) -> Dimension:
+    """The product of a shape's dimensions."""
+    if sizes is None:
+        return None
+    if all(isinstance(size, int) for size in sizes):
+        return math.prod(sizes)  # type: ignore[arg-type]
+    # Numbers of rows are followed by what is reshaped: the order of the rows
+    # is not in their product.
+    return _only_same(sizes)
 
 
 def _only_same(parts: Iterable[Dimension]) -> Dimension:
