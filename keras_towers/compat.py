@@ -135,6 +135,9 @@ MirroredReplicaContext = resolve(
     f"{_TF}.distribute.mirrored_run:_MirroredReplicaContext"
 )
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
+Function = resolve(
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function"
+)
 call_for_each_replica = resolve(
     f"{_TF}.distribute.mirrored_run:_call_for_each_replica"
 )
@@ -314,6 +317,9 @@ _USED = {
         "ensure_initialized function_call_options"
     ),
     f"{_TF}.eager.cancellation:CancellationManager": "start_cancel",
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function": (
+        "__call__ _clone"
+    ),
     "tensorflow:Graph": "get_operations",
     "tensorflow.compat.v1": "reset_default_graph",
     "tensorflow.data:Dataset": "_inputs",
@@ -497,6 +503,11 @@ def trained_by(optimizer: Any) -> list[Any]:
 def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
     """Return the momenta of a built ``RMSprop``; none without momentum."""
     return list(optimizer._momentums)
+
+
+def untraced(function: Any) -> Any:
+    """Return a ``tf.function`` of the same code that has no traces yet."""
+    return function._clone(None)
 
 
 def layers_of(model: Any) -> list[Any]:

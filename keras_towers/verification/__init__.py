@@ -15,8 +15,8 @@ from keras_towers.fit import contract
 from keras_towers.fit.contract import Extent
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify import runs, snapshot
+from keras_towers.verification import as_fit, causes
 from keras_towers.verification import batches as batches_lib
-from keras_towers.verification import causes
 from keras_towers.verification.rehearsal import Options, Rehearsal
 from keras_towers.verification.remedies import REMEDIES
 from keras_towers.verification.report import Finding, Kind, Report
@@ -50,7 +50,8 @@ def verify(
     another equal. Afterwards weights, optimizers, metrics, random states and
     attributes are as before; a model that was not built is built.
 
-    The step runs eagerly. A generator loses the batches that are drawn.
+    The step runs eagerly, and once it is traced on towers as ``fit`` would:
+    what ``fit`` would warn of is found, too. A generator loses the batches that are drawn.
 
     Args:
         model: a compiled model.
@@ -89,20 +90,23 @@ def verify(
         batch_norm=batch_norm or ("global" if exact else "tower"),
         random=random or ("global" if exact else "tower"),
     )
-    data = batches_lib.first(x, y, sample_weight, batch_size, batches)
+    data, spec = batches_lib.first(x, y, sample_weight, batch_size, batches)
     odd = _unequal_rows(data, towers)
     if odd is not None:
         return Report(model.name, towers, (), (odd,))
     with (
         compat.single_device_mode(),
-        runs.eagerly(),
+        runs.quietly(),
         snapshot.restored(model),
-        layers_lib.in_float32(model),
     ):
-        if tolerance is None:
-            half = layers_lib.computes_in_half(model)
-            tolerance = _IN_HALF_PRECISION if half else _IN_SINGLE_PRECISION
-        return _Verification(model, options, tolerance).of(data)
+        with runs.eagerly(), layers_lib.in_float32(model):
+            if tolerance is None:
+                half = layers_lib.computes_in_half(model)
+                tolerance = _IN_HALF_PRECISION if half else _IN_SINGLE_PRECISION
+            verification = _Verification(model, options, tolerance)
+            verification.compare(data)
+        verification.heed_fit(data, spec)
+        return verification.report()
 
 
 class _Verification:
@@ -114,8 +118,10 @@ class _Verification:
         self._tolerance = tolerance
         self._sizes: list[int] = []
         self._found: dict[tuple[Kind, str], Finding] = {}
+        self._told: list[Finding] = []
 
-    def of(self, data: list[Any]) -> Report:
+    def compare(self, data: list[Any]) -> None:
+        """Compare towers with one device, on batches and a part of one."""
         towers = self._options.towers
         state = self._prepared(data[0])
         for batch in data:
@@ -137,6 +143,29 @@ class _Verification:
             odd = rows - (rows % towers == 0)
             batch = max(data, key=_rows)
             self._try(state, batch, odd)
+
+    def heed_fit(self, data: list[Any], spec: Any) -> None:
+        """Add what ``fit`` would tell of differences that were not seen.
+
+        Args:
+            data: the batches.
+            spec: the spec of all batches.
+        """
+        if self._has(_FATAL):
+            return
+        towers = self._options.towers
+        batch = next(batch for batch in data if _rows(batch) >= towers)
+        told = as_fit.of_step(self._model, self._options, batch, spec)
+        told += as_fit.of_rows(data, towers)
+        found = set(self._found)
+        drawn = self._has((Kind.RANDOM,))
+        for finding in dict.fromkeys(told):
+            known = (finding.kind, finding.name) in found
+            if not known and not (drawn and finding.kind == Kind.RANDOM):
+                self._told.append(finding)
+
+    def report(self) -> Report:
+        """Return what was found."""
         kinds: dict[Kind, Finding] = {}
         listed = []
         for finding in self._found.values():
@@ -144,7 +173,10 @@ class _Verification:
             if known is finding or finding.kind in _ONE_EACH:
                 listed.append(finding)
         return Report(
-            self._model.name, towers, tuple(self._sizes), tuple(listed)
+            self._model.name,
+            self._options.towers,
+            tuple(self._sizes),
+            (*listed, *self._told),
         )
 
     def _has(self, kinds: tuple[Kind, ...]) -> bool:

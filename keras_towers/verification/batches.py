@@ -27,8 +27,10 @@ def first(
     sample_weight: Any,
     batch_size: int | None,
     number: int,
-) -> list[Any]:
+) -> tuple[list[Any], Any]:
     """Return up to ``number`` batches of data, as a step gets them.
+
+    And their spec, for which ``fit`` would trace the step.
 
     Args:
         x: as for ``fit``.
@@ -55,10 +57,11 @@ def first(
         raise TowerError(
             f"verify could not read the data: {error} Give what fit gets."
         ) from error
-    found = list(iterator._distributed_dataset.take(number))
+    dataset = iterator._distributed_dataset
+    found = list(dataset.take(number))
     if not found:
         raise TowerError("verify got no batch: the dataset is empty.")
-    return found
+    return found, dataset.element_spec
 
 
 def rows_by_name(batch: Any) -> dict[str, int]:

@@ -50,7 +50,7 @@ class _Causes:
     def all(self) -> list[Finding]:
         run = self._rehearsal.on_towers(self._options)
         if run.error is not None:
-            return [wording.of_failure(self._rehearsal, run.error)]
+            return [wording.of_failure(self._rehearsal.model, run.error)]
         if len(run.updates) != len(self._whole.updates):
             return [self._of_updates(run)]
         if not self._is_same(run) and not self._can_repeat():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -96,15 +96,16 @@ class SharedDeviceStrategy(BaseStrategy):
         """The sums of the towers' gradients, for each call of an optimizer."""
         return self._compared.calls
 
-    def step(self, model: keras.Model, batch: Any) -> Any:
-        """Run one step of the model on all towers; return its logs."""
+    def step_of(self, model: keras.Model) -> Callable[[Any], Any]:
+        """Place a model; return its step on all towers, which gives logs."""
         suitable.check(model, self._config)
         self._adoption.claim(model)
         self._adoption.bind(model)
         self._adoption.mark_trained()
         sources = self._adoption.log_sources(model, True)
         logs = Logs(model, True, self._config.transport, sources)
-        return self._step.run(runs.step_of(model), batch, logs)
+        step = runs.step_of(model)
+        return lambda batch: self._step.run(step, batch, logs)
 
 
 class Rehearsal:
@@ -227,7 +228,7 @@ class Rehearsal:
             draws.repeated() if options.equal_draws else draws.watched(),
             recorded.recorded(),
             strategy,
-            lambda: strategy.step(self.model, self._batch),
+            lambda: strategy.step_of(self.model)(self._batch),
         )
         run.updates, run.tapes = strategy.updates_made, recorded.sums()
         return run

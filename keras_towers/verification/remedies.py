@@ -10,10 +10,20 @@ _WRITTEN = (
 )
 
 MATCHED_DRAWS = (
-    "draw with keras.random, Keras's layers or tf.random.stateless_*: other "
-    "draws cannot be those of one device"
+    "draw with keras.random, Keras's layers or tf.random.stateless_*, for each "
+    "example of the batch or in a fixed shape, and neither in a loop nor in a "
+    "tf.function that the step calls: other draws cannot be those of one device"
 )
 """What to do about random draws where ``random="global"`` is given."""
+
+EAGER_DRAWS = "compile the model without run_eagerly"
+"""What to do where draws are only taken for those of the examples."""
+
+IN_A_GRAPH = (
+    "make the step one that a tf.function can trace, for batches of every "
+    "size, and call optimizers at its top level"
+)
+"""What to do about a step that runs eagerly only."""
 
 REMEDIES = {
     Kind.COUPLES: (

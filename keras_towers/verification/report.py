@@ -37,7 +37,7 @@ class Kind(StrEnum):
     UPDATES = "updates"
     """The step updates weights a different number of times on a part."""
     FAILS = "fails"
-    """The step fails on parts of a batch."""
+    """The step fails on parts of a batch, or where ``fit`` traces it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +116,11 @@ class Report:
                 "gave what one device gives."
             )
         count = len(self.findings)
+        seen = any(f.difference is not None for f in self.findings)
+        how = "differs from" if seen else "is not known to be that of"
         head = (
             f"{self.model} is NOT safe to split: {tried} its training step "
-            f"differs from one device, for {count} "
-            f"reason{'s' * (count > 1)}:"
+            f"{how} one device, for {count} reason{'s' * (count > 1)}:"
         )
         return "\n\n".join([head, *map(str, self.findings)])
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import keras
+
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.verification.compare import Differences
-from keras_towers.verification.rehearsal import Options, Rehearsal
-from keras_towers.verification.remedies import REMEDIES
+from keras_towers.verification.rehearsal import Options
+from keras_towers.verification.remedies import IN_A_GRAPH, REMEDIES
 from keras_towers.verification.report import Finding, Kind
 
 
-def of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
+def of_failure(model: keras.Model, error: Exception) -> Finding:
     """Tell why a step fails on parts of a batch that one device can train."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    if len(said) > 200:
-        said = f"{said[:200]}..."
-    if names := layers_lib.stateful(rehearsal.model):
+    said = _said_by(error)
+    if names := layers_lib.stateful(model):
         message = f"{names[0]} keeps a state for each row of a batch ({said})"
         return finding(Kind.STATEFUL, names[0], message)
-    if names := layers_lib.fixed_inputs(rehearsal.model):
+    if names := layers_lib.fixed_inputs(model):
         message = f"input {names[0]} has a fixed batch size ({said})"
         return finding(Kind.FIXED_BATCH, names[0], message)
     if "merge_call" in str(error):
@@ -27,6 +27,23 @@ def of_failure(rehearsal: Rehearsal, error: Exception) -> Finding:
         return finding(Kind.UPDATES, "the step", message)
     message = f"the step works on the whole batch, but fails on parts: {said}"
     return finding(Kind.FAILS, type(error).__name__, message)
+
+
+def of_trace(error: Exception) -> Finding:
+    """Tell why a step that runs eagerly fails where ``fit`` traces it."""
+    message = (
+        "the step works on values, but not as the graph on towers that fit "
+        f"makes of it: {_said_by(error)}"
+    )
+    return Finding(Kind.FAILS, type(error).__name__, message, IN_A_GRAPH)
+
+
+def _said_by(error: Exception) -> str:
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    # TensorFlow begins with the traceback of what it converts.
+    first = next((x for x in lines[1:] if ": " in x), lines[0])
+    said = lines[0] if not lines[0].endswith("code:") else first.strip()
+    return f"{said[:200]}..." if len(said) > 200 else said
 
 
 def sum_or_mean(options: Options, off: Differences) -> Finding:

@@ -283,4 +283,5 @@ class MSE(Stepping):
         super().__init__(8, 3)
 
     def loss_of(self, data):
-        return ops.mean((self.body(data[0]) - data[1]) ** 2)
+        # Of any precision.
+        return ops.mean(ops.subtract(self.body(data[0]), data[1]) ** 2)

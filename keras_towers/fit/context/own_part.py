@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING
+
+from keras_towers.fit import told
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import KerasStrategy
 
-logger = logging.getLogger("keras_towers")
-
-_told: weakref.WeakSet[KerasStrategy] = weakref.WeakSet()
+_warned: weakref.WeakSet[KerasStrategy] = weakref.WeakSet()
 
 
 def warn(strategy: KerasStrategy) -> None:
@@ -22,14 +21,15 @@ def warn(strategy: KerasStrategy) -> None:
     """
     config = strategy._components.config
     joined = config.peers.size == config.transport.size
-    if joined or config.batches == "each" or strategy in _told:
+    if joined or config.batches == "each" or strategy in _warned:
         return
-    _told.add(strategy)
-    logger.warning(
+    _warned.add(strategy)
+    told.differs(
+        "couples",
+        "the step",
         "the step joins values of the whole batch (for a mask, for sample "
         "weights in a denominator, for synchronized BatchNormalization or by "
-        "kt.gather), but workers with %s join those of their own part of it "
+        f"kt.gather), but workers with {config.name} join those of their own part of it "
         "only: weights will differ a little from those of one device. "
         "HorovodStrategy and MultiWorkerTowerStrategy join all.",
-        config.name,
     )

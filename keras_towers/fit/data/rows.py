@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-
-logger = logging.getLogger("keras_towers")
+from keras_towers.fit import told
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -78,10 +76,10 @@ class RowCheck:
             f"{name} has {count}"
             for name, count in zip(names, rows, strict=True)
         )
-        told = f"the parts of a batch have different numbers of rows: {listed}"
+        parts = f"the parts of a batch have different numbers of rows: {listed}"
         if units < replicas:
             raise TowerError(
-                f"{told}. They cannot be divided alike among {replicas} "
+                f"{parts}. They cannot be divided alike among {replicas} "
                 "towers. Give numbers of rows with a common divisor of at "
                 f"least {replicas} (drop_remainder=True helps at the end of "
                 "an epoch). A part whose rows belong to rows of another "
@@ -91,13 +89,19 @@ class RowCheck:
             )
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "%s. Each part is split over the towers by its own rows, which "
-                "is right if every row is an example. A part whose rows belong "
+            name = next(
+                name
+                for name, count in zip(names, rows, strict=True)
+                if count != rows[0]
+            )
+            told.differs(
+                "rows",
+                name,
+                f"{parts}. Each part is split over the towers by its own "
+                "rows, which is right if every row is an example. A part whose rows belong "
                 "to rows of another, or that is no batch, must not be split: "
                 "make it a RaggedTensor with a row for each example, put it "
                 'into the model, or use batches="each".',
-                told,
             )
         return units
 

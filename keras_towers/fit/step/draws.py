@@ -8,19 +8,17 @@ by starting at a later count. Seeds are the same on all towers.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.step import parts
 from keras_towers.fit.step.dimensions import Dimension, Dimensions
-
-logger = logging.getLogger("keras_towers")
 
 # Algorithms that are Philox on CPUs and GPUs: Philox and "auto_select".
 _PHILOX = (1, 3)
@@ -29,7 +27,8 @@ _PHILOX = (1, 3)
 _KEY_STRIDE = 0x9E3779B97F4A7C15
 _SEED_STRIDE = 1_000_003
 
-_logged: set[str] = set()
+EAGER = "run_eagerly"
+"""What is told of where draws are only taken for those of the examples."""
 
 
 def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
@@ -119,6 +118,7 @@ def unmatched(name: str) -> Callable[..., Any]:
     def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if _rows() is not None:
             _warn(
+                name,
                 f"{name} on a tower differs from one device, although "
                 'random="global" is given: '
                 + (
@@ -127,7 +127,7 @@ def unmatched(name: str) -> Callable[..., Any]:
                     if "shuffle" in name
                     else "only stateless draws (keras.random, "
                     "tf.random.stateless_*) can be matched. Use these."
-                )
+                ),
             )
         return original(*args, **kwargs)
 
@@ -173,9 +173,10 @@ def _plan(
             return None
         if any(isinstance(g, compat.WhileBodyFuncGraph) for g in inside or ()):
             _warn(
+                name,
                 f"{name} of shape {_described(shape)} is drawn in a loop: it "
                 "is that of one device only if the loop runs equally often on "
-                "all towers, and not once for each example."
+                "all towers, and not once for each example.",
             )
     if not axes:
         return None, ()
@@ -193,11 +194,12 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
     found: list[Dimension] = known.as_list()
     if found and found[0] == rows.count:
         _warn(
+            EAGER,
             "run_eagerly=True: a random draw is taken for one row per example "
             "if it has as many rows as the tower has examples, as that of "
             f"shape {tuple(found)}. If it is not, it differs from one device; "
             "without run_eagerly this is known for sure.",
-            once="run_eagerly",
+            once=EAGER,
         )
         found[0] = (1,)
     return found
@@ -233,9 +235,10 @@ def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
 
 def _warn_unmatched(name: str, shape: tf.Tensor, where: str = "") -> None:
     _warn(
+        name,
         f"{name} of shape {_described(shape)}{where} differs from one device, "
         'although random="global" is given: it is not known which of its rows '
-        "belong to which examples. Every tower draws it from its own stream."
+        "belong to which examples. Every tower draws it from its own stream.",
     )
 
 
@@ -243,7 +246,5 @@ def _described(shape: tf.Tensor) -> str:
     return str(compat.constant_value_as_shape(shape)).replace("None", "?")
 
 
-def _warn(message: str, once: str = "") -> None:
-    if (once or message) not in _logged:
-        _logged.add(once or message)
-        logger.warning(message)
+def _warn(name: str, message: str, once: str = "") -> None:
+    told.differs("random", name, message, once or message)

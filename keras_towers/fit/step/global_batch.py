@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ from keras_towers.fit.step.tracing import Tracing
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.spread import SpreadVariables
-
-logger = logging.getLogger("keras_towers")
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -243,7 +240,9 @@ def _trace_again() -> None:
         try:
             tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         except ValueError:
-            logger.warning(
+            told.differs(
+                "state",
+                "the step",
                 "only in a later trace, such as for a batch of another size, "
                 "the step writes a variable by itself. Its values may mix "
                 "wrongly: write it in every step."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,16 +10,13 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
-
-logger = logging.getLogger("keras_towers")
-
-_warned: set[tuple[str, str]] = set()
 
 Results: TypeAlias = "Sequence[tuple[keras.metrics.Metric, Any]]"
 
@@ -97,19 +93,22 @@ class Logs:
         if leaf.dtype.is_floating and leaf.shape.rank == 0 and not derived:
             return
         name = list(_names(output))[index]
-        if (self.model.name, name) in _warned:
-            return
-        _warned.add((self.model.name, name))
-        logger.warning(
-            "the step reports %r, %s: the log is %s. Use a keras.metrics "
-            "metric whose result it is, or keras_towers.gather.",
-            name,
+        what = (
             "which it computes from a metric's result"
             if derived
-            else f"a {leaf.dtype.name} of shape {leaf.shape}",
+            else f"a {leaf.dtype.name} of shape {leaf.shape}"
+        )
+        instead = (
             "the mean over the towers"
             if leaf.dtype.is_floating
-            else "that of tower 0",
+            else "that of tower 0"
+        )
+        told.differs(
+            "log",
+            name,
+            f"the step reports {name!r}, {what}: the log is {instead}. Use a "
+            "keras.metrics metric whose result it is, or keras_towers.gather.",
+            once=("log", self.model.name, name),
         )
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:

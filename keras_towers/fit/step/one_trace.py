@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig
@@ -31,8 +32,6 @@ from keras_towers.fit.step.xla import Uncompilable
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
-
-_logged: set[tuple[str, str]] = set()
 
 # What holds for the first trace of a step only: another follows.
 _FOR_NOW = frozenset(
@@ -190,8 +189,7 @@ class OneTrace:
 
     def _log_own_traces(self, error: Different) -> None:
         why = str(error)
-        if (self._model.name, why) not in _logged:
-            _logged.add((self._model.name, why))
+        if told.is_news(("own traces", self._model.name, why)):
             logger.info(
                 "every tower traces the step of %r by itself, because it %s",
                 self._model.name,

@@ -7,12 +7,11 @@ import time
 import tensorflow as tf
 
 from keras_towers._notices import announce
+from keras_towers.fit import told
 from keras_towers.fit.contract import TowerConfig
 
 # Seconds for all towers from which on it is said.
 PATIENCE = 10.0
-
-_announced: set[str] = set()
 
 
 class Tracing:
@@ -27,18 +26,16 @@ class Tracing:
         self._config = config
         self._name = name
         self._start = time.monotonic()
-        self._is_told = bool(
-            tf.executing_eagerly() or config.peers.rank or name in _announced
-        )
+        self._is_silent = bool(tf.executing_eagerly() or config.peers.rank)
 
     def first_is_traced(self) -> None:
         """Say what is to come, if the first tower took long."""
-        if self._is_told:
+        if self._is_silent:
             return
         seconds = time.monotonic() - self._start
         towers = self._config.num_towers
-        if seconds * towers >= PATIENCE:
-            _announced.add(self._name)
+        slow = seconds * towers >= PATIENCE
+        if slow and told.is_news(("a slow trace", self._name)):
             announce(
                 f"preparing {towers} towers for the first step of "
                 f"{self._name!r}: the first of them took {seconds:.0f} s ..."

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.hooks import keras as hooks
@@ -115,21 +116,32 @@ def on_one_device(update: RecordedUpdate) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Run functions of the user eagerly, so that tensors have values."""
-    before = tf.config.functions_run_eagerly()
-    # TensorFlow warns of strategies that run eagerly; and what a real strategy
-    # would warn of is not worth a warning before there is one.
+def quietly() -> Iterator[None]:
+    """Log and announce nothing that a strategy would, inside a block.
+
+    TensorFlow warns of strategies that run eagerly; and what a real strategy
+    would warn of is not worth a warning before there is one.
+    """
     loggers = [tf.get_logger(), logging.getLogger("keras_towers")]
     levels = [logger.level for logger in loggers]
-    tf.config.run_functions_eagerly(True)
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        yield
+        with told.heard():
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Run functions of the user eagerly, so that tensors have values."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
         tf.config.run_functions_eagerly(before)
 
 

@@ -8,7 +8,6 @@ work on the tower's component.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import contract, told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.shares import BatchShares
-
-logger = logging.getLogger("keras_towers")
 
 WRITES = tuple(
     (owner, name)
@@ -78,13 +75,13 @@ class NativeVariables:
                 "which towers cannot sum: make it a keras.Variable with "
                 'aggregation="sum".'
             )
-        logger.warning(
-            "the step writes tf.Variable %r, which is not a keras.Variable: "
-            "every tower writes its own copy. Outside of a step it has that of "
-            "tower 0%s. Make it a keras.Variable, which also is saved with the "
-            "model.",
-            name,
-            _MERGED[merge],
+        told.differs(
+            "plain-variable",
+            variable,
+            f"the step writes tf.Variable {name!r}, which is not a "
+            "keras.Variable: every tower writes its own copy. Outside of a "
+            f"step it has that of tower 0{_MERGED[merge]}. Make it a "
+            "keras.Variable, which also is saved with the model.",
         )
         with tf.init_scope():
             spread = variables_lib.spread(

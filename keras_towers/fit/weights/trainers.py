@@ -12,11 +12,11 @@ import keras
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers.fit import told
 from keras_towers.fit.contract import METHODS, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
 
-_xla_logged: set[str] = set()
 
 # Calls of one model in two threads may end in any order, and leave these.
 _OF_CALLS = (
@@ -117,8 +117,7 @@ def log_without_xla(
     """
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
-    if line not in _xla_logged:
-        _xla_logged.add(line)
+    if told.is_news(line):
         asked = not trainer._resolve_auto_jit_compile()
         level = logging.WARNING if asked and not for_now else logging.INFO
         logger.log(level, "%s", line)

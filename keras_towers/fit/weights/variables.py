@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,12 +10,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.shares import BatchShares
 from keras_towers.reduction.placed import same_devices
-
-logger = logging.getLogger("keras_towers")
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {
@@ -212,15 +210,19 @@ class TowerVariable(compat.SyncOnReadVariable):
         if self.warns_of is None or tower is None or tower.origins is None:
             return
         if tower.origins.depends_on_data(value):
-            logger.warning(
-                "the step writes %r from the batch. Every tower writes what it "
-                "computes from its part, and the %s. That is right for "
-                "means over examples only; for anything else, such as a queue, "
-                "use keras_towers.gather. keras_towers.verify tells more.",
-                self.warns_of,
-                "mean over the towers is taken"
+            taken = (
+                "mean over the towers"
                 if self.merge == MEAN
-                else "value of tower 0 is taken",
+                else "value of tower 0"
+            )
+            told.differs(
+                "state",
+                self.warns_of,
+                f"the step writes {self.warns_of!r} from the batch. Every "
+                "tower writes what it computes from its part, and the "
+                f"{taken} is taken. That is right for means over examples "
+                "only, which keras_towers.mean takes of the whole batch; for "
+                "anything else, such as a queue, use keras_towers.gather.",
             )
             self.warns_of = None
 
