@@ -236,6 +236,13 @@ seed_generator_module = importlib.import_module(
 resolve(f"{_KERAS}.random.seed_generator:global_seed_generator")
 filter_traceback = resolve(f"{_KERAS}.utils.traceback_utils:filter_traceback")
 resolve(f"{_KERAS}.utils.traceback_utils:include_frame")
+LossFunctionWrapper = resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper")
+ImageLayer = resolve(
+    f"{_KERAS}.layers.preprocessing.image_preprocessing"
+    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer"
+)
+get_keras_mask = resolve(f"{_KERAS}.backend:get_keras_mask")
+set_keras_mask = resolve(f"{_KERAS}.backend:set_keras_mask")
 loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
@@ -275,6 +282,11 @@ _USED = {
         "_initialize assign assign_add assign_sub"
     ),
     f"{_KERAS}.losses.loss": "reduce_values apply_mask",
+    f"{_KERAS}.losses.losses:LossFunctionWrapper": "call",
+    f"{_KERAS}.layers.preprocessing.image_preprocessing"
+    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer": (
+        "call _is_batched"
+    ),
     f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": (
         "_read_variable_op"
     ),

@@ -65,6 +65,8 @@ class TowerConfig:
             of the tower's share of the batch, or of the global batch.
         random: what random layers draw: an own stream for each tower, or the
             tower's rows of the draw for the global batch.
+        exact: whether Keras's own losses and layers that couple the examples
+            of a batch compute from the global batch.
         replicas_are_called: what a replica is called in messages.
     """
 
@@ -78,6 +80,7 @@ class TowerConfig:
     prefetches_to_towers: bool = False
     batch_norm: Extent = "tower"
     random: Extent = "tower"
+    exact: bool = False
     replicas_are_called: str = "tower"
     others: Transport | None = None
 

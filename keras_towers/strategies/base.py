@@ -141,6 +141,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             and (others or transport).size == 1,
             batch_norm=_extent("batch_norm", batch_norm, exact),
             random=_extent("random", random, exact),
+            exact=bool(exact),
             replicas_are_called=replicas_are_called,
             others=others,
             gradient_factor=gradient_factor,

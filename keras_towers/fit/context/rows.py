@@ -31,6 +31,29 @@ class Rows:
     )
     foreign: Any = None
 
+    @property
+    def first(self) -> tf.Tensor:
+        """Index in the global batch of the first row the tower computes."""
+        # A tower with a borrowed example may begin after the last row.
+        return tf.minimum(self.start, self.total - self.count)
+
+    def own(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the tower's rows of values for the global batch.
+
+        Args:
+            values: a tensor of shape [rows of the global batch, ...].
+        """
+        first = tf.cast(self.first, tf.int64)
+        own = values[first : first + self.count]
+        if self.graph is not None:
+            self.known[own.ref()] = 0, (1,)
+        return own
+
+    def of_all(self, values: tf.Tensor) -> tf.Tensor:
+        """Give gathered values the number of rows, if it is known."""
+        total = tf.get_static_value(self.total)
+        return tf.ensure_shape(values, [total, *values.shape[1:]])
+
     def mark(self, data: Any) -> Any:
         """Hide the number of rows of a tower's data from static shapes.
 

@@ -45,6 +45,8 @@ from keras_towers.fit.step import draws as draws_lib
 from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
 from keras_towers.fit.step import metrics as metrics_lib
+from keras_towers.fit.step import whole_batch
+from keras_towers.fit.step.differences import owner_of
 from keras_towers.fit.update import optimizers as optimizers_lib
 from keras_towers.fit.weights import native as native_lib
 from keras_towers.fit.weights import variables as variables_lib
@@ -92,6 +94,10 @@ def _install() -> None:
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
     patches.replace(losses, "apply_mask", losses_lib.apply_mask)
+    # Some losses and layers couple the examples of a batch.
+    wrapper = compat.LossFunctionWrapper
+    patches.replace(wrapper, "call", whole_batch.loss)
+    patches.replace(compat.ImageLayer, "call", whole_batch.image_layer)
     # Statistics may have to be those of the global batch.
     batch_norm = keras.layers.BatchNormalization
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
@@ -326,13 +332,16 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
-    """Call a function of a model that was loaded inside the block.
+    """Call a function of a model that was loaded.
 
-    On a tower it reads the tower's variables. Elsewhere TensorFlow refuses it;
-    here it reads those of the first tower.
+    On a tower it reads the tower's variables, also if it was loaded before the
+    block. Elsewhere TensorFlow refuses one that was loaded inside; here it
+    reads those of the first tower.
     """
     outside = tf.distribute.get_replica_context() is None
-    if outside and contract.in_force() is not None:
+    if not outside and tower_lib.current() is not None:
+        captured = [owner_of(item) or item for item in captured]
+    elif outside and contract.in_force() is not None:
         captured = [
             item._primary.handle
             if isinstance(item, compat.DistributedVariable)

@@ -245,7 +245,7 @@ def _trace_again() -> None:
                 "the step",
                 "only in a later trace, such as for a batch of another size, "
                 "the step writes a variable by itself. Its values may mix "
-                "wrongly: write it in every step."
+                "wrongly: write it in every step.",
             )
 
 

@@ -94,16 +94,11 @@ def _places(
     if rows.graph is not None:
         count = _checked(count, length, sum(blocks))
     before = itertools.accumulate(blocks, initial=0)
-    start = _start(rows)
+    start = rows.first
     return [
         (rows.total * ahead + start * block, count * block)
         for ahead, block in zip(before, blocks, strict=False)
     ]
-
-
-def _start(rows: Rows) -> tf.Tensor:
-    # A tower with a borrowed example may begin behind the last row.
-    return tf.minimum(rows.start, rows.total - rows.count)
 
 
 def of_whole(
@@ -148,7 +143,7 @@ def padded(value: tf.Tensor, rows: Rows, axis: int, block: int) -> tf.Tensor:
         axis: the dimension that has them.
         block: entries for each row.
     """
-    places = tf.range(rows.total * block) - _start(rows) * block
+    places = tf.range(rows.total * block) - rows.first * block
     mine = tf.clip_by_value(places, 0, rows.count * block - 1)
     return tf.gather(value, mine, axis=axis)
 

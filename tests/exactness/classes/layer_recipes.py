@@ -126,6 +126,13 @@ def _labelled(make: Make) -> Callable[[Tensors], Tensors]:
     return build
 
 
+def _boxes(x: Tensors) -> Tensors:
+    layer = layers.MaxNumBoundingBoxes(3, bounding_box_format="xyxy")
+    boxes = {"boxes": x, "labels": x[..., 0]}
+    kept = layer({"images": x, "bounding_boxes": boxes})
+    return kept["bounding_boxes"]["boxes"]
+
+
 def _cell(make: Make) -> Make:
     return lambda: layers.RNN(make())
 
@@ -309,12 +316,13 @@ LAYERS: dict[str, Recipe] = {
     **_whole(
         words(2),
         HashedCrossing=_pair,
-        Hashing=lambda x: layers.Hashing(5, output_mode="one_hot")(x),
+        Hashing=lambda x: layers.Embedding(5, 2)(layers.Hashing(5)(x)),
         StringLookup=lambda x: layers.StringLookup(
             vocabulary=["a", "b"], output_mode="count"
         )(x),
     ),
     **_whole(words(1), TextVectorization=_text),
+    **_whole(fractions(2, 4), MaxNumBoundingBoxes=_boxes),
     **_whole(
         fractions(6, 6, 3),
         CutMix=_labelled(layers.CutMix),

@@ -45,7 +45,7 @@ BINARY = (
     functools.partial(head, units=1, activation="sigmoid"),
 )
 CLASSES = one_hot(4), SHARES[1]
-LABELS = integers(4), SHARES[1]
+LABELS = integers(4, 1), SHARES[1]
 SIGNS = integers(2, 3) * 2.0 - 1, NUMBERS[1]
 POINTS = integers(2, 4, 4, 1).astype("float32"), _masks
 GROUPS = integers(3), _embeddings
@@ -125,10 +125,12 @@ METRICS: dict[str, tuple[tuple[np.ndarray, Callable], dict[str, Any]]] = {
         (
             *("ConcordanceCorrelation", "PearsonCorrelation", "R2Score"),
             *("CosineSimilarity", "LogCoshError", "MeanAbsoluteError"),
-            *("MeanSquaredError", "RootMeanSquaredError", "Mean", "Sum"),
+            *("MeanSquaredError", "RootMeanSquaredError"),
         ),
         (NUMBERS, {}),
     ),
+    "Mean": (NUMBERS, {}),
+    "Sum": (NUMBERS, {}),
     "MeanMetricWrapper": (NUMBERS, {"": keras.losses.mean_squared_error}),
 }
 
