@@ -1,19 +1,23 @@
-"""What a step keeps in attributes of Python objects.
+"""What a step keeps in Python: in attributes, and what it draws there.
 
 Towers run a step by turns: one goes on when another has to wait for it. A
 tensor that the step keeps in an attribute of its model (``self.fake = ...``)
 has to be its own tower's when it goes on, and what it counts in a Python number
-has to be what one device would have counted.
+has to be what one device would have counted. What it draws from Python's and
+NumPy's random generators while it is traced becomes a constant, which has to be
+the same on all towers.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import random
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,7 +50,19 @@ _OF_TRAINING = frozenset(
 _LARGEST_ARRAY = 1_000_000
 _DEPTH = 6
 
-Taken: TypeAlias = "list[tuple[bool | None, dict[str, tuple[Any, Any]]]]"
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What ``take`` found.
+
+    Attributes:
+        values: for each owner whether it was built, and its attributes.
+        draws: the states of the random generators, Python's and NumPy's; None
+            if they are nobody's business.
+    """
+
+    values: list[tuple[bool | None, dict[str, tuple[Any, Any]]]]
+    draws: tuple[Any, Any] | None
 
 
 @functools.cache
@@ -66,9 +82,11 @@ class Attributes:
 
     Args:
         model: the model whose step runs.
+        draws: whether the states of random generators are part of them.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, draws: bool = False):
+        self._draws = draws
         step = model.train_step
         owners = _reachable(
             [*model._flatten_layers(), getattr(step, "__self__", 0)]
@@ -89,7 +107,7 @@ class Attributes:
 
     def take(self) -> Taken:
         """Return the present values, for ``put``."""
-        return [
+        values = [
             (
                 getattr(owner, "built", None),
                 {
@@ -100,6 +118,8 @@ class Attributes:
             )
             for owner, others in self._owners
         ]
+        states = random.getstate(), np.random.get_state()
+        return Taken(values, states if self._draws else None)
 
     def hold_tensors_of(self, graph: Any) -> bool:
         """Whether an attribute holds a tensor of a graph."""
@@ -116,8 +136,11 @@ class Attributes:
 
     def put(self, taken: Taken) -> None:
         """Restore values that ``take`` returned."""
+        if taken.draws is not None:
+            random.setstate(taken.draws[0])
+            np.random.set_state(taken.draws[1])
         for (owner, others), (built, values) in zip(
-            self._owners, taken, strict=True
+            self._owners, taken.values, strict=True
         ):
             if getattr(owner, "built", None) != built:
                 # What a layer set when it was built stays.

@@ -340,7 +340,9 @@ def _call_loaded(
     """
     outside = tf.distribute.get_replica_context() is None
     if not outside and tower_lib.current() is not None:
-        captured = [owner_of(item) or item for item in captured]
+        # By its handle it would be that of the first tower everywhere.
+        spread = {id(v.handle): owner_of(v) for v in function.variables}
+        captured = [spread.get(id(item)) or item for item in captured]
     elif outside and contract.in_force() is not None:
         captured = [
             item._primary.handle

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -157,7 +158,8 @@ class GlobalStep:
         if self.config.random == "global":
             starts = _starts(batch)
 
-        attributes = Attributes(model)
+        draws = not tf.executing_eagerly() or self.config.random == "global"
+        attributes = Attributes(model, draws)
         before = after = attributes.take()
         trace = OneTrace(self.config, model, attributes, batch.pieces, shares)
         progress = Tracing(self.config, model.name)

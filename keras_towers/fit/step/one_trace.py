@@ -12,12 +12,10 @@ Every tower then has one, be it its own, where the step can be cut there.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
@@ -154,7 +152,6 @@ class OneTrace:
     ) -> TowerTrace:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
-        draws = random.getstate(), np.random.get_state()
         try:
             trace = TowerTrace(self._config, step, tower, data, note, **options)
             if self._attributes.hold_tensors_of(trace.graph):
@@ -162,8 +159,6 @@ class OneTrace:
             return trace
         except BaseException as error:
             self._attributes.put(before)
-            random.setstate(draws[0])
-            np.random.set_state(draws[1])
             own = not isinstance(error, (Different, Uncompilable))
             if own and isinstance(error, Exception):
                 # If it is the step's, it is raised again without the trace.
