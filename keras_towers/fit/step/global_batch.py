@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit import told
 from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -245,7 +246,7 @@ def _trace_again() -> None:
                 "the step",
                 "only in a later trace, such as for a batch of another size, "
                 "the step writes a variable by itself. Its values may mix "
-                "wrongly: write it in every step."
+                "wrongly: write it in every step.",
             )
 
 
