@@ -50,8 +50,9 @@ def verify(
     another equal. Afterwards weights, optimizers, metrics, random states and
     attributes are as before; a model that was not built is built.
 
-    The step runs eagerly, and once it is traced on towers as ``fit`` would:
-    what ``fit`` would warn of is found, too. A generator loses the batches that are drawn.
+    The step runs eagerly. It is also traced once on towers, as ``fit`` would:
+    what ``fit`` would warn of is never called safe. A generator loses the
+    batches that are drawn.
 
     Args:
         model: a compiled model.

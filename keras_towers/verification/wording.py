@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import keras
 
+from keras_towers.errors import TowerError
 from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.verification.compare import Differences
 from keras_towers.verification.rehearsal import Options
@@ -40,10 +41,11 @@ def of_trace(error: Exception) -> Finding:
 
 def _said_by(error: Exception) -> str:
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
-    # TensorFlow begins with the traceback of what it converts.
-    first = next((x for x in lines[1:] if ": " in x), lines[0])
-    said = lines[0] if not lines[0].endswith("code:") else first.strip()
-    return f"{said[:200]}..." if len(said) > 200 else said
+    # TensorFlow begins with a traceback where it has converted the code.
+    said = lines[-1 if lines[0].endswith("in user code:") else 0].strip()
+    if isinstance(error, TowerError) or len(said) <= 200:
+        return said
+    return f"{said[:200]}..."
 
 
 def sum_or_mean(options: Options, off: Differences) -> Finding:

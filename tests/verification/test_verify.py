@@ -92,7 +92,6 @@ SAFE = {
     ),
     "triplets": lambda: (own(m.Triplets), (X, X + 0.1, X[::-1].copy())),
     "cyclegan": lambda: (_cyclegan(), {"x": X, "y": X[::-1].copy()}),
-    "averages": lambda: (own(c.Averages), X, Y),
     "own-step": lambda: (own(m.MSE), X, Y),
 }
 
@@ -220,6 +219,10 @@ UNSAFE = {
     "plain-variable": (
         lambda: (own(c.WritesPlainVariable), X, Y),
         [Kind.PLAIN_VARIABLE],
+    ),
+    "averages": (
+        lambda: (own(c.Averages), X, Y),
+        [Kind.PLAIN_VARIABLE, Kind.STATE],
     ),
     "counter": (lambda: (own(c.CountsExamples), X, Y), [Kind.STATE]),
     "log": (lambda: (own(c.LogsMaximum), X, Y), [Kind.LOG]),

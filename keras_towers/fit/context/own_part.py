@@ -29,7 +29,8 @@ def warn(strategy: KerasStrategy) -> None:
         "the step",
         "the step joins values of the whole batch (for a mask, for sample "
         "weights in a denominator, for synchronized BatchNormalization or by "
-        f"kt.gather), but workers with {config.name} join those of their own part of it "
-        "only: weights will differ a little from those of one device. "
+        f"kt.gather), but workers with {config.name} join those of their own "
+        "part of it only: weights will differ a little from those of one "
+        "device. "
         "HorovodStrategy and MultiWorkerTowerStrategy join all.",
     )

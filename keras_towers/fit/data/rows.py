@@ -98,9 +98,10 @@ class RowCheck:
                 "rows",
                 name,
                 f"{parts}. Each part is split over the towers by its own "
-                "rows, which is right if every row is an example. A part whose rows belong "
-                "to rows of another, or that is no batch, must not be split: "
-                "make it a RaggedTensor with a row for each example, put it "
+                "rows, which is right if every row is an example. A part whose "
+                "rows belong to rows of another, or that is no batch, must not "
+                "be split: make it a RaggedTensor with a row for each example, "
+                "put it "
                 'into the model, or use batches="each".',
             )
         return units

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import one_trace
 from tests.exactness import models as m
@@ -45,7 +46,7 @@ class Traced(keras.layers.Layer):
 @pytest.fixture
 def reasons(monkeypatch, caplog):
     """Why steps were traced by every tower."""
-    monkeypatch.setattr(one_trace, "_logged", set())
+    monkeypatch.setattr(told, "_said", set())
     caplog.set_level(logging.INFO, "keras_towers")
     start = "because it "
     return lambda: [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit import told
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.hooks import keras as hooks
-from keras_towers.fit.step import draws as draws_lib
 
 COUNTS = (5, 1, 7, 3)
 SEED = [7, 42]
@@ -21,16 +21,13 @@ random = tf.random
 
 
 @pytest.fixture(autouse=True)
-def warned(caplog):
+def warned(caplog, monkeypatch):
     """The warnings of a test, each of which is logged once in a process."""
-    before = set(draws_lib._logged)
-    draws_lib._logged.clear()
+    monkeypatch.setattr(told, "_said", set())
     caplog.set_level(logging.WARNING, "keras_towers")
     yield lambda: [
         r.getMessage() for r in caplog.records if r.name == "keras_towers"
     ]
-    draws_lib._logged.clear()
-    draws_lib._logged.update(before)
 
 
 def _data(tail):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.weights import trainers
+from keras_towers.fit import told
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, outcome, same_history, same_model
 from tests.kit.training import X, Y, adam, classifier, compiled, fit
@@ -66,7 +66,7 @@ class Twice(Own):
 @pytest.fixture
 def reasons(monkeypatch, caplog):
     """What was logged of steps that XLA does not compile, with the levels."""
-    monkeypatch.setattr(trainers, "_xla_logged", set())
+    monkeypatch.setattr(told, "_said", set())
     caplog.set_level(logging.INFO, "keras_towers")
     return lambda: [
         (record.levelname, record.getMessage())
