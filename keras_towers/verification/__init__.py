@@ -88,6 +88,7 @@ def verify(
     options = Options(
         towers=towers,
         average=average,
+        exact=exact,
         batch_norm=batch_norm or ("global" if exact else "tower"),
         random=random or ("global" if exact else "tower"),
     )

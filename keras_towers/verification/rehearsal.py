@@ -37,6 +37,7 @@ class Options:
     Attributes:
         towers: number of towers.
         average: as for ``TowerStrategy``.
+        exact: as for ``TowerStrategy``.
         batch_norm: as for ``TowerStrategy``.
         random: as for ``TowerStrategy``.
         equal_batch_norm: give BatchNormalization one device's statistics.
@@ -45,6 +46,7 @@ class Options:
 
     towers: int = 2
     average: bool = True
+    exact: bool = False
     batch_norm: Extent = "tower"
     random: Extent = "tower"
     equal_batch_norm: bool = True
@@ -87,6 +89,7 @@ class SharedDeviceStrategy(BaseStrategy):
             reduction.sum_on_host,
             calls,
             average=options.average,
+            exact=options.exact,
             batch_norm=options.batch_norm,
             random=options.random,
         )

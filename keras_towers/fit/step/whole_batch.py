@@ -40,7 +40,9 @@ def loss(
     """Replace ``call`` of Keras's losses on a tower."""
     if loss.fn is keras.losses.circle:
         why = "compares the examples of a batch"
-    elif loss.fn in _OVER_AXES and _has_rows(loss._fn_kwargs["axis"], y_pred):
+    elif loss.fn in _OVER_AXES and _has_rows(
+        loss._fn_kwargs.get("axis"), y_pred
+    ):
         why = "is a ratio of sums over a batch"
     else:
         return original(loss, y_true, y_pred)

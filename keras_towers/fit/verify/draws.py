@@ -184,7 +184,7 @@ class Draws:
         """The slice of a draw that has a shape; None if there is none."""
         if whole.shape.rank != shape.rank:
             return None
-        begin = [0] * len(shape)
+        begin = np.zeros(len(shape), np.int32)
         for axis, (there, here) in enumerate(
             zip(whole.shape, shape, strict=True)
         ):
