@@ -1,8 +1,6 @@
 """Trains recipes side by side in one model, on one device and on towers."""
 
 import contextlib
-import dataclasses
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,149 +10,156 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from tests.exactness.classes.recipes import BATCH, EXAMPLES, Recipe
+from keras_towers.fit import told
+from tests.exactness.classes.recipes import BATCH, EXAMPLES, Recipe, head
 
 # Relative to the largest value of a variable or a history.
-TOLERANCE = 5e-6
+TOLERANCE = 1e-5
+# The output of all recipes that have no targets of their own.
+JOINED = "joined"
+
+Recipes = Mapping[str, Recipe]
+Values = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass
-class Trained:
-    """What a fit left of each recipe, by the recipe's name."""
-
-    values: dict[str, list[np.ndarray]]
-    told: list[str]
-
-
-def train(recipes: Mapping[str, Recipe], strategy: Any = None) -> Trained:
-    """Build one model of all recipes and fit it for an epoch.
+def compare(recipes: Recipes, towers: int, eager: bool = False) -> str:
+    """Compare ``exact=True`` with one device.
 
     Args:
-        recipes: parts that have nothing in common but the batch.
-        strategy: the towers; None: one device.
+        recipes: parts of one model.
+        towers: the number of towers.
+        eager: whether the one device may run without a graph, which is faster.
+
+    Returns:
+        What differs, and what ``fit`` told; empty if nothing does.
     """
+    said = ""
+    try:
+        eager = eager and not any(r.in_graph for r in recipes.values())
+        wanted = _trained(recipes, None, eager)
+        with told.heard() as heard:
+            found = _trained(recipes, kt.TowerStrategy(towers, exact=True))
+        told_of = [f"tells: {one.message}" for one in heard]
+        said = "; ".join(filter(None, [_differences(found, wanted), *told_of]))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    if said and len(recipes) > 1:
+        # Which of them it is.
+        alone = [compare({n: r}, towers, eager) for n, r in recipes.items()]
+        return "\n".join(filter(None, alone)) or f"together: {said}"
+    return said and f"{next(iter(recipes))}: {said}"
+
+
+def _trained(recipes: Recipes, strategy: Any, eager: bool = False) -> Values:
+    """Build and fit a model; return its variables and its history by name."""
+    # The same names, layers and seeds every time.
+    keras.backend.clear_session()
     keras.utils.set_random_seed(5)
-    inputs, outputs, held = [], {}, {}
-    for name, recipe in recipes.items():
-        kind = recipe.x.dtype
-        entry = layers.Input(
-            recipe.x.shape[1:], dtype="string" if kind == object else kind.name
-        )
-        output = recipe.build(entry)
-        inputs.append(entry)
-        outputs[_key(name)] = output
-        held[name] = keras.Model(entry, output)
-    model = keras.Model(inputs, outputs)
-    parts: dict[str, dict[str, Any]] = {}
-    for name, recipe in recipes.items():
-        for kind, make in {"loss": _mse, **recipe.compiled}.items():
-            parts.setdefault(kind, {})[_key(name)] = (
-                make() if kind == "loss" else [make()]
-            )
-    model.compile(keras.optimizers.SGD(0.05), **parts)
-    random = np.random.default_rng(3)
-    y = {
-        _key(name): recipe.y
-        if recipe.y is not None
-        else random.normal(size=(EXAMPLES, *outputs[_key(name)].shape[1:]))
-        for name, recipe in recipes.items()
-    }
-    weights = {
-        _key(name): random.random(EXAMPLES) + 0.5
-        if recipe.weighted
-        else np.ones(EXAMPLES)
-        for name, recipe in recipes.items()
-    }
-    # Keras takes no array of strings.
-    x = [
-        tf.constant(recipe.x) if recipe.x.dtype == object else recipe.x
-        for recipe in recipes.values()
-    ]
+    x, model = _model(recipes)
+    y, weights, parts = _targets(recipes)
+    model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager, **parts)
     keras.utils.set_random_seed(11)
-    with _told() as told, strategy or contextlib.nullcontext():
+    with _no_graph_optimizer(), strategy or contextlib.nullcontext():
         history = model.fit(
-            x if len(x) > 1 else x[0],
+            x,
             y,
-            sample_weight=weights
-            if any(recipe.weighted for recipe in recipes.values())
-            else None,
+            sample_weight=weights,
             batch_size=BATCH,
             shuffle=False,
             verbose=0,
         ).history
-    alone = len(recipes) == 1
-    return Trained(
-        {
-            name: [
-                *(v.numpy() for v in part.variables if "seed" not in v.path),
-                *(
-                    np.asarray(value)
-                    for key, value in history.items()
-                    if alone or key.startswith(f"{_key(name)}_")
-                ),
-            ]
-            for name, part in held.items()
-        },
-        told,
-    )
-
-
-def differences(
-    recipes: Mapping[str, Recipe], towers: int
-) -> dict[str, tuple[float, Exception | None, list[str]]]:
-    """Compare towers with one device.
-
-    Returns:
-        For each recipe its largest difference, relative to the tolerance that
-        it is granted; what it raised; and what ``fit`` told.
-    """
-    wanted = train(recipes)
-    try:
-        strategy = kt.TowerStrategy(towers, exact=True)
-        found = train(recipes, strategy)
-    except Exception as error:
-        if len(recipes) == 1:
-            return {name: (np.inf, error, []) for name in recipes}
-        raise
     return {
-        name: (
-            _difference(found.values[name], wanted.values[name])
-            / recipe.amplifies,
-            None,
-            found.told,
-        )
-        for name, recipe in recipes.items()
+        **{v.path: v.numpy() for v in model.variables if "seed" not in v.path},
+        **{f"log {name}": np.asarray(log) for name, log in history.items()},
     }
 
 
-def _difference(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
-    worst = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
-            scale = max(1.0, float(np.max(np.abs(other))))
-            difference = float(np.max(np.abs(one - other))) / scale
-            worst = max(worst, difference / TOLERANCE)
-            worst = np.inf if np.isnan(difference) else worst
-    return worst
+def _model(recipes: Recipes) -> tuple[list[Any], keras.Model]:
+    """Return the inputs and the model of all recipes."""
+    x: dict[int, Any] = {}
+    built: dict[Any, Any] = {}
+    outputs, joined = {}, []
+    for name, recipe in recipes.items():
+        key, kind = id(recipe.x), recipe.x.dtype
+        if key not in x:
+            strings = kind.kind == "U"
+            # Keras takes no array of strings.
+            x[key] = tf.constant(recipe.x) if strings else recipe.x
+            built[key] = layers.Input(
+                recipe.x.shape[1:], dtype="string" if strings else kind.name
+            )
+        entry = built[key]
+        if recipe.trained:
+            dense = key, recipe.trained
+            if dense not in built:
+                layer = layers.Dense(entry.shape[-1], recipe.trained)
+                built[dense] = layer(entry)
+            entry = built[dense]
+        if recipe.y is None:
+            joined.append(layers.Flatten()(recipe.build(entry)))
+        else:
+            output = key, recipe.build
+            if output not in built:
+                built[output] = recipe.build(entry)
+            outputs[_key(name)] = built[output]
+    if joined:
+        both = joined[0] if len(joined) == 1 else layers.Concatenate()(joined)
+        outputs[JOINED] = head(both)
+    return list(x.values()), keras.Model([built[key] for key in x], outputs)
+
+
+def _targets(recipes: Recipes) -> Any:
+    """Return targets, weights and arguments of ``compile``, by output."""
+    random = np.random.default_rng(3)
+    y: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"loss": {}}
+    for name, recipe in recipes.items():
+        if recipe.y is None:
+            continue
+        key = _key(name)
+        y[key] = recipe.y
+        weights[key] = np.ones(EXAMPLES)
+        if recipe.weighted:
+            weights[key] = random.random(EXAMPLES) + 0.5
+        parts["loss"][key] = keras.losses.MeanSquaredError()
+        for kind, make in recipe.compiled.items():
+            made = make()
+            parts.setdefault(kind, {})[key] = made if kind == "loss" else [made]
+    if any(recipe.y is None for recipe in recipes.values()):
+        y[JOINED] = random.normal(size=(EXAMPLES, 1))
+        weights[JOINED] = np.ones(EXAMPLES)
+        parts["loss"][JOINED] = "mse"
+    weighted = any(recipe.weighted for recipe in recipes.values())
+    return y, weights if weighted else None, parts
 
 
 def _key(name: str) -> str:
     return name.replace(" ", "_").lower()
 
 
-def _mse() -> keras.losses.Loss:
-    return keras.losses.MeanSquaredError()
+def _differences(found: Values, wanted: Values) -> str:
+    """Name what differs, relative to a value's size; NaNs are equal."""
+    if found.keys() != wanted.keys():
+        return f"has {sorted(found)}, not {sorted(wanted)}"
+    off = {}
+    for name, value in wanted.items():
+        both = np.isnan(found[name]) & np.isnan(value)
+        apart = np.abs(np.where(both, 0, found[name] - value.astype("float64")))
+        size = max(1.0, float(np.nanmax(np.abs(value), initial=0)))
+        largest = float(np.max(apart, initial=0)) / size
+        if not largest <= TOLERANCE:
+            off[name] = largest
+    return ", ".join(f"{name} differs by {d:.1e}" for name, d in off.items())
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[list[str]]:
-    """Record what the package warns of."""
-    told: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("keras_towers")
-    logger.addHandler(handler)
+def _no_graph_optimizer() -> Iterator[None]:
+    """Leave out what makes a graph faster: each runs for two steps only."""
+    option = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(option, False)
+    tf.config.optimizer.set_experimental_options({option: True})
     try:
-        yield told
+        yield
     finally:
-        logger.removeHandler(handler)
+        tf.config.optimizer.set_experimental_options({option: before})

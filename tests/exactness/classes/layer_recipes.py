@@ -14,9 +14,7 @@ from tests.exactness.classes.recipes import (
     Tensors,
     floats,
     fractions,
-    head,
     integers,
-    trained,
     words,
 )
 
@@ -47,7 +45,7 @@ def _of(x: np.ndarray, *names: str, **made: Make) -> dict[str, Recipe]:
     """
 
     def recipe(make: Make) -> Recipe:
-        return Recipe(x, lambda tensor: head(make()(trained(tensor))))
+        return Recipe(x, lambda tensor: make()(tensor), "linear")
 
     plain = {name: getattr(layers, name) for name in names}
     return {name: recipe(make) for name, make in {**plain, **made}.items()}
@@ -56,35 +54,40 @@ def _of(x: np.ndarray, *names: str, **made: Make) -> dict[str, Recipe]:
 def _images(**made: Make) -> dict[str, Recipe]:
     """Recipes of layers that change images with values between 0 and 1."""
 
-    def recipe(make: Make) -> Recipe:
+    def recipe(name: str, make: Make) -> Recipe:
         return Recipe(
-            fractions(8, 8, 3),
-            lambda tensor: head(make()(trained(tensor, "sigmoid"))),
+            IMAGES,
+            lambda tensor: make()(tensor),
+            "sigmoid",
+            in_graph=IN_GRAPH.get(name, ""),
         )
 
-    return {name: recipe(make) for name, make in made.items()}
+    return {name: recipe(name, make) for name, make in made.items()}
 
 
 def _whole(x: np.ndarray, **built: Callable[[Tensors], Tensors]) -> dict:
     """Recipes that say themselves what becomes of the input."""
-    return {
-        name: Recipe(x, lambda tensor, build=build: head(build(tensor)))
-        for name, build in built.items()
-    }
+    return {name: Recipe(x, build) for name, build in built.items()}
+
+
+def _numbers(x: np.ndarray, **built: Callable[[Tensors], Tensors]) -> dict:
+    """The same, of numbers behind a trained layer."""
+    return {name: Recipe(x, build, "linear") for name, build in built.items()}
 
 
 def _two(layer: Callable[[], Any]) -> Callable[[Tensors], Tensors]:
     """Give a layer two inputs."""
-    return lambda x: layer()([trained(x), trained(x)])
+    return lambda x: layer()([x, layers.Dense(x.shape[-1])(x)])
 
 
 def _two_apart(make: Make) -> Callable[[Tensors], Tensors]:
     """Give a layer its inputs one by one."""
-    return lambda x: make()(trained(x), trained(x))
+    return lambda x: make()(x, layers.Dense(x.shape[-1])(x))
 
 
 def _masked(x: Tensors) -> Tensors:
-    return layers.LSTM(2)(layers.Masking()(x))
+    pooled = layers.GlobalAveragePooling1D()
+    return pooled(layers.Masking()(x))
 
 
 def _saved() -> Any:
@@ -119,7 +122,7 @@ def _labelled(make: Make) -> Callable[[Tensors], Tensors]:
 
     def build(x: Tensors) -> Tensors:
         labels = layers.Dense(3, "softmax")(layers.Flatten()(x))
-        mixed = make()({"images": trained(x, "sigmoid"), "labels": labels})
+        mixed = make()({"images": x, "labels": labels})
         both = layers.Flatten()(mixed["images"]), mixed["labels"]
         return layers.Concatenate()(both)
 
@@ -129,7 +132,8 @@ def _labelled(make: Make) -> Callable[[Tensors], Tensors]:
 def _boxes(x: Tensors) -> Tensors:
     layer = layers.MaxNumBoundingBoxes(3, bounding_box_format="xyxy")
     boxes = {"boxes": x, "labels": x[..., 0]}
-    kept = layer({"images": x, "bounding_boxes": boxes})
+    images = layers.Reshape((2, 2, 2))(x)
+    kept = layer({"images": images, "bounding_boxes": boxes})
     return kept["bounding_boxes"]["boxes"]
 
 
@@ -139,7 +143,13 @@ def _cell(make: Make) -> Make:
 
 VECTOR, SERIES = floats(6), floats(5, 4)
 IMAGE, VOLUME = floats(6, 6, 2), floats(4, 4, 4, 2)
+IMAGES = fractions(6, 6, 3)
 VALUES: dict[str, Any] = {"value_range": (0, 1)}
+
+IN_GRAPH = {
+    "AugMix": "draws with Python's random, in a graph only while it is traced",
+    "RandomElasticTransform": "in a graph transforms the first image only",
+}
 
 LAYERS: dict[str, Recipe] = {
     **_of(
@@ -281,7 +291,7 @@ LAYERS: dict[str, Recipe] = {
         RandomZoom=lambda: layers.RandomZoom(0.2),
         Solarization=lambda: layers.Solarization(0.3, **VALUES),
     ),
-    **_whole(
+    **_numbers(
         SERIES,
         AdditiveAttention=_two(lambda: layers.AdditiveAttention(dropout=0.2)),
         Attention=_two(lambda: layers.Attention(dropout=0.2)),
@@ -293,7 +303,7 @@ LAYERS: dict[str, Recipe] = {
             lambda: layers.MultiHeadAttention(2, 3, dropout=0.2)
         ),
     ),
-    **_whole(
+    **_numbers(
         VECTOR,
         Add=_two(layers.Add),
         Average=_two(layers.Average),
@@ -323,9 +333,6 @@ LAYERS: dict[str, Recipe] = {
     ),
     **_whole(words(1), TextVectorization=_text),
     **_whole(fractions(2, 4), MaxNumBoundingBoxes=_boxes),
-    **_whole(
-        fractions(6, 6, 3),
-        CutMix=_labelled(layers.CutMix),
-        MixUp=_labelled(layers.MixUp),
-    ),
+    "CutMix": Recipe(IMAGES, _labelled(layers.CutMix), "sigmoid"),
+    "MixUp": Recipe(IMAGES, _labelled(layers.MixUp), "sigmoid"),
 }

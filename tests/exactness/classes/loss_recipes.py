@@ -45,7 +45,8 @@ BINARY = (
     functools.partial(head, units=1, activation="sigmoid"),
 )
 CLASSES = one_hot(4), SHARES[1]
-LABELS = integers(4, 1), SHARES[1]
+LABELS = integers(4), SHARES[1]
+COLUMN = LABELS[0][:, None], SHARES[1]
 SIGNS = integers(2, 3) * 2.0 - 1, NUMBERS[1]
 POINTS = integers(2, 4, 4, 1).astype("float32"), _masks
 GROUPS = integers(3), _embeddings
@@ -107,9 +108,9 @@ METRICS: dict[str, tuple[tuple[np.ndarray, Callable], dict[str, Any]]] = {
     ),
     "FBetaScore": (CLASSES, {"beta": 2.0, "average": "weighted"}),
     "TopKCategoricalAccuracy": (CLASSES, {"k": 2}),
-    "SparseCategoricalAccuracy": (LABELS, {}),
-    "SparseCategoricalCrossentropy": (LABELS, {}),
-    "SparseTopKCategoricalAccuracy": (LABELS, {"k": 2}),
+    "SparseCategoricalAccuracy": (COLUMN, {}),
+    "SparseCategoricalCrossentropy": (COLUMN, {}),
+    "SparseTopKCategoricalAccuracy": (COLUMN, {"k": 2}),
     "OneHotIoU": (CLASSES, {"num_classes": 4, "target_class_ids": [0, 2]}),
     "OneHotMeanIoU": (CLASSES, {"num_classes": 4}),
     "Accuracy": (ROUNDED, {}),
@@ -129,10 +130,17 @@ METRICS: dict[str, tuple[tuple[np.ndarray, Callable], dict[str, Any]]] = {
         ),
         (NUMBERS, {}),
     ),
-    "Mean": (NUMBERS, {}),
-    "Sum": (NUMBERS, {}),
     "MeanMetricWrapper": (NUMBERS, {"": keras.losses.mean_squared_error}),
 }
+
+# Of one value, which compile() takes no metric of.
+VALUES = {
+    "Mean": lambda name: keras.metrics.Mean(f"{name}_mean"),
+    "Sum": lambda name: keras.metrics.Sum(f"{name}_sum"),
+}
+
+# Why the one device runs in a graph, too.
+LOGS = "Keras's logs of several losses are others without a graph"
 
 # "none" leaves a loss for each example.
 REDUCTIONS = (
@@ -156,6 +164,7 @@ def loss_recipes(name: str) -> dict[str, Recipe]:
         ): Recipe(
             X,
             predict,
+            None,
             y,
             {
                 "loss": functools.partial(
@@ -165,6 +174,7 @@ def loss_recipes(name: str) -> dict[str, Recipe]:
                 )
             },
             weighted=weighted,
+            in_graph=LOGS,
         )
         for option in options
         for reduction in REDUCTIONS
@@ -172,15 +182,51 @@ def loss_recipes(name: str) -> dict[str, Recipe]:
     }
 
 
+class Watch(layers.Layer):
+    """Updates a metric of one value with what goes through.
+
+    Args:
+        metric: the metric.
+        weighted: whether the values have weights.
+    """
+
+    def __init__(self, metric: keras.metrics.Metric, weighted: bool):
+        super().__init__()
+        self.metric = metric
+        self.weighted = weighted
+
+    def call(self, x: Any) -> Any:
+        weights = keras.ops.abs(x) if self.weighted else None
+        self.metric.update_state(x * x, sample_weight=weights)
+        return x
+
+
+def _watched(make: Callable[[str], Any], weighted: bool) -> Recipe:
+    name = f"watched_{'weighted' * weighted}"
+    return Recipe(X, lambda x: Watch(make(name), weighted)(x), "linear")
+
+
 def metric_recipes(name: str) -> dict[str, Recipe]:
     """A metric, without and with sample weights."""
+    if name in VALUES:
+        make = VALUES[name]
+        return {
+            name: _watched(make, False),
+            f"{name} weighted": _watched(make, True),
+        }
     (y, predict), options = METRICS[name]
     positional = [value for key, value in options.items() if not key]
     named = {key: value for key, value in options.items() if key}
     make = functools.partial(getattr(keras.metrics, name), *positional, **named)
     return {
-        name: Recipe(X, predict, y, {"metrics": make}),
+        name: Recipe(X, predict, None, y, {"metrics": make}, in_graph=LOGS),
         f"{name} weighted": Recipe(
-            X, predict, y, {"weighted_metrics": make}, weighted=True
+            X,
+            predict,
+            None,
+            y,
+            {"weighted_metrics": make},
+            weighted=True,
+            in_graph=LOGS,
         ),
     }

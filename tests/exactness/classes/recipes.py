@@ -19,23 +19,27 @@ class Recipe:
     """The smallest part of a model that a class takes part in.
 
     Attributes:
-        x: the part's input, of ``EXAMPLES`` rows.
-        build: makes its output from the input's ``KerasTensor``.
-        y: its targets; None: numbers that fit its output.
+        x: the part's input, of ``EXAMPLES`` rows; parts of one model share it.
+        build: makes the part's output from the ``KerasTensor`` it is given.
+        trained: the activation of a dense layer in front of it, whose
+            gradients go through what is tried; None: there is none.
+        y: its targets; None: only its output counts.
         compiled: what ``compile`` is given for it, by name: ``loss``,
             ``metrics``, ``weighted_metrics``.
         weighted: whether it has sample weights.
-        amplifies: how many times rounding may be larger than elsewhere.
+        in_graph: why one device must run it in a graph as towers do; empty: it
+            does the same without one.
     """
 
     x: np.ndarray
     build: Callable[[Tensors], Tensors]
+    trained: str | None = None
     y: np.ndarray | None = None
     compiled: dict[str, Callable[[], Any]] = dataclasses.field(
         default_factory=dict
     )
     weighted: bool = False
-    amplifies: float = 1.0
+    in_graph: str = ""
 
 
 def _random() -> np.random.Generator:
@@ -60,7 +64,7 @@ def integers(below: int, *shape: int, least: int = 0) -> np.ndarray:
 
 def words(*shape: int) -> np.ndarray:
     """Strings of a small vocabulary."""
-    return np.array(["a", "b", "c d", "e"], object)[integers(4, *shape)]
+    return np.array(["a", "b", "c d", "e"])[integers(4, *shape)]
 
 
 def one_hot(classes: int) -> np.ndarray:
@@ -72,11 +76,6 @@ def head(tensor: Tensors, units: int = 1, activation: Any = None) -> Tensors:
     """Make one row of ``units`` numbers for each example."""
     tensor = layers.Flatten()(tensor)
     return layers.Dense(units, activation)(tensor)
-
-
-def trained(tensor: Tensors, activation: Any = None) -> Tensors:
-    """Put a trained layer, of any rank, in front of what is tried."""
-    return layers.Dense(tensor.shape[-1], activation)(tensor)
 
 
 def public(namespace: str) -> dict[type, list[str]]:
