@@ -215,7 +215,7 @@ class Coupled(keras.Model):
         return tf.math.l2_normalize(self.body(x), 1)
 
     def train_step(self, data):
-        x, y = data
+        x, y, *_ = data
         variables = self.trainable_variables
         with tf.GradientTape() as tape:
             loss = self.loss_of(self, x, y)
