@@ -100,9 +100,11 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
         rank = shape.shape[0]
         for key in shaped:
             value = given[key]
-            # A single row is either repeated for all examples or, in eager
-            # mode, that of the tower's only example.
-            alone = rows.graph is None and int(rows.count) == 1
+            # A single row is either repeated for all examples or, where rows
+            # are known by their number, that of the tower's only example.
+            alone = rows.static == 1
+            if rows.graph is None:
+                alone = int(rows.count) == 1
             if value.shape.rank == rank and (value.shape[axis] != 1 or alone):
                 given[key] = parts.padded(value, rows, axis, blocks[0])
         drawn = parts.of_whole(original, given, rows, axis, blocks)

@@ -126,7 +126,7 @@ def _blocks(
         return []
     if len(blocks) == 1:
         return [tensor]
-    examples = tf.cast(data_lib.batch_size_of(tower.data), tf.int64)
+    examples = data_lib.batch_size_of(tower.data)
     return tf.split(tensor, [examples * block for block in blocks], 0)
 
 

@@ -48,6 +48,7 @@ def note(context: Any, values: list[Any]) -> None:
     _before.setdefault(context, []).extend(values)
 
 
+@tf.autograph.experimental.do_not_convert
 def blocks_of(
     context: Any, tower: Tower | None, value: tf.Tensor, what: str
 ) -> Blocks | None:
