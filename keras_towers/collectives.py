@@ -41,12 +41,14 @@ def gather(values: Any) -> Any:
             different numbers of rows; those without examples give none.
 
     Returns:
-        The same structure of tensors of shape [rows of all towers, ...];
+        The same structure of tensors of shape [rows of all towers, ...]; what
+        is the same on all towers, such as what was gathered before, as it is;
         ``values`` itself on one device.
 
     Raises:
-        TowerError: a value is a scalar, sparse or ragged, or the strategy is
-            not one of keras_towers.
+        TowerError: a value is a scalar, sparse or ragged, it is not known
+            whether its rows are the tower's own, or the strategy is not one of
+            keras_towers.
 
     Example:
         >>> def contrastive(images, texts):

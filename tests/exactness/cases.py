@@ -263,6 +263,10 @@ CASES: dict[str, Case] = {
     "contrastive": Case(
         coupled.coupled(coupled.simclr), fit(m.FEATURES, m.LABELS, _UNEVEN)
     ),
+    "gathered-twice": Case(
+        coupled.coupled(coupled.centred_views),
+        fit(m.FEATURES, m.LABELS, _UNEVEN),
+    ),
     "clipped-by-hand": Case(
         coupled.coupled(coupled.penalty_on_a_mean, coupled.clipped),
         fit(m.FEATURES, m.LABELS, _UNEVEN),

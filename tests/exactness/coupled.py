@@ -75,6 +75,18 @@ def nnclr(model, x, y):
     return tf.reduce_mean(_entropy(_similar(nearest, other), labels))
 
 
+def centred_views(model, x, y):
+    """Two views in one tensor, less what was gathered; gathered once more."""
+    z = model.body(x)
+    z -= tf.reduce_mean(kt.gather(z), 0)
+    views = kt.gather(tf.concat([z, z + 0.2], 0))
+    views = kt.gather(tf.math.l2_normalize(views, 1))
+    count = tf.shape(views)[0] // 2
+    logits = _similar(views, views) - 1e9 * tf.eye(2 * count)
+    labels = tf.roll(tf.range(2 * count), count, 0)
+    return tf.reduce_mean(_entropy(logits, labels))
+
+
 def _losses(model, x, y):
     logits = model.body(x)
     return logits, _entropy(logits, y)
@@ -215,7 +227,7 @@ class Coupled(keras.Model):
         return tf.math.l2_normalize(self.body(x), 1)
 
     def train_step(self, data):
-        x, y = data
+        x, y, *_ = data
         variables = self.trainable_variables
         with tf.GradientTape() as tape:
             loss = self.loss_of(self, x, y)

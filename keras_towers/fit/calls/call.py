@@ -193,6 +193,11 @@ class TowerCall:
         with trainers.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
+        if self.config.random == "global" and not mine:
+            run = self._step.hidden.retrying(
+                self.model, getattr(self.model, name)
+            )
+            setattr(self.model, name, run)
         self.adoption.remember_function(self.model, name)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:

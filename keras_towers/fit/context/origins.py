@@ -14,11 +14,12 @@ class Origins:
 
     Args:
         data: what a value may depend on: a structure of tensors, such as the
-            tower's part of the batch.
+            tower's part of the batch. None: all that the graph is given,
+            except for constants and variables.
     """
 
-    def __init__(self, data: Any):
-        self._data = _operations(data)
+    def __init__(self, data: Any = None):
+        self._data = None if data is None else _operations(data)
         # What all towers have in common; its own origins do not matter.
         self._common: set[Any] = set()
 
@@ -39,13 +40,20 @@ class Origins:
         seen: set[Any] = set()
         while waiting:
             operation = waiting.pop()
-            if operation in self._data:
-                return True
             if operation in seen or operation in self._common:
                 continue
+            if self._is_data(operation):
+                return True
             seen.add(operation)
             waiting += [tensor.op for tensor in operation.inputs]
         return False
+
+    def _is_data(self, operation: Any) -> bool:
+        if self._data is not None:
+            return operation in self._data
+        if operation.inputs or operation.type in ("Const", "VarHandleOp"):
+            return False
+        return any(t.dtype != tf.resource for t in operation.outputs)
 
 
 def _operations(values: Any) -> set[Any]:

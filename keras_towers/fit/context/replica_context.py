@@ -49,10 +49,9 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         """Exchange values with the other towers, which run their steps."""
         tower = tower_lib.current()
         if tower is not None:
-            tower.is_whole("exchanges values with other towers")
+            check_exchange(tower)
         if tower is None or tower.attributes is None:
             return super().merge_call(merge_fn, args, kwargs)
-        _refuse_nested(tower)
         mine = tower.attributes.take()
         result = super().merge_call(merge_fn, args, kwargs)
         tower.attributes.put(mine)
@@ -118,8 +117,16 @@ def _ask_which() -> None:
         tower.differs("asks which tower it runs on")
 
 
-def _refuse_nested(tower: tower_lib.Tower) -> None:
-    if tf.executing_eagerly() or compat.get_default_graph() is tower.graph:
+def check_exchange(tower: tower_lib.Tower) -> None:
+    """Check that a tower's step may exchange values here.
+
+    Raises:
+        TowerError: it may not, inside a function of its own.
+    """
+    tower.is_whole("exchanges values with other towers")
+    if tower.attributes is None or tf.executing_eagerly():
+        return
+    if compat.get_default_graph() is tower.graph:
         return
     raise TowerError(
         "towers cannot exchange anything inside tf.cond, tf.while_loop or a "

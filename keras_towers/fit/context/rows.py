@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+NO_DIMENSION = -1
+
 
 @dataclasses.dataclass(eq=False)
 class Rows:
@@ -18,8 +20,10 @@ class Rows:
         total: number of rows of the global batch.
         graph: the graph in which the step is traced; None in eager mode.
         known: the dimension that has the tower's rows, and its blocks (see
-            ``Dimension``), by references to tensors: its data, and draws.
+            ``Dimension``), by references to tensors: its data, and draws. No
+            dimension of what all towers have in common has any.
         foreign: the last counter that a ``tf.random.Generator`` gave.
+        static: the number of rows, where static shapes show it; else None.
     """
 
     start: Any
@@ -30,6 +34,15 @@ class Rows:
         default_factory=dict
     )
     foreign: Any = None
+    static: int | None = None
+
+    def note_common(self, values: Any) -> None:
+        """Record values that are the same on all towers."""
+        if self.graph is None:
+            return
+        for leaf in tf.nest.flatten(values):
+            if isinstance(leaf, tf.Tensor):
+                self.known[leaf.ref()] = NO_DIMENSION, ()
 
     @property
     def first(self) -> tf.Tensor:

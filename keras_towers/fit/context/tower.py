@@ -62,6 +62,8 @@ class Tower:
             the same list on all towers of this process; None: Keras's own.
         origins: tells what depends on the tower's examples; None if nobody
             wants to know.
+        data: its part of the batch, as its step gets it.
+        common: what it has been given that is the same on all towers.
     """
 
     index: int
@@ -84,6 +86,8 @@ class Tower:
     apart: bool = False
     graph: Any = None
     origins: Origins | None = None
+    data: Any = None
+    common: list[Any] = dataclasses.field(default_factory=list)
     unseeded: list[Any] | None = None
     shared: Callable[[str], NoReturn] | None = None
     cut: Callable[[str], NoReturn] | None = None
@@ -171,8 +175,12 @@ class Tower:
         """
         if not self._all_weigh_the_same:
             values = with_gradient_times(self.loss_weight, values)
+        if not tf.executing_eagerly():
+            self.common += tf.nest.flatten(values, expand_composites=True)
         if self.origins is not None:
             self.origins.note_common(values)
+        if self.rows is not None:
+            self.rows.note_common(values)
         return values
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.step import slices
+from keras_towers.fit.step import products, slices
 
 
 def source(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -22,13 +22,19 @@ def source(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     Args:
         walk: explains dimensions; a ``Dimensions``.
         tensor: the output.
-        axis: its dimension, which is not static.
+        axis: its dimension.
 
     Returns:
         A ``From``, or a ``Dimension``.
     """
     rule = _RULES.get(tensor.op.type, _same_place)
     return rule(walk, tensor, axis)
+
+
+def is_assumed(tensor: tf.Tensor, axis: int) -> bool:
+    """Whether ``source`` only says what is likely of such an operation."""
+    kind = tensor.op.type
+    return kind in ASSUMED or (kind == "TensorListStack" and axis == 1)
 
 
 def _reshape(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -102,6 +108,8 @@ def _reduced(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
 
 def _pack(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     place = tensor.op.get_attr("axis") % tensor.shape.rank
+    if axis == place:
+        return len(tensor.op.inputs)
     return slices.From(tensor.op.inputs[0], axis - (axis > place))
 
 
@@ -111,46 +119,8 @@ def _unpack(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     return slices.From(before, axis + (axis >= place))
 
 
-def _matmul(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
-    one, two = tensor.op.inputs[:2]
-    rank = tensor.shape.rank
-    batched = tensor.op.type != "MatMul"
-    flipped = [
-        tensor.op.get_attr(name)
-        for name in (("adj_x", "adj_y") if batched else _PLAIN)
-    ]
-    if axis < rank - 2:
-        return slices.first_of(
-            [p for p in (one, two) if p.shape.rank == rank], axis
-        )
-    if axis == rank - 2:
-        return slices.From(one, one.shape.rank - (1 if flipped[0] else 2))
-    return slices.From(two, two.shape.rank - (2 if flipped[1] else 1))
-
-
-_PLAIN = ("transpose_a", "transpose_b")
-
-
-def _einsum(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
-    equation = tensor.op.get_attr("equation").decode().replace(" ", "")
-    inputs, output = equation.split("->")
-    terms = inputs.split(",")
-    if "..." in equation:
-        rests = [
-            part.shape.rank - len(term.replace("...", ""))
-            for part, term in zip(tensor.op.inputs, terms, strict=True)
-        ]
-        names = "0123456789"[: max(rests)]
-        terms = [
-            term.replace("...", names[len(names) - rest :])
-            for term, rest in zip(terms, rests, strict=True)
-        ]
-        output = output.replace("...", names)
-    label = output[axis]
-    for part, term in zip(tensor.op.inputs, terms, strict=True):
-        if label in term and part.shape[term.index(label)] is None:
-            return slices.From(part, term.index(label))
-    return None
+def _same_input(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
+    return slices.From(tensor.op.inputs[tensor.value_index], axis)
 
 
 def _first_input(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -158,8 +128,11 @@ def _first_input(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
 
 
 def _one_hot(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
+    indices, depth, *_ = tensor.op.inputs
     place = tensor.op.get_attr("axis") % tensor.shape.rank
-    return slices.From(tensor.op.inputs[0], axis - (axis > place))
+    if axis == place:
+        return walk.of_scalar(depth)
+    return slices.From(indices, axis - (axis > place))
 
 
 def _range(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -167,11 +140,6 @@ def _range(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     if slices.constant(start) != 0 or slices.constant(delta) != 1:
         return None
     return walk.of_scalar(limit)
-
-
-def _loop(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
-    """The value before a loop."""
-    return slices.From(tensor.op.inputs[tensor.value_index], axis)
 
 
 def _stacked(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -211,11 +179,13 @@ def _one_row_each(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
 
 
 def _same_place(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
-    rank = tensor.shape.rank
+    rank, size = tensor.shape.rank, tensor.shape[axis]
     inputs = list(tensor.op.inputs)
-    found = slices.first_of([p for p in inputs if p.shape.rank == rank], axis)
+    alike = [p for p in inputs if p.shape.rank == rank]
+    found = slices.first_of(walk, alike, axis, size)
     if found is None and axis == 0:
-        found = slices.first_of([p for p in inputs if p.shape.rank], 0)
+        alike = [p for p in inputs if p.shape.rank]
+        found = slices.first_of(walk, alike, 0, size)
     return found
 
 
@@ -227,6 +197,15 @@ def _listed_by(index: int) -> Callable[[Any, tf.Tensor, int], Any]:
 
     return rule
 
+
+# Operations of which it is not known, but likely, that they keep the examples.
+ASSUMED = frozenset(
+    (
+        *("If", "StatelessIf", "Case", "StatelessCase"),
+        *("PartitionedCall", "StatefulPartitionedCall"),
+        *("RaggedTensorToTensor", "SparseTensorDenseMatMul"),
+    )
+)
 
 _RULES: dict[str, Callable[[Any, tf.Tensor, int], Any]] = {
     "StridedSlice": slices.strided_slice,
@@ -241,28 +220,24 @@ _RULES: dict[str, Callable[[Any, tf.Tensor, int], Any]] = {
     "Unpack": _unpack,
     "ConcatV2": slices.concatenated,
     "Tile": slices.tiled,
-    "Einsum": _einsum,
+    "Einsum": products.einsum,
     "OneHot": _one_hot,
     "Range": _range,
     "PlaceholderWithDefault": _first_input,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), slices.surrounded),
     "GatherNd": slices.gather_nd,
     "TensorListStack": _stacked,
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
+    **dict.fromkeys(
+        ("MatMul", "BatchMatMul", "BatchMatMulV2"), products.matmul
+    ),
     **dict.fromkeys(("Gather", "GatherV2", "ResourceGather"), slices.gather),
     **dict.fromkeys(
         ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin"),
         _reduced,
     ),
-    **dict.fromkeys(("While", "StatelessWhile"), _loop),
-    **dict.fromkeys(
-        (
-            *("If", "StatelessIf", "Case", "StatelessCase"),
-            *("PartitionedCall", "StatefulPartitionedCall"),
-            *("RaggedTensorToTensor", "SparseTensorDenseMatMul"),
-        ),
-        _one_row_each,
-    ),
+    # The value before a loop; what is given a gradient of its own.
+    **dict.fromkeys(("While", "StatelessWhile", "IdentityN"), _same_input),
+    **dict.fromkeys(ASSUMED, _one_row_each),
     **dict.fromkeys(
         (
             *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "ListDiff"),

@@ -171,10 +171,10 @@ class Dimensions:
             known = self._rows.known.get(tensor.ref())
             if known is not None:
                 place, blocks = known
-                return _scaled(blocks if axis == place else SAME, scale)
+                return scaled(blocks if axis == place else SAME, scale)
             found = axes.source(self, tensor, axis)
             if not isinstance(found, slices.From):
-                return _scaled(found, scale)
+                return scaled(found, scale)
             tensor, axis = found.tensor, found.axis
             scale *= found.scale
 
@@ -229,7 +229,8 @@ def _only_same(parts: Iterable[Dimension]) -> Dimension:
     return SAME if same else None
 
 
-def _scaled(found: Dimension, scale: fractions.Fraction) -> Dimension:
+def scaled(found: Dimension, scale: fractions.Fraction) -> Dimension:
+    """A dimension of so many rows for each row; None if that is no number."""
     if not isinstance(found, tuple) or scale == 1:
         return found
     blocks = [block * scale for block in found]

@@ -99,9 +99,11 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
         rank = shape.shape[0]
         for key in shaped:
             value = given[key]
-            # A single row is either repeated for all examples or, in eager
-            # mode, that of the tower's only example.
-            alone = rows.graph is None and int(rows.count) == 1
+            # A single row is either repeated for all examples or, where rows
+            # are known by their number, that of the tower's only example.
+            alone = rows.static == 1
+            if rows.graph is None:
+                alone = int(rows.count) == 1
             if value.shape.rank == rank and (value.shape[axis] != 1 or alone):
                 given[key] = parts.padded(value, rows, axis, blocks[0])
         drawn = parts.of_whole(original, given, rows, axis, blocks)
@@ -187,7 +189,8 @@ def _plan(
 
 def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
     if rows.graph is not None:
-        return Dimensions(rows).of_shape(shape)
+        followed = Dimensions(rows).of_shape(shape)
+        return followed if rows.static is None else _by_size(followed, rows)
     known = compat.constant_value_as_shape(shape)
     if known.rank is None or None in known.as_list():
         return None
@@ -203,6 +206,27 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
         )
         found[0] = (1,)
     return found
+
+
+def _by_size(
+    found: list[Dimension] | None, rows: Rows
+) -> list[Dimension] | None:
+    """Take a static dimension for the rows of the examples, by its size."""
+    if not found or rows.static is None or not isinstance(found[0], int):
+        return found
+    _warn(
+        "the step needs static numbers of rows (x.shape[0]), so a random draw "
+        "is taken for one row per example if it has as many rows as the tower "
+        f"has examples ({rows.static}), otherwise for the same on all towers, "
+        f"such as that of shape {tuple(found)}. If it is not, it differs from "
+        "one device. Where the step takes all shapes from keras.ops.shape(x), "
+        "this is known for sure.",
+        once="static",
+    )
+    if found[0] == rows.static:
+        return [(1,), *found[1:]]
+    several = found[0] and found[0] % rows.static == 0
+    return [None, *found[1:]] if several else found
 
 
 def graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:

@@ -9,21 +9,18 @@ uses a value x_j of tower j, the gradient of x_j is therefore
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import own_part
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.scaling import is_differentiable
+from keras_towers.fit.context.replica_context import check_exchange
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.transport import Transport, next_key
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.step import exchange, gathered
+from keras_towers.transport import Transport
 
 
 def replica_context(what: str) -> Any:
@@ -79,23 +76,58 @@ def gather(context: Any, values: Any, what: str) -> Any:
         what: what asks, for messages.
 
     Returns:
-        The same structure of tensors of shape [rows of all towers, ...].
+        The same structure of tensors of shape [rows of all towers, ...]; what
+        is the same on all towers, as it is.
 
     Raises:
         TowerError: a value has no rows, is sparse or ragged, or is a string
-            that several processes would have to exchange.
+            that several processes would have to exchange; or it is not known
+            whose its rows are.
     """
     transport = context.strategy._components.config.transport
-    tensors = [
-        _with_rows(leaf, transport, what) for leaf in tf.nest.flatten(values)
-    ]
     tower = tower_lib.current()
     if tower is not None:
-        tensors = tower.mixed(tensors)
-    gathered = _exchange(context, tower and tower.live, transport, tensors)
-    if tower is not None:
-        gathered = tower.weigh_gradient(gathered)
-    return tf.nest.pack_sequence_as(values, gathered)
+        # In the trace of another graph its data would not be found.
+        check_exchange(tower)
+    found = [
+        _with_rows(leaf, transport, what) for leaf in tf.nest.flatten(values)
+    ]
+    blocks = [gathered.blocks_of(context, tower, t, what) for t in found]
+    own = [
+        part
+        for tensor, each in zip(found, blocks, strict=True)
+        for part in _blocks(tensor, each, tower)
+    ]
+    if own:
+        if tower is not None:
+            own = tower.mixed(own)
+        own = exchange.gather(context, tower and tower.live, transport, own)
+        if tower is not None:
+            own = tower.weigh_gradient(own)
+    parts = iter(own)
+    for index, each in enumerate(blocks):
+        if each is not None:
+            of_block = [next(parts) for _ in each]
+            found[index] = (
+                tf.concat(of_block, 0) if len(each) > 1 else of_block[0]
+            )
+    gathered.note(context, found)
+    return tf.nest.pack_sequence_as(values, found)
+
+
+def _blocks(
+    tensor: tf.Tensor, blocks: tuple[int, ...] | None, tower: Any
+) -> list[tf.Tensor]:
+    """The blocks of rows that each tower has one after another.
+
+    On one device each holds rows of all examples.
+    """
+    if blocks is None:
+        return []
+    if len(blocks) == 1:
+        return [tensor]
+    examples = data_lib.batch_size_of(tower.data)
+    return tf.split(tensor, [examples * block for block in blocks], 0)
 
 
 def _with_rows(leaf: Any, transport: Transport, what: str) -> tf.Tensor:
@@ -118,163 +150,3 @@ def _with_rows(leaf: Any, transport: Transport, what: str) -> tf.Tensor:
     raise TowerError(
         f"{what} takes tensors of shape [rows, ...], but was given {problem}."
     )
-
-
-@dataclasses.dataclass(eq=False)
-class _Piece:
-    """What one tower gives: N tensors with its rows, unless it is idle."""
-
-    tensors: Sequence[tf.Tensor]
-    live: Any
-
-    def rows(self, index: int) -> Any:
-        """Number of rows of a tensor: an int if known during tracing."""
-        tensor = self.tensors[index]
-        rows = tensor.shape[0]
-        if rows is None or self.live is not None:
-            rows = tf.shape(tensor, out_type=tf.int64)[0]
-        return rows if self.live is None else tf.where(self.live, rows, 0)
-
-
-@dataclasses.dataclass(eq=False)
-class _Gathered:
-    """What one tower gets.
-
-    Attributes:
-        tensors: N tensors with the rows of all towers.
-        spans: the first of this tower's rows, and their number, in each.
-    """
-
-    tensors: list[tf.Tensor]
-    spans: list[tuple[Any, Any]]
-
-
-def _exchange(
-    context: Any, live: Any, transport: Transport, tensors: list[tf.Tensor]
-) -> list[Any]:
-    """Gather tensors; the gradient is the sum of all towers' gradients."""
-    own_part.warn(context.strategy)
-    differentiable = [
-        index
-        for index, tensor in enumerate(tensors)
-        if is_differentiable(tensor)
-    ]
-
-    @tf.custom_gradient
-    def exchange(zero, *tensors):
-        def merge(strategy: Strategy, pieces: Any) -> Any:
-            devices = strategy.extended.worker_devices
-            pieces = strategy.experimental_local_results(pieces)
-            return _concatenate(transport, zero, devices, pieces)
-
-        piece = _Piece(tensors, live)
-        result = context.merge_call(merge, args=(piece,))
-
-        def gradient(*upstream):
-            sums = all_reduce_sum(
-                context,
-                [tf.convert_to_tensor(upstream[i]) for i in differentiable],
-            )
-            mine: list[Any] = [None] * len(tensors)
-            for index, total in zip(differentiable, sums, strict=True):
-                first, count = result.spans[index]
-                own = total[first : first + count]
-                if live is not None:
-                    own = _filled_up(own, tensors[index])
-                mine[index] = tf.ensure_shape(own, tensors[index].shape)
-            return None, *mine
-
-        # TensorFlow need not search what other towers computed for variables.
-        return [tf.stop_gradient(whole) for whole in result.tensors], gradient
-
-    return list(exchange(_zero(transport), *tensors))
-
-
-def _filled_up(own: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Add zeros for the rows of a tower without examples."""
-    missing = tf.shape(like)[0] - tf.shape(own)[0]
-    return tf.pad(own, [[0, missing]] + [[0, 0]] * (like.shape.rank - 1))
-
-
-def _concatenate(
-    transport: Transport,
-    zero: tf.Tensor,
-    devices: Sequence[str],
-    pieces: Sequence[_Piece],
-) -> Any:
-    """Give each of the K towers the rows of all towers."""
-    with tf.device(devices[0]):
-        rows = [
-            [piece.rows(index) for piece in pieces]
-            for index in range(len(pieces[0].tensors))
-        ]
-        wholes = [
-            _all_rows(pieces, index, counts)
-            for index, counts in enumerate(rows)
-        ]
-        before: Any = [0] * len(rows)
-        if transport.size > 1:
-            before = _rows_before(transport, wholes, zero)
-            wholes = [_of_all_ranks(transport, whole, zero) for whole in wholes]
-    results = []
-    for tower, device in enumerate(devices):
-        spans = [
-            (first + sum(counts[:tower]), counts[tower])
-            for first, counts in zip(before, rows, strict=True)
-        ]
-        with tf.device(device):
-            own = [tf.identity(whole) for whole in wholes]
-        results.append(_Gathered(own, spans))
-    return compat.PerReplica(results)
-
-
-def _all_rows(
-    pieces: Sequence[_Piece], index: int, counts: Sequence[Any]
-) -> tf.Tensor:
-    """Concatenate one tensor of the towers of this process."""
-    tensors = [
-        piece.tensors[index]
-        if piece.live is None
-        else piece.tensors[index][:count]
-        for piece, count in zip(pieces, counts, strict=True)
-    ]
-    return tf.concat(tensors, 0)
-
-
-def _rows_before(
-    transport: Transport, wholes: Sequence[tf.Tensor], zero: tf.Tensor
-) -> list[tf.Tensor]:
-    """Numbers of rows that the ranks before this one have, per tensor."""
-    counts = tf.stack([tf.shape(w, out_type=tf.int64)[0] for w in wholes])
-    every = transport.all_gather((counts + zero)[tf.newaxis], next_key("rows"))
-    before = tf.reduce_sum(every[: transport.rank], 0)
-    return tf.unstack(before, num=len(wholes))
-
-
-def _of_all_ranks(
-    transport: Transport, whole: tf.Tensor, zero: tf.Tensor
-) -> tf.Tensor:
-    gathered = transport.all_gather(whole[zero:], next_key("gather"))
-    return tf.ensure_shape(gathered, [None, *whole.shape[1:]])
-
-
-def _zero(transport: Transport) -> tf.Tensor:
-    """Zero; with several ranks one that TensorFlow does not know to be.
-
-    Its constant folding would run the gather of a constant, on a rank that
-    happens to trace.
-    """
-    if transport.size == 1:
-        return tf.zeros((), tf.int64)
-    return _zero_variable().read_value()
-
-
-@functools.cache
-def _zero_variable() -> tf.Variable:
-    with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
-        return tf.Variable(
-            0,  # pyright: ignore[reportArgumentType]
-            dtype=tf.int64,
-            trainable=False,
-            name="zero",
-        )

@@ -15,10 +15,10 @@ from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
-from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, Update
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step.hidden import HiddenRows
 from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.step.one_trace import OneTrace
 from keras_towers.fit.step.tracing import Tracing
@@ -52,6 +52,7 @@ class GlobalStep:
     ):
         self.order = order
         self.rows: RowCheck = RowCheck()
+        self.hidden: HiddenRows = HiddenRows()
         self.config = config
         self.update = update
         self.spread = self._spread = spread
@@ -188,7 +189,9 @@ class GlobalStep:
                 apart=apart and self.config.transport.size > 1,
             )
             if starts is not None:
-                data = _know_rows(tower, data, starts[index], batch.total)
+                start = starts[index]
+                data = self.hidden.know(tower, model, data, start, batch.total)
+            tower.data = data
             if training and index == 0 and not tf.executing_eagerly():
                 tower.origins = Origins(data)
             with replica_context.activate(tower), self.order.gated():
@@ -200,6 +203,7 @@ class GlobalStep:
         towers = range(self.config.num_towers)
         recorded = model if training else None
         with (
+            self.hidden.tried(model, batch.pieces),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
@@ -264,21 +268,6 @@ def _starts(batch: data_lib.TowerBatch) -> list[Any]:
     start = tf.cast(start, tf.int64)
     counts = [tf.cast(count, tf.int64) for count in _counts(batch)]
     return [start + sum(counts[:k]) for k in range(len(counts))]
-
-
-def _know_rows(
-    tower: tower_lib.Tower, data: Any, start: Any, total: Any
-) -> Any:
-    """Tell a tower its rows; return its data, from which they are known."""
-    eager = tf.executing_eagerly()
-    rows = Rows(
-        start=start,
-        count=tf.cast(data_lib.batch_size_of(data), tf.int64),
-        total=tf.cast(total, tf.int64),
-        graph=None if eager else compat.get_default_graph(),
-    )
-    tower.rows = rows
-    return rows.mark(data)
 
 
 def _shares(batch: data_lib.TowerBatch) -> list[Any]:

@@ -79,12 +79,23 @@ def _entries(tensor: tf.Tensor) -> list[tuple] | None:
     return entries
 
 
-def first_of(parts: Any, axis: int) -> Any:
-    """The first of the inputs whose dimension is not static."""
-    for part in parts:
-        if part.shape.rank is not None and part.shape[axis] is None:
-            return From(part, axis)
-    return None
+def first_of(walk: Any, parts: Any, axis: int, size: int | None) -> Any:
+    """The first of the inputs from which a dimension of that size may be.
+
+    Args:
+        walk: explains dimensions.
+        parts: the inputs.
+        axis: their dimension.
+        size: that of the output; None if it is not static.
+    """
+    found = [
+        part
+        for part in parts
+        if part.shape.rank is not None and part.shape[axis] in (None, size)
+    ]
+    if size is not None and len(found) > 1:
+        return walk.of_any(found, axis)
+    return From(found[0], axis) if found else None
 
 
 def strided_slice(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -185,7 +196,7 @@ def concatenated(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     if place is None:
         return None
     if place % tensor.shape.rank != axis:
-        return first_of(parts, axis)
+        return first_of(walk, parts, axis, tensor.shape[axis])
     found = [walk.of(part, axis) for part in parts]
     if all(isinstance(part, tuple) for part in found):
         return sum(found, ())
