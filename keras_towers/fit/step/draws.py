@@ -215,6 +215,7 @@ def _by_size(
     if not found or rows.static is None or not isinstance(found[0], int):
         return found
     _warn(
+        "x.shape",
         "the step needs static numbers of rows (x.shape[0]), so a random draw "
         "is taken for one row per example if it has as many rows as the tower "
         f"has examples ({rows.static}), otherwise for the same on all towers, "
