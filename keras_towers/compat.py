@@ -291,6 +291,7 @@ _USED = {
         "_read_variable_op"
     ),
     "keras.layers:BatchNormalization": "_moments",
+    "keras.layers:TextVectorization": "call",
     f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
     "keras.metrics:Mean": "update_state",
     f"{_KERAS}.layers.normalization.batch_normalization:BatchNormalization": (

@@ -98,6 +98,8 @@ def _install() -> None:
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)
     patches.replace(compat.ImageLayer, "call", whole_batch.image_layer)
+    text = keras.layers.TextVectorization
+    patches.replace(text, "call", whole_batch.text_layer)
     # Statistics may have to be those of the global batch.
     batch_norm = keras.layers.BatchNormalization
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)

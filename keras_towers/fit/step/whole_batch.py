@@ -68,6 +68,20 @@ def image_layer(
     return _computed(compute, data, f"layer {layer.name!r}", why)
 
 
+def text_layer(original: Callable[..., Any], layer: Any, inputs: Any) -> Any:
+    """Replace ``call`` of ``TextVectorization`` on a tower."""
+    pads = layer._output_mode == "int" and layer._output_sequence_length is None
+    if not pads or layer._ragged:
+        return original(layer, inputs)
+
+    def compute(values: Any) -> Any:
+        return original(layer, values)
+
+    why = "pads all examples of a batch to the longest of them"
+    remedy = "Give it output_sequence_length"
+    return _computed(compute, inputs, f"layer {layer.name!r}", why, remedy)
+
+
 def _has_rows(axis: Any, y_pred: Any) -> bool:
     """Whether the axes of a loss include that of the examples."""
     rank = len(y_pred.shape)
@@ -75,7 +89,11 @@ def _has_rows(axis: Any, y_pred: Any) -> bool:
 
 
 def _computed(
-    compute: Callable[[Any], Any], values: Any, what: str, why: str
+    compute: Callable[[Any], Any],
+    values: Any,
+    what: str,
+    why: str,
+    remedy: str = "",
 ) -> Any:
     """Compute a tower's rows from the global batch, or tell that it is not.
 
@@ -84,20 +102,20 @@ def _computed(
         values: a structure of the tower's tensors of shape [rows, ...].
         what: what is computed, for messages.
         why: what couples examples, for messages.
+        remedy: what else the user can do about it.
     """
     strategy, tower = contract.in_force(), tower_lib.with_a_share()
     if strategy is None or tower is None:
         return compute(values)
     config = strategy._components.config
-    if not config.exact or not config.average:
-        remedy = "exact=True computes it from the global batch"
-        if config.exact:
-            remedy = "exact=True cannot change that with average=False"
+    obstacle = _obstacle(config, values)
+    if obstacle is not None:
         told.differs(
             "couples",
             what,
             f"{what} {why}, and each tower has only its share of the global "
-            f"batch: the results differ from those of one device. {remedy}.",
+            "batch: the results differ from those of one device. "
+            f"{'. '.join(filter(None, (obstacle, remedy)))}.",
             once=("couples", what),
         )
         return compute(values)
@@ -113,6 +131,18 @@ def _computed(
     finally:
         tower.rows = rows
     return tf.nest.map_structure(lambda leaf: _own(leaf, rows), results)
+
+
+def _obstacle(config: contract.TowerConfig, values: Any) -> str | None:
+    """Say why towers do not compute from the global batch, if so."""
+    if not config.exact:
+        return "exact=True computes it from the global batch"
+    if not config.average:
+        return "exact=True cannot change that with average=False"
+    strings = any(leaf.dtype == tf.string for leaf in tf.nest.flatten(values))
+    if strings and config.transport.size > 1:
+        return "exact=True cannot change that, as ranks exchange no strings"
+    return None
 
 
 def _own(result: Any, rows: Rows) -> Any:

@@ -101,7 +101,7 @@ def _model(recipes: Recipes) -> tuple[list[Any], keras.Model]:
             output = key, recipe.build
             if output not in built:
                 built[output] = recipe.build(entry)
-            outputs[_key(name)] = built[output]
+            outputs[_slot(name, recipe)] = built[output]
     if joined:
         both = joined[0] if len(joined) == 1 else layers.Concatenate()(joined)
         outputs[JOINED] = head(both)
@@ -117,15 +117,17 @@ def _targets(recipes: Recipes) -> Any:
     for name, recipe in recipes.items():
         if recipe.y is None:
             continue
-        key = _key(name)
+        key = _slot(name, recipe)
         y[key] = recipe.y
         weights[key] = np.ones(EXAMPLES)
         if recipe.weighted:
             weights[key] = random.random(EXAMPLES) + 0.5
         parts["loss"][key] = keras.losses.MeanSquaredError()
         for kind, make in recipe.compiled.items():
-            made = make()
-            parts.setdefault(kind, {})[key] = made if kind == "loss" else [made]
+            if kind == "loss":
+                parts[kind][key] = make()
+            else:
+                parts.setdefault(kind, {}).setdefault(key, []).append(make())
     if any(recipe.y is None for recipe in recipes.values()):
         y[JOINED] = random.normal(size=(EXAMPLES, 1))
         weights[JOINED] = np.ones(EXAMPLES)
@@ -134,8 +136,11 @@ def _targets(recipes: Recipes) -> Any:
     return y, weights if weighted else None, parts
 
 
-def _key(name: str) -> str:
-    return name.replace(" ", "_").lower()
+def _slot(name: str, recipe: Recipe) -> str:
+    """The name of a recipe's output; metrics of the same values share one."""
+    if "loss" in recipe.compiled:
+        return name.replace(" ", "_").lower()
+    return f"watched_{id(recipe.y)}_{recipe.weighted}"
 
 
 def _differences(found: Values, wanted: Values) -> str:

@@ -252,7 +252,7 @@ LAYERS: dict[str, Recipe] = {
         ),
     ),
     **_images(
-        AugMix=lambda: layers.AugMix(**VALUES),
+        AugMix=lambda: layers.AugMix(num_chains=2, chain_depth=1, **VALUES),
         AutoContrast=lambda: layers.AutoContrast(**VALUES),
         ContrastLimitedAdaptiveHistogramEqualization=lambda: (
             layers.ContrastLimitedAdaptiveHistogramEqualization(
@@ -260,7 +260,7 @@ LAYERS: dict[str, Recipe] = {
             )
         ),
         Equalization=lambda: Inside(layers.Equalization(bins=8, **VALUES)),
-        RandAugment=lambda: layers.RandAugment(**VALUES),
+        RandAugment=lambda: layers.RandAugment(num_ops=1, **VALUES),
         RandomBrightness=lambda: layers.RandomBrightness(0.3, **VALUES),
         RandomColorDegeneration=lambda: layers.RandomColorDegeneration(
             0.5, **VALUES
