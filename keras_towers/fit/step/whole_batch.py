@@ -65,7 +65,17 @@ def image_layer(
     def compute(values: Any) -> Any:
         return original(layer, values, training=training)
 
-    return _computed(compute, data, f"layer {layer.name!r}", why)
+    what = f"layer {layer.name!r}"
+    if type(layer) is keras.layers.AugMix and tower_lib.with_a_share():
+        told.differs(
+            "random",
+            what,
+            f"{what} chooses with Python's random numbers while the step is "
+            "traced. All towers of a process choose alike, but perhaps not as "
+            "one device, and ranks not as one another.",
+            once=("random", what),
+        )
+    return _computed(compute, data, what, why)
 
 
 def text_layer(original: Callable[..., Any], layer: Any, inputs: Any) -> Any:

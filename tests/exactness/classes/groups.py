@@ -143,6 +143,13 @@ def _slot(name: str, recipe: Recipe) -> str:
     return f"watched_{id(recipe.y)}_{recipe.weighted}"
 
 
+def told_of(recipes: Recipes, towers: int) -> list[str]:
+    """What ``fit`` tells of recipes with ``exact=True``."""
+    with told.heard() as heard:
+        _trained(recipes, kt.TowerStrategy(towers, exact=True))
+    return [one.message for one in heard]
+
+
 def _differences(found: Values, wanted: Values) -> str:
     """Name what differs, relative to a value's size; NaNs are equal."""
     if found.keys() != wanted.keys():

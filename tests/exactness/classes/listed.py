@@ -1,0 +1,24 @@
+"""What of Keras is not compared with one device, each with the reason."""
+
+# Not what a step of training is made of.
+NO_PART = {
+    "InputLayer": "every functional model has one",
+    "InputSpec": "describes inputs",
+    "Layer": "the base class",
+    "Wrapper": "the base class of layers around layers",
+    "FlaxLayer": "runs on JAX only",
+    "JaxLayer": "runs on JAX only",
+    "TorchModuleWrapper": "runs on PyTorch only",
+    "Loss": "the base class",
+    "Metric": "the base class",
+    "Optimizer": "the base class",
+    "OptimizerMap": "describes optimizers",
+}
+
+# Differ from one device, and fit says so.
+TOLD = {
+    "AugMix": (
+        "chooses with Python's random numbers while it is traced, and Keras "
+        "traces a step on one device at another time"
+    ),
+}
