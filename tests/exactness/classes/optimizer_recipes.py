@@ -29,7 +29,9 @@ if hasattr(optimizers, "ScheduleFreeAdamW"):
     OPTIMIZERS["ScheduleFreeAdamW"] = optimizers.ScheduleFreeAdamW
 if hasattr(optimizers, "MultiOptimizer"):
     OPTIMIZERS["MultiOptimizer"] = lambda: optimizers.MultiOptimizer(
-        optimizers.SGD(0.05)
+        optimizers.OptimizerMap(
+            optimizers.SGD(0.05), {".*bias": optimizers.Adam(0.05)}
+        )
     )
 
 MODES: dict[str, dict[str, Any]] = {
@@ -64,6 +66,7 @@ def modes_of(name: str) -> list[str]:
 
 def model(name: str, mode: str) -> keras.Model:
     """A compiled model whose weights one optimizer trains."""
+    keras.utils.set_random_seed(5)
     made = keras.Sequential(
         [layers.Input((6,)), layers.Dense(4, "tanh"), layers.Dense(1)]
     )
