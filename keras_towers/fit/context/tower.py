@@ -60,6 +60,8 @@ class Tower:
             None: it is read as it is.
         unseeded: the generator for draws without a seed, or None: one element,
             the same list on all towers of this process; None: Keras's own.
+        alone: what uses this tower's share of the batch only, where one device
+            would use the whole: names by the option that would change that.
         origins: tells what depends on the tower's examples; None if nobody
             wants to know.
         data: its part of the batch, as its step gets it.
@@ -89,6 +91,7 @@ class Tower:
     data: Any = None
     common: list[Any] = dataclasses.field(default_factory=list)
     unseeded: list[Any] | None = None
+    alone: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     shared: Callable[[str], NoReturn] | None = None
     cut: Callable[[str], NoReturn] | None = None
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
@@ -101,6 +104,17 @@ class Tower:
         """
         if self.shared is not None:
             self.shared(why)
+
+    def note_alone(self, option: str, name: str) -> None:
+        """Note what uses this tower's share of the batch only.
+
+        Args:
+            option: the option that would change that.
+            name: what does.
+        """
+        names = self.alone.setdefault(option, [])
+        if name not in names:
+            names.append(name)
 
     def is_whole(self, why: str) -> None:
         """Note that the step cannot be cut where its optimizer begins.

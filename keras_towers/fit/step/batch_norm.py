@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import contract
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import gather as gather_lib
 
 
@@ -32,6 +33,9 @@ def moments(
     if strategy is None or not (
         layer.synchronized or strategy._components.config.batch_norm == "global"
     ):
+        tower = tower_lib.with_a_share()
+        if tower is not None:
+            tower.note_alone("batch_norm", layer.name)
         return original(layer, inputs, mask)
     context = gather_lib.replica_context("batch_norm")
     if context is None:

@@ -151,7 +151,11 @@ def of_generator(
 
 def _rows() -> Rows | None:
     tower = tower_lib.with_a_share()
-    return None if tower is None else tower.rows
+    if tower is None:
+        return None
+    if tower.rows is None:
+        tower.note_alone("random", "random layers")
+    return tower.rows
 
 
 def _plan(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
-from keras_towers.fit.context import marks, replica_context
+from keras_towers.fit.context import marks, own_share, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
@@ -198,6 +198,8 @@ class GlobalStep:
                 output = trace.run(step, data, tower, note)
             if index == 0:
                 after = attributes.take()
+                if training:
+                    own_share.tell(self.config, model, tower.alone)
             return output
 
         towers = range(self.config.num_towers)

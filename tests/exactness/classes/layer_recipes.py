@@ -138,7 +138,8 @@ def _boxes(x: Tensors) -> Tensors:
 
 
 def _cell(make: Make) -> Make:
-    return lambda: layers.RNN(make())
+    """Run a cell without a loop, whose gradient takes long to trace."""
+    return lambda: layers.RNN(make(), unroll=True)
 
 
 VECTOR, SERIES = floats(6), floats(5, 4)
@@ -190,21 +191,24 @@ LAYERS: dict[str, Recipe] = {
         DepthwiseConv1D=lambda: layers.DepthwiseConv1D(2),
         EinsumDense=lambda: layers.EinsumDense("abc,cd->abd", (5, 3)),
         GRU=lambda: layers.GRU(2, dropout=0.3, recurrent_dropout=0.2),
-        GRUCell=_cell(lambda: layers.GRUCell(2)),
         LSTM=lambda: layers.LSTM(2, dropout=0.3, recurrent_dropout=0.2),
-        LSTMCell=_cell(lambda: layers.LSTMCell(2)),
         Permute=lambda: layers.Permute((2, 1)),
-        RNN=_cell(lambda: layers.SimpleRNNCell(2, dropout=0.2)),
         SeparableConv1D=lambda: layers.SeparableConv1D(3, 2),
         SimpleRNN=lambda: layers.SimpleRNN(2, recurrent_dropout=0.3),
-        SimpleRNNCell=_cell(lambda: layers.SimpleRNNCell(2)),
         SpatialDropout1D=lambda: layers.SpatialDropout1D(0.3),
+        TimeDistributed=lambda: layers.TimeDistributed(layers.Dropout(0.3)),
+    ),
+    **_of(
+        floats(2, 4),
+        GRUCell=_cell(lambda: layers.GRUCell(2)),
+        LSTMCell=_cell(lambda: layers.LSTMCell(2)),
+        RNN=_cell(lambda: layers.SimpleRNNCell(2, dropout=0.2)),
+        SimpleRNNCell=_cell(lambda: layers.SimpleRNNCell(2)),
         StackedRNNCells=_cell(
             lambda: layers.StackedRNNCells(
                 [layers.LSTMCell(2), layers.GRUCell(3)]
             )
         ),
-        TimeDistributed=lambda: layers.TimeDistributed(layers.Dropout(0.3)),
     ),
     **_of(
         IMAGE,
