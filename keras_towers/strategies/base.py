@@ -80,7 +80,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             that is a sum.
         batches: ``"split"`` or ``"each"``.
         sync_every_epoch: synchronize all towers at the end of each epoch.
-        exact: sets ``batch_norm`` and ``random`` to ``"global"``.
+        exact: sets ``batch_norm`` and ``random`` to ``"global"``, and has
+            Keras's losses and layers that couple the examples of a batch
+            computed from the global batch.
         batch_norm: ``"tower"`` (default): BatchNormalization uses the
             statistics of its tower's share of the batch. ``"global"``: those
             of the global batch.

@@ -49,7 +49,9 @@ class TowerStrategy(AllReduceStrategy):
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
-        exact: sets both ``batch_norm`` and ``random`` to ``"global"``.
+        exact: sets both ``batch_norm`` and ``random`` to ``"global"``, and has
+            Keras's losses and layers that couple the examples of a batch
+            (``Dice``, ``Circle``, ``MixUp``, ...) computed from the global one.
         batch_norm: ``"tower"``: BatchNormalization normalizes with the
             statistics of its tower's share of the batch (None: this).
             ``"global"``: with those of the global batch, as one device does.

@@ -38,19 +38,27 @@ def loss(
     original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any
 ) -> Any:
     """Replace ``call`` of Keras's losses on a tower."""
+    obstacle = None
     if loss.fn is keras.losses.circle:
         why = "compares the examples of a batch"
-    elif loss.fn in _OVER_AXES and _has_rows(
-        loss._fn_kwargs.get("axis"), y_pred
-    ):
+    elif loss.fn in _OVER_AXES:
         why = "is a ratio of sums over a batch"
+        rank, axis = len(y_pred.shape), loss._fn_kwargs.get("axis")
+        if axis is not None:
+            axes = {place % rank for place in tf.nest.flatten(axis)}
+            if 0 not in axes:
+                return original(loss, y_true, y_pred)
+            if len(axes) < rank:
+                # Its values are neither of one example each nor one in all.
+                obstacle = "exact=True changes that only without axis"
     else:
         return original(loss, y_true, y_pred)
 
     def compute(values: Any) -> Any:
         return original(loss, *values)
 
-    return _computed(compute, (y_true, y_pred), f"loss {loss.name!r}", why)
+    what = f"loss {loss.name!r}"
+    return _computed(compute, (y_true, y_pred), what, why, obstacle)
 
 
 def image_layer(
@@ -58,7 +66,8 @@ def image_layer(
 ) -> Any:
     """Replace ``call`` of Keras's layers that augment images on a tower."""
     images = data["images"] if isinstance(data, dict) else data
-    why = _LAYERS.get(type(layer))
+    kinds = [kind for kind in _LAYERS if isinstance(layer, kind)]
+    why = _LAYERS[kinds[0]] if kinds else None
     if why is None or not training or not layer._is_batched(images):
         return original(layer, data, training=training)
 
@@ -66,7 +75,7 @@ def image_layer(
         return original(layer, values, training=training)
 
     what = f"layer {layer.name!r}"
-    if type(layer) is keras.layers.AugMix and tower_lib.with_a_share():
+    if isinstance(layer, keras.layers.AugMix) and tower_lib.with_a_share():
         told.differs(
             "random",
             what,
@@ -87,15 +96,11 @@ def text_layer(original: Callable[..., Any], layer: Any, inputs: Any) -> Any:
     def compute(values: Any) -> Any:
         return original(layer, values)
 
-    why = "pads all examples of a batch to the longest of them"
-    remedy = "Give it output_sequence_length"
-    return _computed(compute, inputs, f"layer {layer.name!r}", why, remedy)
-
-
-def _has_rows(axis: Any, y_pred: Any) -> bool:
-    """Whether the axes of a loss include that of the examples."""
-    rank = len(y_pred.shape)
-    return axis is None or 0 in {a % rank for a in tf.nest.flatten(axis)}
+    why = (
+        "pads all examples of a batch to the longest of them, as it has no "
+        "output_sequence_length"
+    )
+    return _computed(compute, inputs, f"layer {layer.name!r}", why)
 
 
 def _computed(
@@ -103,7 +108,7 @@ def _computed(
     values: Any,
     what: str,
     why: str,
-    remedy: str = "",
+    obstacle: str | None = None,
 ) -> Any:
     """Compute a tower's rows from the global batch, or tell that it is not.
 
@@ -112,20 +117,20 @@ def _computed(
         values: a structure of the tower's tensors of shape [rows, ...].
         what: what is computed, for messages.
         why: what couples examples, for messages.
-        remedy: what else the user can do about it.
+        obstacle: why that cannot be done, if so.
     """
     strategy, tower = contract.in_force(), tower_lib.with_a_share()
     if strategy is None or tower is None:
         return compute(values)
     config = strategy._components.config
-    obstacle = _obstacle(config, values)
+    obstacle = _obstacle(config, values) or obstacle
     if obstacle is not None:
         told.differs(
             "couples",
             what,
             f"{what} {why}, and each tower has only its share of the global "
             "batch: the results differ from those of one device. "
-            f"{'. '.join(filter(None, (obstacle, remedy)))}.",
+            f"{obstacle}.",
             once=("couples", what),
         )
         return compute(values)
