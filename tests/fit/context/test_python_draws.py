@@ -1,0 +1,42 @@
+"""What a step draws from Python's and NumPy's random generators."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from tests.kit.compare import assert_exact
+from tests.kit.training import compiled, fit
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(keras.layers.Layer):
+    """Chooses while it is traced, as Keras's AugMix does."""
+
+    def call(self, x):
+        return x * (1 + random.random()) + np.random.random()
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True}])
+def test_towers_draw_what_one_device_does(options):
+    def act(model):
+        random.seed(3)
+        np.random.seed(3)
+        return fit(model)
+
+    make = compiled(
+        lambda: keras.Sequential(
+            [keras.layers.Dense(3), Scaled(), keras.layers.Softmax()]
+        )
+    )
+
+    def built():
+        keras.utils.set_random_seed(2)
+        model = make()
+        model.build((None, 6))
+        return model
+
+    strategy = kt.TowerStrategy(3, **options)
+    assert_exact(built, act, strategy)
