@@ -22,7 +22,19 @@ def own(cls):
     return m.compiled(cls(), None)
 
 
+class Jitter(layers.Layer):
+    """Adds the same draw to all values."""
+
+    def call(self, x):
+        return x + keras.random.uniform((), seed=3)
+
+
 SAFE = {
+    "a-scalar-is-drawn": lambda: (
+        m.compiled(keras.Sequential([Jitter(), m.classifier()])),
+        X,
+        Y,
+    ),
     "dense": lambda: (m.compiled(m.classifier(), metrics=["mae"]), X, Y),
     "sum": lambda: (
         m.compiled(m.classifier(), keras.losses.MeanSquaredError("sum")),
