@@ -17,6 +17,7 @@ from tests.verification.told import (
     REFUSED,
     WARNED,
     Drawing,
+    Mixing,
     Writing,
     X,
     Y,
@@ -54,7 +55,7 @@ def verified(model, *data):
 
 # The others repeat it for other draws, logs and variables.
 KEPT = (
-    *("masked", "in a function", "normal", "mixup", "a function", "jit"),
+    *("masked", "in a function", "normal", "a function", "jit"),
     *("fixed batches", "eager", "steps", "mean", "plain", "parts"),
 )
 
@@ -104,6 +105,7 @@ SILENT = {
         Y,
     ),
     "mean": lambda: (made(Writing, own, kt.mean), X, Y),
+    "mixup": lambda: (made(Mixing), X, Y),
     "draw": lambda: (
         made(Drawing, lambda _, x: keras.random.dropout(x, 0.3, seed=2)),
         X,

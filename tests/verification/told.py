@@ -185,7 +185,6 @@ WARNED = {
         name: functools.partial(lambda d: (made(Drawing, d), X, Y), draw)
         for name, draw in DRAWS.items()
     },
-    "mixup": lambda: (made(Mixing), X, Y),
     "a layer": lambda: (_layer(), X, Y),
     "a function": _function,
     "fixed batches": _fixed,
