@@ -46,23 +46,31 @@ def _reshape(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     into, out = before.shape, tensor.shape
     if not into.rank or not out.rank:
         return _listed(walk, shape, axis)
-    if axis == 0 and into[1:].is_fully_defined():
+    if axis == 0:
         # Products of static dimensions are not folded by TensorFlow.
-        new = [
-            walk.of_element(shape, place) if size is None else size
-            for place, size in enumerate(out[1:], 1)
-        ]
-        if all(isinstance(size, int) and size > 0 for size in new):
-            count = into[1:].num_elements()
-            if count:
-                return slices.From(
-                    before, 0, fractions.Fraction(count, math.prod(new))
-                )
+        old = _row_size(into, lambda place: walk.of(before, place))
+        new = _row_size(out, lambda place: walk.of_element(shape, place))
+        if old and new:
+            return slices.From(before, 0, fractions.Fraction(old, new))
     found = _listed(walk, shape, axis)
     if found != _WHAT_IS_LEFT:
         return found
     others = [walk.of_element(shape, a) for a in range(out.rank) if a != axis]
     return _quotient([walk.of(before, a) for a in range(into.rank)], others)
+
+
+def _row_size(
+    shape: tf.TensorShape, explain: Callable[[int], Any]
+) -> int | None:
+    """The number of elements of a row; None if it is not known."""
+    count = 1
+    for place in range(1, shape.rank):
+        size = shape[place]
+        size = explain(place) if size is None else size
+        if not isinstance(size, int) or size < 0:
+            return None
+        count *= size
+    return count
 
 
 def _quotient(dividends: list[Any], divisors: list[Any]) -> Any:

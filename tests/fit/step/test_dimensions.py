@@ -20,7 +20,7 @@ def explained(make):
     """
     found = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(piece, common):
         rows = Rows(
             tf.constant(0, tf.int64),
@@ -149,7 +149,7 @@ def test_of_many_layers(length):
 
     def make(x, n):
         x = tf.compat.v1.placeholder_with_default(x, [None, length, WIDTH])
-        for _ in range(40):
+        for _ in range(24):
             x = tf.tensordot(x, tf.ones([WIDTH, WIDTH]), 1)
         return x
 
