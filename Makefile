@@ -16,7 +16,7 @@ ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
 .PHONY: demo test test-all test-ecosystem test-gpu test-ray test-matrix \
-	check lint types bench docs clean
+	test-next check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -50,10 +50,16 @@ endif
 test-ray: $(RAY)
 	$(BIN)/python -m pytest tests/ray
 
-# The tests of `make check` on the lowest and the highest versions that
-# pyproject.toml allows, on each Python that is there.
+# The tests of `make check`, and of every class that Keras has, on the lowest and
+# the highest versions that pyproject.toml allows, on each Python that is there.
 test-matrix: $(STAMP)
 	$(BIN)/nox $(NOX_ARGS) -- $(PYTEST_ARGS)
+
+# The same on the newest Keras and TensorFlow, be they allowed or not; with
+# NEXT_ARGS=--pre on those that are not yet released.
+test-next: $(STAMP)
+	$(BIN)/nox --session newest $(NOX_ARGS) -- $(NEXT_ARGS) $(PYTEST_ARGS); \
+	code=$$?; cat .nox/newest.txt; exit $$code
 
 # The inner loop, in less than a minute and a half: some tests of every room
 # that does not need Horovod, and the contract's hardest cases.
@@ -91,8 +97,12 @@ $(BYTEPS): $(STAMP)
 	$(BIN)/keras-towers install byteps
 	touch $@
 
+# KerasHub without what it requires: tensorflow-text would install the package
+# tensorflow over tensorflow-cpu, and only tokenizers need it. What importing it
+# needs is in the extra.
 $(ECOSYSTEM): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),ecosystem]'
+	$(BIN)/python -m pip install --quiet --no-deps keras-hub
 	touch $@
 
 $(RAY): $(HOROVOD)

@@ -4,8 +4,12 @@ The versions are read from pyproject.toml. Interpreters that are not installed
 are listed as skipped.
 """
 
+import pathlib
+
 import nox
+from nox.command import CommandFailed
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 nox.options.sessions = ["heart"]
 nox.options.default_venv_backend = "venv"
@@ -13,28 +17,126 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
+# Every class that Keras has, of which other versions have others.
+CLASSES = "tests/exactness/classes"
+FRAMEWORKS = ("keras", "tensorflow-cpu")
+VERSIONS = f"""
+from importlib.metadata import version
+print(*(f"{{name}} {{version(name)}}" for name in {FRAMEWORKS}), sep=" and ")
+"""
+# What `newest` tried, in a line.
+REPORT = pathlib.Path(".nox", "newest.txt")
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """What the package requires, also by its extras, and by theirs."""
+    project = PYPROJECT["project"]
+    declared = list(project["dependencies"])
+    for extra in extras:
+        declared += project["optional-dependencies"][extra]
+    found = []
+    for wanted in map(Requirement, declared):
+        if wanted.name == project["name"]:
+            found += requirements(*sorted(wanted.extras))
+        else:
+            found.append(wanted)
+    return found
 
 
 def lowest() -> list[str]:
     """The first minor versions of Keras and TensorFlow that are allowed."""
-    project = PYPROJECT["project"]
-    declared = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["cpu"],
-    ]
     return [
         f"{wanted.name}=={bound.version}.*"
-        for wanted in map(Requirement, declared)
+        for wanted in requirements("cpu")
         for bound in wanted.specifier
-        if wanted.name in ("keras", "tensorflow-cpu") and bound.operator == ">="
+        if wanted.name in FRAMEWORKS and bound.operator == ">="
     ]
+
+
+def unbounded(*extras: str, pre: bool = False) -> list[str]:
+    """The requirements without an upper bound of their versions.
+
+    Args:
+        *extras: of the package.
+        pre: also of Keras and TensorFlow versions that are not yet released.
+    """
+    found = {}
+    for wanted in requirements(*extras):
+        bounds = [
+            b for b in wanted.specifier if b.operator in (">=", ">", "!=")
+        ]
+        # A bound that is a pre-release itself makes pip take others, too.
+        end = ".dev0" if pre and wanted.name in FRAMEWORKS else ""
+        wanted.specifier = SpecifierSet(
+            ",".join(f"{bound}{end}" for bound in bounds)
+        )
+        found[str(wanted)] = None
+    return list(found)
+
+
+def failure(session: nox.Session, *command: str) -> str:
+    """Run a command; returns why it failed, or an empty string."""
+    try:
+        session.run(*command)
+    except CommandFailed as error:
+        return f"failed ({error.reason})"
+    return ""
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> dict[str, str]:
+    """Run the tests marked core and those of every class, or given files.
+
+    Args:
+        session: has the package installed.
+        *arguments: of pytest.
+
+    Returns:
+        Why what was run failed, by its name; empty strings for what passed.
+    """
+    pytest = "python", "-m", "pytest"
+    files = " ".join(a for a in arguments if a.startswith("tests/"))
+    if files:
+        return {files: failure(session, *pytest, *arguments)}
+    return {
+        "the core tests": failure(session, *pytest, "-m", "core", *arguments),
+        CLASSES: failure(session, *pytest, CLASSES, *arguments),
+    }
+
+
+def end(session: nox.Session, results: dict[str, str]) -> None:
+    """Fail if anything did."""
+    failed = [f"{name} {why}" for name, why in results.items() if why]
+    if failed:
+        session.error("; ".join(failed))
 
 
 @nox.session(python=PYTHONS)
 @nox.parametrize("versions", ["lowest", "highest"])
 def heart(session: nox.Session, versions: str) -> None:
-    """Run the tests marked core; arguments after -- go to pytest."""
+    """Run the tests marked core, and every class; takes pytest's arguments."""
     pinned = lowest() if versions == "lowest" else []
     session.install("--upgrade", "--editable", ".[cpu,test]", *pinned)
     session.run("keras-towers", "--version")
-    session.run("python", "-m", "pytest", "-m", "core", *session.posargs)
+    end(session, run_pytest(session, *session.posargs))
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the same on the newest Keras and TensorFlow, allowed or not.
+
+    Takes pytest's arguments, and --pre for versions that are not yet released.
+    """
+    REPORT.unlink(missing_ok=True)
+    arguments = [a for a in session.posargs if a != "--pre"]
+    wanted = unbounded("cpu", "test", pre="--pre" in session.posargs)
+    session.install("--upgrade", *wanted)
+    session.install("--no-deps", "--editable", ".")
+    found = session.run("python", "-c", VERSIONS, silent=True, log=False)
+    name = "importing keras_towers"
+    results = {name: failure(session, "python", "-c", "import keras_towers")}
+    if not results[name]:
+        results.update(run_pytest(session, *arguments))
+    said = (f"{name} {why or 'passed'}" for name, why in results.items())
+    # The last line, which nox would not leave to its sessions.
+    REPORT.write_text(f"Tried {str(found).strip()}: {'; '.join(said)}.\n")
+    end(session, results)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.exactness import transformers
 from tests.kit.ranks import check
 from tests.processes.small import (
     COUNT,
@@ -169,6 +170,17 @@ def random_layers_draw_as_one_process():
     )
     assert_same_model(mine, reference)
     assert_same_history(found, wanted)
+
+
+@check
+def transformers_draw_as_one_process():
+    for name in ("smallest", "vit", "bert"):
+        mine, reference = transformers.make(name), transformers.make(name)
+        with Strategy(exact=True):
+            found = transformers.train(name, mine)
+        wanted = transformers.train(name, reference)
+        assert_same_model(mine, reference)
+        assert_same_history(found, wanted)
 
 
 @check

@@ -7,6 +7,7 @@ others keep their places.
 from __future__ import annotations
 
 import fractions
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.step import products, slices
+
+# In the shape of what is reshaped.
+_WHAT_IS_LEFT = -1
 
 
 def source(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
@@ -40,19 +44,48 @@ def is_assumed(tensor: tf.Tensor, axis: int) -> bool:
 def _reshape(walk: Any, tensor: tf.Tensor, axis: int) -> Any:
     before, shape = tensor.op.inputs
     into, out = before.shape, tensor.shape
-    if into.rank and out.rank and axis == 0:
-        old, new = into[1:], out[1:]
-        if not new.is_fully_defined():
-            # Products of static dimensions are not folded by TensorFlow.
-            sizes = walk.of_shape(shape) or [None]
-            new = tf.TensorShape(
-                [size if isinstance(size, int) else None for size in sizes[1:]]
-            )
-        if old.is_fully_defined() and new.is_fully_defined():
-            counts = old.num_elements(), new.num_elements()
-            if all(counts):
-                return slices.From(before, 0, fractions.Fraction(*counts))
-    return _listed(walk, shape, axis)
+    if not into.rank or not out.rank:
+        return _listed(walk, shape, axis)
+    if axis == 0:
+        # Products of static dimensions are not folded by TensorFlow.
+        old = _row_size(into, lambda place: walk.of(before, place))
+        new = _row_size(out, lambda place: walk.of_element(shape, place))
+        if old and new:
+            return slices.From(before, 0, fractions.Fraction(old, new))
+    found = _listed(walk, shape, axis)
+    if found != _WHAT_IS_LEFT:
+        return found
+    others = [walk.of_element(shape, a) for a in range(out.rank) if a != axis]
+    return _quotient([walk.of(before, a) for a in range(into.rank)], others)
+
+
+def _row_size(
+    shape: tf.TensorShape, explain: Callable[[int], Any]
+) -> int | None:
+    """The number of elements of a row; None if it is not known."""
+    count = 1
+    for place in range(1, shape.rank):
+        size = shape[place]
+        size = explain(place) if size is None else size
+        if not isinstance(size, int) or size < 0:
+            return None
+        count *= size
+    return count
+
+
+def _quotient(dividends: list[Any], divisors: list[Any]) -> Any:
+    """A product of dimensions by another; None where it has rows."""
+    dividends = list(dividends)
+    for size in [size for size in divisors if isinstance(size, tuple)]:
+        if size not in dividends:
+            return None
+        dividends.remove(size)
+    divisors = [size for size in divisors if not isinstance(size, tuple)]
+    if not all(isinstance(size, int) for size in (*dividends, *divisors)):
+        return None
+    return (
+        math.prod(dividends) // math.prod(divisors) if all(divisors) else None
+    )
 
 
 def _listed(walk: Any, shape: tf.Tensor, axis: int) -> Any:

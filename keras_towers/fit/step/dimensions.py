@@ -49,6 +49,9 @@ class Dimensions:
 
     def __init__(self, rows: Rows):
         self._rows = rows
+        # A shape that is made of those before it leads to them by more than
+        # one way, and so do those: without notes, twice as many for each layer.
+        self._found: dict[Any, Dimension] = {}
 
     def of_shape(self, shape: tf.Tensor) -> list[Dimension] | None:
         """Explain all dimensions that a shape tensor lists.
@@ -160,6 +163,12 @@ class Dimensions:
 
     def of(self, tensor: Any, axis: int) -> Dimension:
         """Explain one dimension of a tensor."""
+        key = tensor.ref(), axis
+        if key not in self._found:
+            self._found[key] = self._followed(tensor, axis)
+        return self._found[key]
+
+    def _followed(self, tensor: Any, axis: int) -> Dimension:
         scale = fractions.Fraction(1)
         while True:
             rank = tensor.shape.rank

@@ -205,6 +205,12 @@ SHAPES = {
     "reshaped and back": lambda x: _dropped(
         tf.reshape(tf.reshape(x, [-1, 2]) + 1, [-1, 6])
     ),
+    "flattened": lambda x: _dropped(
+        tf.reshape(tf.reshape(x, [-1, 2, 3]), [tf.shape(x)[0], -1])
+    ),
+    "in tensordot": lambda x: _dropped(
+        tf.tensordot(tf.reshape(x, [-1, 2, 3]), tf.ones([3, 4]), 1)
+    ),
     "groups of rows": lambda x: _dropped(tf.reshape(x, [-1, 2])),
     "reduced": lambda x: _dropped(tf.reduce_mean(x, 1)),
     "in einsum": lambda x: _dropped(tf.einsum("bi,ij->bj", x, tf.ones([6, 4]))),
