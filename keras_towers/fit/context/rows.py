@@ -22,6 +22,7 @@ class Rows:
         known: the dimension that has the tower's rows, and its blocks (see
             ``Dimension``), by references to tensors: its data, and draws. No
             dimension of what all towers have in common has any.
+        explained: the dimensions of tensors that draws have been followed to.
         foreign: the last counter that a ``tf.random.Generator`` gave.
         static: the number of rows, where static shapes show it; else None.
     """
@@ -33,6 +34,7 @@ class Rows:
     known: dict[Any, tuple[int, tuple[int, ...]]] = dataclasses.field(
         default_factory=dict
     )
+    explained: dict[Any, Any] = dataclasses.field(default_factory=dict)
     foreign: Any = None
     static: int | None = None
 

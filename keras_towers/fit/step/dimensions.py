@@ -45,13 +45,14 @@ class Dimensions:
 
     Args:
         rows: the tower's rows and data.
+        found: what was explained before of the same graph; it is added to.
     """
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: Rows, found: dict[Any, Dimension] | None = None):
         self._rows = rows
         # A shape that is made of those before it leads to them by more than
         # one way, and so do those: without notes, twice as many for each layer.
-        self._found: dict[Any, Dimension] = {}
+        self._found: dict[Any, Dimension] = {} if found is None else found
 
     def of_shape(self, shape: tf.Tensor) -> list[Dimension] | None:
         """Explain all dimensions that a shape tensor lists.

@@ -193,7 +193,10 @@ def _plan(
 
 def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
     if rows.graph is not None:
-        followed = Dimensions(rows).of_shape(shape)
+        try:
+            followed = Dimensions(rows, rows.explained).of_shape(shape)
+        except RecursionError:
+            followed = None
         return followed if rows.static is None else _by_size(followed, rows)
     known = compat.constant_value_as_shape(shape)
     if known.rank is None or None in known.as_list():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import gathered
+from keras_towers.fit import told
 from tests.exactness import coupled as c
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, close
@@ -210,11 +210,10 @@ def test_static_rows_of_unknown_origin_are_refused():
 
 
 @pytest.fixture
-def warned(caplog):
+def warned(caplog, monkeypatch):
     """The warnings of a test, each of which is logged once in a process."""
-    gathered._warned.clear()
-    yield lambda: [r.getMessage() for r in caplog.records]
-    gathered._warned.clear()
+    monkeypatch.setattr(told, "_said", set())
+    return lambda: [r.getMessage() for r in caplog.records]
 
 
 @pytest.mark.parametrize("loss", [itself, centred])
