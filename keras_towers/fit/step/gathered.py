@@ -116,13 +116,13 @@ def _by_size(
     before: list[tf.Tensor], tower: Tower | None, value: tf.Tensor, what: str
 ) -> Blocks:
     """Eager values show no origin: tell what can be told by their rows."""
-    count = int(value.shape[0])
+    count = value.shape[0] or 0
     mine = tower and data_lib.static_size(tower.data)
     if mine and count > mine and count % mine == 0:
         _warn_of_order(what)
     if not before:
         return (1,)
-    sizes = {int(whole.shape[0]) for whole in before} - {0, mine}
+    sizes = {whole.shape[0] or 0 for whole in before} - {0, mine}
     if any(count and count % size == 0 for size in sizes):
         raise TowerError(
             f"{what} was given {count} rows, where {max(sizes)} were gathered "
