@@ -71,6 +71,7 @@ def _changed(before: dict, inside=None) -> set:
 # Every name of Keras that is replaced, with the modules that define it.
 TRAINER = "keras.src.backend.tensorflow.trainer"
 OPTIMIZERS = "keras.src.optimizers"
+PREPROCESSING = "keras.src.layers.preprocessing"
 BATCH_NORM = "keras.src.layers.normalization.batch_normalization"
 METRICS = "keras.src.metrics.reduction_metrics"
 REPLACED = {
@@ -94,6 +95,13 @@ REPLACED = {
     (f"{OPTIMIZERS}.multi_optimizer", "MultiOptimizer", "apply"),
     ("keras.src.losses.loss", "reduce_values"),
     ("keras.src.losses.loss", "apply_mask"),
+    ("keras.src.losses.losses", "LossFunctionWrapper", "call"),
+    (
+        f"{PREPROCESSING}.image_preprocessing.base_image_preprocessing_layer",
+        "BaseImagePreprocessingLayer",
+        "call",
+    ),
+    (f"{PREPROCESSING}.text_vectorization", "TextVectorization", "call"),
     (BATCH_NORM, "BatchNormalization", "_moments"),
     (METRICS, "Mean", "update_state"),
     (METRICS, "Sum", "update_state"),

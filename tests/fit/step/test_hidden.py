@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.fit.step import draws as draws_lib
+from keras_towers.fit import told
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.long import long_but
@@ -86,15 +86,14 @@ def _other_methods(model):
 
 
 @pytest.fixture(autouse=True)
-def warned(caplog):
+def warned(caplog, monkeypatch):
     """The warnings of a test, each of which is logged once in a process."""
-    before = set(draws_lib._logged)
-    draws_lib._logged.clear()
-    yield lambda: [
-        r.getMessage() for r in caplog.records if r.levelname == "WARNING"
+    monkeypatch.setattr(told, "_said", set())
+    return lambda: [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelname == "WARNING" and r.name == "keras_towers"
     ]
-    draws_lib._logged.clear()
-    draws_lib._logged.update(before)
 
 
 @pytest.mark.parametrize("act", [_fit, _other_methods])
