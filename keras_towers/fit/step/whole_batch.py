@@ -131,7 +131,8 @@ def _computed(
             f"{what} {why}, and each tower has only its share of the global "
             "batch: the results differ from those of one device. "
             f"{obstacle}.",
-            once=("couples", what),
+            # Models of another strategy may have one of the same name.
+            once=("couples", what, id(strategy)),
         )
         return compute(values)
     context, rows = gather_lib.replica_context(what), tower.rows
@@ -154,7 +155,8 @@ def _obstacle(config: contract.TowerConfig, values: Any) -> str | None:
         return "exact=True computes it from the global batch"
     if not config.average:
         return "exact=True cannot change that with average=False"
-    strings = any(leaf.dtype == tf.string for leaf in tf.nest.flatten(values))
+    tensors = map(tf.convert_to_tensor, tf.nest.flatten(values))
+    strings = any(tensor.dtype == tf.string for tensor in tensors)
     if strings and config.transport.size > 1:
         return "exact=True cannot change that, as ranks exchange no strings"
     return None

@@ -36,7 +36,7 @@ class Inside(layers.Layer):
 
 
 def _of(x: np.ndarray, *names: str, **made: Make) -> dict[str, Recipe]:
-    """Recipes of layers that take one tensor of floats, behind a trained one.
+    """Recipes of layers that take one tensor of floats, after a trained one.
 
     Args:
         x: the input.
@@ -71,7 +71,7 @@ def _whole(x: np.ndarray, **built: Callable[[Tensors], Tensors]) -> dict:
 
 
 def _numbers(x: np.ndarray, **built: Callable[[Tensors], Tensors]) -> dict:
-    """The same, of numbers behind a trained layer."""
+    """The same, of numbers after a trained layer."""
     return {name: Recipe(x, build, "linear") for name, build in built.items()}
 
 
