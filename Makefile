@@ -15,18 +15,24 @@ DOCS := $(VENV)/docs
 ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-all test-ecosystem test-gpu test-ray test-matrix \
+.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray test-matrix \
 	test-next check lint types bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(HOROVOD) $(BYTEPS) lint types
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(HOROVOD) $(BYTEPS)
+	$(MAKE) --jobs=2 --output-sync lint types
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu check
+
+# Notes in tests/durations.json what tests take, which `make test` compares with.
+durations: $(HOROVOD) $(BYTEPS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu write
 
 # With the cases that repeat what others show.
-test-all: $(HOROVOD) $(BYTEPS) lint types
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
+test-all: $(HOROVOD) $(BYTEPS)
+	$(MAKE) --jobs=2 --output-sync lint types
+	KERAS_TOWERS_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
 
 # With other packages that use Keras. Once they are installed, `make test` runs
 # these too.

@@ -15,9 +15,10 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus
+from tests.kit import gpus, launchers, seeded
 from tests.kit.collecting import collect_rarely, search_no_more
-from tests.kit.untuned import do_not_tune_iterators
+from tests.kit.durations import Durations, long_before
+from tests.kit.untuned import do_not_optimize_graphs, do_not_tune_iterators
 
 TOWERS = 8
 
@@ -35,7 +36,9 @@ else:
     # Starts TensorFlow, so that a snippet which splits the CPU in four cannot.
     tf.config.list_logical_devices()
 
+launchers.forget()
 do_not_tune_iterators()
+do_not_optimize_graphs(not gpus.ON)
 collect_rarely()
 
 _collective_keys = itertools.count(10_000, 1_000)
@@ -60,6 +63,17 @@ def little_to_collect():
     """What a file's tests leave behind is not searched by those of others."""
     yield
     search_no_more()
+
+
+@pytest.fixture(autouse=True)
+def optimized_graphs(request):
+    """Let TensorFlow optimize graphs in the tests that are marked so."""
+    marked = request.node.get_closest_marker("optimized") and not gpus.ON
+    if marked:
+        do_not_optimize_graphs(False)
+    yield
+    if marked:
+        do_not_optimize_graphs()
 
 
 @pytest.fixture
@@ -98,13 +112,29 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-def pytest_collection_modifyitems(items):
-    """Give slow tests the time they need, and those on GPUs a GPU."""
+def pytest_addoption(parser):
+    """Add the option of ``tests/kit/durations.py``."""
+    parser.addoption("--cpu", choices=("check", "write"), help="CPU seconds")
+
+
+def pytest_configure(config):
+    """Measure what tests take."""
+    config.pluginmanager.register(Durations(config.getoption("cpu")))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Give slow tests the time they need, and those on GPUs a GPU.
+
+    Where several processes run them, those that take long come first, so that
+    no process is left with one at the end.
+    """
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
         if item.get_closest_marker("gpu") and not gpus.ON:
             item.add_marker(pytest.mark.skip("`make test-gpu` runs it"))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -long_before(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -113,3 +143,8 @@ def pytest_xdist_make_scheduler(config, log):
     from tests.kit.schedule import Scheduler
 
     return Scheduler(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_report_header():
+    """Say which cases are drawn."""
+    return seeded.header()

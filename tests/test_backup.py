@@ -9,9 +9,12 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import backup
+from tests.kit.compare import close, same_history
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X @ np.ones((3, 1), "float32")
+# Towers' statistics are averaged sooner, which rounds otherwise.
+TOLERANCE = 1e-5
 
 
 def model(units=1):
@@ -28,128 +31,102 @@ def model(units=1):
     return built
 
 
-class Signal(keras.callbacks.Callback):
-    """Sends this process a signal behind a batch."""
-
-    def __init__(self, number, epoch, batch):
-        super().__init__()
-        self.number, self.when = number, (epoch, batch)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.number and (self.epoch, batch) == self.when:
-            os.kill(os.getpid(), self.number)
+def ends(epoch, batch, act):
+    """A callback that does something behind a batch."""
+    at = keras.callbacks.Callback()
+    at.on_epoch_begin = lambda number, logs=None: setattr(at, "epoch", number)
+    at.on_train_batch_end = lambda number, logs=None: (
+        act() if (at.epoch, number) == (epoch, batch) else None
+    )
+    return at
 
 
-def train(folder, *callbacks, made=None, **options):
+def kill(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def train(last, *callbacks, made=None, towers=2):
     made = made or model()
-    last = kt.Backup(folder, **options)
-    with kt.TowerStrategy(2):
+    with kt.TowerStrategy(towers):
         history = made.fit(X, Y, 5, 3, 0, callbacks=[*callbacks, last])
     return made, history
 
 
-def interrupted(folder, epoch, batch, number=signal.SIGTERM, **options):
+def interrupted(last, *when, **options):
     with pytest.raises(SystemExit) as ended:
-        train(folder, Signal(number, epoch, batch), **options)
+        train(last, ends(*when), **options)
     assert ended.value.code == 75
 
 
 def assert_equal(one, other):
     for a, b in zip(one[0].get_weights(), other[0].get_weights(), strict=True):
-        # Towers' statistics are averaged sooner, which rounds otherwise.
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    for name, values in other[1].history.items():
-        np.testing.assert_allclose(one[1].history[name], values, rtol=1e-5)
+        close(a, b, TOLERANCE)
+    same_history(one[1].history, other[1].history, TOLERANCE)
     assert one[1].epoch == other[1].epoch
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("undisturbed"))
+def handlers():
+    return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
 
 
 @pytest.mark.core
-def test_it_goes_on_behind_the_same_batch(tmp_path, undisturbed):
-    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
-    interrupted(tmp_path, 0, 2)
-    # The last batch of an epoch, and once more in what is then left.
-    interrupted(tmp_path, 1, 4, signal.SIGUSR1)
-    assert_equal(train(tmp_path), undisturbed)
-    assert list(tmp_path.iterdir()) == []
-    after = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
-    assert after == handlers
+def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
+    def die():
+        raise KeyboardInterrupt
 
-
-def test_callbacks_that_count_anew_are_named(tmp_path, caplog):
-    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
-    with pytest.raises(SystemExit):
-        train(tmp_path, stopping, Signal(signal.SIGTERM, 0, 1))
-    assert "begins anew" not in caplog.text
-    train(tmp_path, stopping)
-    assert "EarlyStopping begins anew" in caplog.text
-
-
-def test_one_backup_serves_several_fits(tmp_path):
-    made, one = model(), kt.Backup(tmp_path)
-    with kt.TowerStrategy(2):
-        for _ in range(2):
-            made.fit(X, Y, epochs=2, verbose=0, callbacks=[one])
-    assert int(made.optimizer.iterations) == 4
-
-
-def test_killed_without_a_signal(tmp_path, undisturbed):
-    class Dies(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                raise KeyboardInterrupt
-
+    undisturbed = train(kt.Backup(tmp_path / "undisturbed"))
+    before, last = handlers(), kt.Backup(tmp_path / "last", every=2)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, Dies(), every=2)
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    assert_equal(train(tmp_path), undisturbed)
-
-
-def test_other_models_and_other_files_are_refused(tmp_path):
-    interrupted(tmp_path, 0, 1)
+        train(last, ends(0, 3, die))
+    assert handlers() == before
+    # In what is then left of the epoch, and behind the last batch of another.
+    interrupted(last, 0, 1, kill(signal.SIGTERM))
     other = model(units=2)
-    before = other.get_weights()
+    untrained = other.get_weights()
     with pytest.raises(kt.TowerError, match="backup of another model"):
-        train(tmp_path, made=other)
-    for a, b in zip(other.get_weights(), before, strict=True):
+        train(last, made=other)
+    for a, b in zip(other.get_weights(), untrained, strict=True):
         np.testing.assert_array_equal(a, b)
-    (tmp_path / "backup.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(kt.TowerError, match="delete it"):
-        train(tmp_path)
-
-
-def test_only_one_by_itself_is_taken(tmp_path):
-    one = kt.Backup(tmp_path)
-    with kt.TowerStrategy(2):
-        for given, words in (
-            ([kt.EveryRank(one)], "without EveryRank"),
-            ([kt.ChiefOnly(one)], "without ChiefOnly"),
-            ([one, kt.Backup(tmp_path)], "Backup and Backup"),
-        ):
-            with pytest.raises(kt.TowerError, match=words):
-                model().fit(X, Y, verbose=0, callbacks=given)
+    interrupted(last, 1, 4, kill(signal.SIGUSR1))
+    assert "begins anew" not in caplog.text
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    assert_equal(train(last, stopping), undisturbed)
+    assert "EarlyStopping begins anew" in caplog.text
+    assert list((tmp_path / "last").iterdir()) == []
+    assert handlers() == before
 
 
 def test_each_fit_of_a_folder_has_a_file_of_its_own(tmp_path):
-    first = train(tmp_path)
-    interrupted(tmp_path, 0, 1)
+    """Also where one callback serves them all, and on the only tower."""
+    last = kt.Backup(tmp_path)
+    first = train(last, towers=1)
+    assert int(first[0].optimizer.iterations) == 15
+    interrupted(last, 0, 1, kill(signal.SIGTERM), towers=1)
     # As in a new process, in which the first one is run again.
     backup._ended.clear()
-    assert_equal(train(tmp_path), first)
+    assert_equal(train(last, towers=1), first)
     assert len(list(tmp_path.iterdir())) == 1
-    assert_equal(train(tmp_path), first)
+    assert_equal(train(last, towers=1), first)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda one: [one], "delete it"),
+        (lambda one: [kt.EveryRank(one)], "without EveryRank"),
+        (lambda one: [kt.ChiefOnly(one)], "without ChiefOnly"),
+        (lambda one: [one, one], "Backup and Backup"),
+        (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
+    ],
+)
+def test_what_is_refused(given, words, tmp_path):
+    (tmp_path / "backup.npz").write_bytes(b"PK nonsense")
+    one = kt.Backup(tmp_path)
+    with pytest.raises(kt.TowerError, match=words), kt.TowerStrategy(2):
+        model().fit(X, Y, verbose=0, callbacks=given(one))
 
 
 def test_outside_of_a_block_it_says_what_to_do(tmp_path):
     with pytest.raises(kt.TowerError, match=r"TowerStrategy\(1\)"):
-        model().fit(X, Y, verbose=0, callbacks=[kt.Backup(tmp_path)])
-    with kt.TowerStrategy(1):
         model().fit(X, Y, verbose=0, callbacks=[kt.Backup(tmp_path)])

@@ -2,69 +2,16 @@
 
 import importlib
 import importlib.util
-import subprocess
-import sys
+from importlib import metadata
 
 import keras
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
+from keras_towers import compat, distribution
 
 pytestmark = pytest.mark.core
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "keras.src.backend.tensorflow.trainer:Gone",
-        "keras.src.backend.gone:TensorFlowTrainer",
-        "tensorflow.python.distribute.values:PerReplica.gone",
-        "no_such_package.module:Name",
-    ],
-)
-def test_a_name_that_is_gone(path):
-    with pytest.raises(kt.CompatibilityError) as error:
-        compat.resolve(path)
-    message = str(error.value)
-    assert path in message
-    assert f"{_package('keras')} {keras.__version__}" in message
-    assert compat.KNOWN_TO_WORK in message
-    assert "install" in message
-    assert isinstance(error.value, ImportError)
-
-
-def _package(module):
-    """``keras``, ``keras-nightly``, ..."""
-    from importlib import metadata
-
-    return metadata.packages_distributions()[module][0]
-
-
-def test_a_nested_name():
-    resolved = compat.resolve("keras.src.losses.loss:Loss.call")
-    assert resolved is keras.losses.Loss.call
-
-
-def test_a_private_name_is_gone_at_import():
-    script = (
-        "import keras.src.backend.tensorflow.trainer as trainer\n"
-        "del trainer.TFEpochIterator\n"
-        "import keras_towers; keras_towers.TowerStrategy\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode != 0
-    last = ended.stderr.strip().splitlines()[-1]
-    assert "CompatibilityError" in last
-    assert "trainer:TFEpochIterator" in last
-    assert compat.KNOWN_TO_WORK in last
-
 
 TRAINER = "keras.src.models.model:Trainer"
 OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -73,18 +20,29 @@ OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 @pytest.mark.parametrize(
     "path",
     [
+        "keras.src.backend.gone:TensorFlowTrainer",
+        "tensorflow.python.distribute.values:PerReplica.gone",
+    ],
+)
+def test_a_name_that_is_gone(path):
+    with pytest.raises(kt.CompatibilityError) as error:
+        compat.resolve(path)
+    # It may be keras-nightly.
+    package = metadata.packages_distributions()["keras"][0]
+    version = f"{package} {keras.__version__}"
+    for part in (path, version, compat.KNOWN_TO_WORK, "install"):
+        assert part in str(error.value)
+    assert isinstance(error.value, ImportError)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         f"{TRAINER}.fit",
-        f"{TRAINER}.predict_on_batch",
         f"{TRAINER}._maybe_symbolic_build",
-        f"{TRAINER}._symbolic_build",
-        f"{TRAINER}.make_predict_function",
-        f"{TRAINER}._get_metrics_result_or_logs",
-        f"{OPTIMIZER}.apply",
         f"{OPTIMIZER}.scale_loss",
-        f"{OPTIMIZER}.finalize_variable_values",
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "keras.src.losses.loss:reduce_values",
-        "keras.src.losses.loss:apply_mask",
         "keras.layers:Layer._flatten_layers",
         "tensorflow.python.distribute.values:PerReplica",
     ],
@@ -102,19 +60,15 @@ def test_a_name_that_is_patched_is_looked_for_at_import(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "method"),
+    ("cls", "method", "name"),
     [
-        (f"{OPTIMIZER}._trainable_variables", f"{OPTIMIZER}.__init__"),
-        (
-            "keras.optimizers:RMSprop._momentums",
-            "keras.optimizers:RMSprop.build",
-        ),
+        (OPTIMIZER, "__init__", "_trainable_variables"),
+        ("keras.optimizers:RMSprop", "build", "_momentums"),
     ],
 )
-def test_a_name_that_only_instances_have(path, method, monkeypatch):
-    owner, _, name = method.rpartition(".")
-    monkeypatch.setattr(compat.resolve(owner), name, lambda self: None)
-    assert_refused(path)
+def test_a_name_that_only_instances_have(cls, method, name, monkeypatch):
+    monkeypatch.setattr(compat.resolve(cls), method, lambda self: None)
+    assert_refused(f"{cls}.{name}")
 
 
 def assert_refused(path):
@@ -123,29 +77,19 @@ def assert_refused(path):
     with pytest.raises(kt.CompatibilityError) as error:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert path in str(error.value)
-    assert compat.KNOWN_TO_WORK in str(error.value)
+
+
+def test_keras_can_be_imported_where_nothing_fits(monkeypatch, caplog):
+    def connect():
+        raise kt.CompatibilityError("no such name")
+
+    monkeypatch.setattr(distribution, "connect", connect)
+    kt._connect()
+    assert "not connected to towers" in caplog.text
+    assert "no such name" in caplog.text
 
 
 def test_single_device_mode_hides_the_strategy():
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        with compat.single_device_mode():
-            assert not tf.distribute.has_strategy()
-            assert tf.distribute.get_replica_context() is not None
-            variable = tf.Variable(1.0)
-            assert not isinstance(variable, compat.DistributedVariable)
-        assert tf.distribute.has_strategy()
-        assert isinstance(tf.Variable(1.0), compat.DistributedVariable)
-
-
-def test_single_device_mode_ends_with_an_error():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        with pytest.raises(KeyError), compat.single_device_mode():
-            raise KeyError
-        assert tf.distribute.get_strategy() is strategy
-
-
-def test_single_device_mode_in_a_traced_condition():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     seen = []
 
@@ -160,4 +104,11 @@ def test_single_device_mode_in_a_traced_condition():
 
     with strategy.scope():
         traced(tf.constant(True))
-    assert seen == [False, False]
+        assert seen == [False, False]
+        with pytest.raises(KeyError), compat.single_device_mode():
+            assert tf.distribute.get_replica_context() is not None
+            variable = tf.Variable(1.0)
+            assert not isinstance(variable, compat.DistributedVariable)
+            raise KeyError
+        assert tf.distribute.get_strategy() is strategy
+        assert isinstance(tf.Variable(1.0), compat.DistributedVariable)

@@ -7,8 +7,11 @@ from keras_towers import noticeboard
 pytestmark = pytest.mark.core
 
 
-def test_values_are_left_and_replaced(tmp_path):
-    mine, other = (noticeboard.Noticeboard(tmp_path) for _ in range(2))
+def test_values_are_left_and_replaced(tmp_path, monkeypatch):
+    monkeypatch.delenv(noticeboard.FOLDER, raising=False)
+    assert noticeboard.from_environment() is None
+    monkeypatch.setenv(noticeboard.FOLDER, str(tmp_path))
+    mine, other = (noticeboard.from_environment() for _ in range(2))
     assert other.get("key") is None
     for value in (b"one", b""):
         mine.put("key", value)
@@ -21,11 +24,3 @@ def test_a_folder_that_is_gone(tmp_path):
     for ask in (lambda: board.get("key"), lambda: board.put("key", b"")):
         with pytest.raises(OSError):
             ask()
-
-
-def test_it_is_that_of_the_job(tmp_path, monkeypatch):
-    monkeypatch.delenv(noticeboard.FOLDER, raising=False)
-    assert noticeboard.from_environment() is None
-    monkeypatch.setenv(noticeboard.FOLDER, str(tmp_path))
-    noticeboard.from_environment().put("key", b"here")
-    assert (tmp_path / "key").read_bytes() == b"here"

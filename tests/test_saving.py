@@ -1,7 +1,9 @@
 """Who writes what every rank saves."""
 
 import io
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import pytest
@@ -12,22 +14,15 @@ from keras_towers import saving
 pytestmark = pytest.mark.core
 
 
-class Server:
+class Server(dict):
     """The rendezvous server, in memory."""
 
-    def __init__(self):
-        self.values = {}
-
-    def get(self, key):
-        return self.values.get(key)
-
-    def put(self, key, value):
-        self.values[key] = value
+    put = dict.__setitem__
 
 
-def save_on_two_ranks(acts):
+def save_on_two_ranks(*acts):
     """Let two ranks save at the same time; what each wrote, and its errors."""
-    server, written, errors = Server(), ([], []), [None, None]
+    server, written = Server(), ([], [])
 
     def run(rank, act):
         saves = saving._Saves(rank, 2, server)
@@ -39,121 +34,81 @@ def save_on_two_ranks(acts):
                 raise OSError("disk full")
             written[rank].append(filepath)
 
-        try:
-            act(saves.of(write))
-        except Exception as error:
-            errors[rank] = error
+        act(saves.of(write))
 
-    threads = [
-        threading.Thread(target=run, args=(rank, act), daemon=True)
-        for rank, act in enumerate(acts)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-    return written, errors
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(run, rank, act) for rank, act in enumerate(acts)]
+        return written, [one.exception(60) for one in ended]
 
 
-def test_one_path_is_written_once():
-    def act(save):
-        save("a")
-        save(filepath="b")
-
-    assert save_on_two_ranks([act, act]) == ((["a", "b"], []), [None, None])
+def in_order(*paths):
+    return lambda save: [save(path) for path in paths]
 
 
-def test_own_paths_are_written_by_each():
-    written, errors = save_on_two_ranks(
-        [lambda save: save("mine"), lambda save: save("yours")]
-    )
-    assert written == (["mine"], ["yours"]) and errors == [None, None]
+def by_name_and_everywhere(save):
+    save(filepath="a")
+    with kt.every_rank():
+        save("b")
+
+
+BUFFER = io.BytesIO()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "written"),
+    [
+        (in_order("a", "b"), in_order("a", "b"), (["a", "b"], [])),
+        (in_order("mine"), in_order("yours"), (["mine"], ["yours"])),
+        (*[by_name_and_everywhere] * 2, (["a", "b"], ["b"])),
+        # What is no path is each rank's own.
+        (in_order(BUFFER), in_order(BUFFER), ([BUFFER], [BUFFER])),
+    ],
+    ids=["one path", "own paths", "every rank", "no path"],
+)
+def test_who_writes(first, second, written):
+    assert save_on_two_ranks(first, second) == (written, [None, None])
 
 
 def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
     monkeypatch.setattr(saving, "_PATIENCE_S", 0.3)
-
-    def first(save):
-        for path in ("a", "a", "a", "b"):
-            save(path)
-
-    written, errors = save_on_two_ranks([first, lambda save: save("b")])
-    assert written == (["a", "a", "a", "b"], []) and errors == [None, None]
+    monkeypatch.setattr(saving, "_OWN_S", 60)
+    found = save_on_two_ranks(in_order(*"aaab"), in_order("b"))
+    assert found == ((["a", "a", "a", "b"], []), [None, None])
     assert caplog.text.count("rank 1 does not save") == 1
 
 
-def test_rank_0_writes_again_when_the_others_have_read():
-    reading, events = threading.Event(), []
+def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
+    """It waits for rank 1 at this path, though it missed it at another one."""
+    monkeypatch.setattr(saving, "_PATIENCE_S", 20)
+    # Rank 1 comes to its save long before rank 0, which it waits for.
+    monkeypatch.setattr(saving, "_OWN_S", 60)
+    again, events = threading.Event(), []
 
     def first(save):
-        save("a")
-        reading.wait(5)
-        save("a")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(saving, "_PATIENCE_S", 0)
+            in_order("mine", "mine", "ours")(save)
+        again.set()
+        save("ours")
         events.append("written again")
 
     def second(save):
-        save("a")
-        reading.set()
+        save("ours")
+        again.wait(60)
         threading.Event().wait(0.3)
         events.append("read")
-        save("a")
-
-    written, _ = save_on_two_ranks([first, second])
-    assert written == (["a", "a"], [])
-    assert events[0] == "read"
-
-
-def test_a_rank_missed_at_one_path_is_waited_for_at_others(monkeypatch):
-    monkeypatch.setattr(saving, "_PATIENCE_S", 1.0)
-    events = []
-
-    def first(save):
-        for path in ("mine", "mine", "ours", "ours"):
-            save(path)
-        events.append("written again")
-
-    def second(save):
-        save("ours")
-        threading.Event().wait(0.5)
-        events.append("read")
         save("ours")
 
-    # Rank 1 comes to its save long before rank 0, which it waits for.
-    monkeypatch.setattr(saving, "_OWN_S", 5.0)
-    written, errors = save_on_two_ranks([first, second])
-    assert written == (["mine", "mine", "ours", "ours"], [])
-    assert errors == [None, None]
-    assert events[0] == "read"
-
-
-def test_every_rank_writes_where_it_is_told_to():
-    def act(save):
-        with kt.every_rank():
-            save("a")
-        save("b")
-
-    assert save_on_two_ranks([act, act])[0] == (["a", "b"], ["a"])
-
-
-def test_what_is_no_path_is_each_ranks_own():
-    buffer = io.BytesIO()
-
-    def act(save):
-        save(buffer)
-
-    assert save_on_two_ranks([act, act])[0] == ([buffer], [buffer])
+    found = save_on_two_ranks(first, second)
+    assert found == ((["mine", "mine", "ours", "ours"], []), [None, None])
+    assert events == ["read", "written again"]
 
 
 def test_all_ranks_learn_of_a_failure():
-    def act(save):
-        save("fails")
-
-    _, (first, second) = save_on_two_ranks([act, act])
+    _, (first, second) = save_on_two_ranks(*[in_order("fails")] * 2)
     assert isinstance(first, OSError)
     assert isinstance(second, kt.TowerError)
-    assert "rank 0 could not save" in str(second)
-    assert "disk full" in str(second)
+    assert re.search("rank 0 could not save .*disk full", str(second))
 
 
 def test_keras_is_as_before_behind_the_block():

@@ -1,7 +1,7 @@
 """Signals that are handled inside a block only."""
 
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,13 +28,9 @@ def test_handled_inside_and_as_before_behind():
 
 
 def test_another_thread_changes_nothing():
-    before, found = handlers(), []
-
-    def run():
+    def inside():
         with signals.handled(BOTH, print):
-            found.extend(handlers())
+            return handlers()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == before
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == handlers()

@@ -226,6 +226,9 @@ class Rank:
         code = self._process.wait()
         for reader in self._readers:
             reader.join(GRACE_S)
+        with contextlib.suppress(OSError):
+            assert self._process.stdin
+            self._process.stdin.close()
         self.code = code if code >= 0 else 128 - code
         on_end(self)
 
@@ -249,13 +252,14 @@ def _own_stdin(wanted: bool) -> Iterator[list[int]]:
 def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
-    while data := os.read(pipe.fileno(), _READ_BYTES):
-        *lines, line = (line + data).splitlines(keepends=True)
-        if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
-            lines, line = [*lines, line], b""
-        if copy:
-            copy.write(b"".join(lines))
-        tagger.feed(data)
+    with pipe:
+        while data := os.read(pipe.fileno(), _READ_BYTES):
+            *lines, line = (line + data).splitlines(keepends=True)
+            if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
+                lines, line = [*lines, line], b""
+            if copy:
+                copy.write(b"".join(lines))
+            tagger.feed(data)
     if copy:
         copy.write(line)
     tagger.close()

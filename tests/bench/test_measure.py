@@ -2,24 +2,18 @@
 
 import pytest
 
-from keras_towers.bench.measure import (
-    differences,
-    measure_training,
-    steps_needed,
-)
+from keras_towers.bench import measure
+from keras_towers.bench.measure import differences, measure_training
 from keras_towers.bench.meeting import Meeting
 from keras_towers.bench.memory import Growth
 from keras_towers.bench.times import Times, step_losses
 from keras_towers.bench.trainers import Trainer
 
 
-def test_differences_between_one_batch_and_the_next():
+def test_times_of_steps():
     assert differences([1.0, 3.0, 6.0]) == [2.0, 3.0]
     assert differences([1.0]) == []
-
-
-def test_bursts_of_asynchronous_towers_are_a_rate_over_some_rounds():
-    # Four towers take their batches at once, every two seconds.
+    # Four asynchronous towers take their batches at once, every two seconds.
     times = [2.0 * step for step in range(10) for _ in range(4)]
     assert differences(times, over=12) == pytest.approx([0.5] * 28)
 
@@ -55,13 +49,8 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
     memory = Growth()
     # What is there before it trains, such as the model.
     model = bytearray(b"1" * 60_000_000)
-    result = measure_training(
-        counting(tmp_path, calls),
-        Meeting(tmp_path, 0, 2),
-        memory,
-        7,
-        alone=alone,
-    )
+    trainer, meeting = counting(tmp_path, calls), Meeting(tmp_path, 0, 2)
+    result = measure_training(trainer, meeting, memory, 7, alone=alone)
     assert result["step_ms"] == [1e3] * 7
     assert result["epoch_cost_s"] == 3
     assert calls[:3] == [(10, 1), (11, 1), (4, 5)]
@@ -76,18 +65,13 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
 @pytest.mark.parametrize(("over", "steps"), [(1, 11), (12, 31)])
 def test_one_process_is_timed_after_its_warm_up(tmp_path, over, steps):
     calls = []
+    trainer, meeting = counting(tmp_path, calls), Meeting(tmp_path, 0, 1)
     result = measure_training(
-        counting(tmp_path, calls),
-        Meeting(tmp_path, 0, 1),
-        Growth(),
-        7,
-        over,
-        alone=True,
-        first_steps=20,
+        trainer, meeting, Growth(), 7, over, alone=True, first_steps=20
     )
     assert result["step_ms"] == [1e3] * 7
     assert calls == [(20, 1), (steps, 1), (4, 5)]
-    assert steps_needed(7, over, 20) == max(20, steps)
+    assert measure.steps_needed(7, over, 20) == max(20, steps)
 
 
 def test_loss_of_a_step_is_found_in_the_means_up_to_each():

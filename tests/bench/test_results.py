@@ -2,228 +2,143 @@
 
 import pytest
 
-from keras_towers.bench.plan import Cell
-from keras_towers.bench.results import (
-    Spread,
-    best_stock,
-    ratio,
-    summarize,
-    summarize_adoption,
-)
+from keras_towers.bench.results import Spread, summarize, summarize_adoption
 from keras_towers.bench.rows import PROCESSES, TOWERS
-from keras_towers.bench.runner import Sample
+from tests.bench.shared import ADOPTION, samples_of
 
 pytestmark = pytest.mark.core
 
 
-def training(row, repeat, step_ms, towers=2, **result):
-    cell = Cell("training", "small", row, towers, repeat)
-    result |= {"step_ms": step_ms, "epoch_cost_s": 0.1}
-    return Sample(cell, result)
-
-
-def failure(repeat):
-    cell = Cell("training", "small", "towers", 2, repeat)
-    return Sample(cell, error="broke")
-
-
-def process(row, repeat, ms, processes=2, **more):
-    cell = Cell("processes", "large", row, processes, repeat)
-    return Sample(cell, {"step_ms": [ms], "epoch_cost_s": 0.1, **more})
-
-
-def results_of(suite, samples):
-    return {r[suite.row_key]: r for r in summarize(suite, samples)}
-
-
-def test_spread_is_the_median_and_the_range():
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
-
-
-def test_ratio_divides_repeat_by_repeat():
-    # The medians' ratio would be 1; each repeat by itself says otherwise.
-    assert ratio({0: 1.0, 1: 4.0}, {0: 2.0, 1: 3.0}) == Spread(
-        pytest.approx((0.5 + 4 / 3) / 2), 0.5, pytest.approx(4 / 3)
-    )
-
-
-def test_ratio_leaves_out_repeats_that_one_row_lacks():
-    assert ratio({0: 1.0, 1: 9.0}, {0: 2.0}) == Spread(0.5, 0.5, 0.5)
-    assert ratio({0: 1.0}, {}) is None
-    assert ratio({}, {0: 1.0}) is None
-
-
-def test_best_stock_is_the_smallest_median_among_stock():
-    medians = {
-        "plain": {0: 1.0},
-        "stock-default": {0: 9.0, 1: 9.0, 2: 2.0},
-        "stock-one-device": {0: 5.0, 1: 6.0, 2: 7.0},
-        "stock-hierarchical": {},
-    }
-    assert best_stock(TOWERS, medians) == "stock-one-device"
-    assert best_stock(TOWERS, {"plain": {0: 1.0}}) is None
-
-
-def test_rows_take_the_median_step_of_a_run_then_of_the_repeats():
-    rows = results_of(
-        TOWERS,
-        [
-            training("plain", 0, [1.0, 2.0, 90.0]),
-            training("stock-default", 0, [4.0]),
-            training("stock-one-device", 0, [3.0]),
-            training("towers", 0, [1.5], mode="cpu"),
-            training("plain", 1, [4.0]),
-            training("stock-default", 1, [6.0]),
-            training("stock-one-device", 1, [5.0]),
-            training("towers", 1, [6.0], mode="cpu"),
-        ],
-    )
-    assert list(rows) == [
-        "plain",
-        "stock-default",
-        "stock-one-device",
-        "towers",
+def start(first_step_s, memory_mb=None, ms=1.0):
+    return [
+        {"step_ms": [ms], "first_step_s": first_step_s, "memory_mb": memory_mb}
     ]
-    assert rows["plain"]["step_ms"] == Spread(3.0, 2.0, 4.0)
-    towers = rows["towers"]
-    assert towers["mode"] == "cpu"
-    assert towers["best_stock"] == "stock-one-device"
-    assert towers["to_plain"] == Spread(1.125, 0.75, 1.5)
-    assert towers["to_stock_default"] == Spread(0.6875, 0.375, 1.0)
-    assert towers["to_best_stock"] == Spread(
-        pytest.approx(0.85), 0.5, pytest.approx(1.2)
-    )
-    assert not towers["failed"]
 
 
-def test_start_is_compared_with_the_stock_row_that_starts_first():
-    rows = results_of(
+def same(value):
+    return (value, value, value)
+
+
+# Rows, and columns of some of them: the median, the minimum and the maximum.
+CASES = {
+    # The ratio of medians would be 1.25.
+    "median step of a run, then ratios repeat by repeat": (
         TOWERS,
-        [
-            training("plain", 0, [1.0], first_step_s=2.0, memory_mb=10.0),
-            training("stock-default", 0, [1.0], first_step_s=8.0),
-            training("stock-one-device", 0, [9.0], first_step_s=4.0),
-            training("towers", 0, [1.0], first_step_s=3.0, memory_mb=5.0),
-        ],
-    )
-    towers = rows["towers"]
-    assert towers["first_step_s"] == Spread(3.0, 3.0, 3.0)
-    assert towers["first_step_s_to_plain"] == Spread(1.5, 1.5, 1.5)
-    assert towers["first_step_s_to_best_stock"] == Spread(0.75, 0.75, 0.75)
-    assert towers["memory_mb_to_plain"] == Spread(0.5, 0.5, 0.5)
-    assert towers["memory_mb_to_best_stock"] is None
+        {
+            "plain": [[1.0, 2.0, 90.0], [4.0]],
+            "stock-default": [[4.0], [6.0]],
+            "stock-one-device": [[3.0], [5.0]],
+            "towers": [{"step_ms": [1.5], "mode": "cpu"}, [6.0]],
+        },
+        {
+            "plain": {"step_ms": (3.0, 2.0, 4.0)},
+            "towers": {
+                "mode": "cpu",
+                "best_stock": "stock-one-device",
+                "to_plain": (1.125, 0.75, 1.5),
+                "to_stock_default": (0.6875, 0.375, 1.0),
+                "to_best_stock": (0.85, 0.5, 1.2),
+                "failed": False,
+            },
+        },
+    ),
+    "best stock of medians": (
+        TOWERS,
+        {
+            "stock-default": [[9.0], [9.0], [2.0]],
+            "stock-one-device": [[5.0], [6.0], [7.0]],
+            "stock-hierarchical": ["broke"],
+        },
+        {"stock-default": {"best_stock": "stock-one-device"}},
+    ),
+    "a failure keeps what was measured before": (
+        TOWERS,
+        {
+            "plain": [[1.0], [1.0]],
+            "towers": [[2.0], "broke"],
+            "async": ["broke"],
+        },
+        {
+            "plain": {"failed": False, "best_stock": None},
+            "towers": {"failed": True, "to_plain": same(2.0)},
+            "async": dict.fromkeys(["step_ms", "epoch_cost_s", "to_plain"])
+            | {"failed": True},
+        },
+    ),
+    "start beside the stock row that starts first": (
+        TOWERS,
+        {
+            "plain": start(2.0, 10.0),
+            "stock-default": start(8.0),
+            "stock-one-device": start(4.0, ms=9.0),
+            "towers": start(3.0, 5.0),
+        },
+        {
+            "towers": {
+                "first_step_s": same(3.0),
+                "first_step_s_to_plain": same(1.5),
+                "first_step_s_to_best_stock": same(0.75),
+                "memory_mb_to_plain": same(0.5),
+                "memory_mb_to_best_stock": None,
+            }
+        },
+    ),
+    "cost above compute of the same repeat, of one framework": (
+        PROCESSES,
+        {
+            "compute": [[10.0], [20.0]],
+            "horovod-raw": [[30.0], [30.0]],
+            "strategy": [{"step_ms": [15.0], "how": "shared memory"}, [22.0]],
+            "torch-compute": [[20.0]],
+            "torch-ddp": [{"step_ms": [30.0], "epoch_cost_s": None}],
+        },
+        {
+            "compute": {"cost_ms": None, "to_raw": None},
+            "horovod-raw": {"cost_ms": (15.0, 10.0, 20.0)},
+            "strategy": {
+                "step_ms": (18.5, 15.0, 22.0),
+                "cost_ms": (3.5, 2.0, 5.0),
+                "to_raw": (0.225, 0.2, 0.25),
+                "how": "shared memory",
+            },
+            "torch-compute": {"cost_ms": None},
+            "torch-ddp": {"cost_ms": same(10.0), "to_raw": same(0.5)}
+            | {"epoch_cost_s": None},
+        },
+    ),
+    "nothing is divided by a cost that noise hides": (
+        PROCESSES,
+        {"compute": [[10.0]], "horovod-raw": [[9.0]], "strategy": [[12.0]]},
+        {"strategy": {"cost_ms": same(2.0), "to_raw": None}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns(name):
+    suite, rows, wanted = CASES[name]
+    results = summarize(suite, samples_of(suite, rows))
+    assert [result[suite.row_key] for result in results] == list(rows)
+    found = {result[suite.row_key]: result for result in results}
+    for row, columns in wanted.items():
+        for column, value in columns.items():
+            if isinstance(value, tuple):
+                value = Spread(*map(pytest.approx, value))
+            assert found[row][column] == value, (row, column)
 
 
 def test_rows_are_compared_only_within_a_number_of_towers():
-    rows = summarize(
-        TOWERS,
-        [
-            training("plain", 0, [1.0], towers=2),
-            training("towers", 0, [3.0], towers=4),
-        ],
-    )
+    two = samples_of(TOWERS, {"plain": [[1.0]]}, 2)
+    four = samples_of(TOWERS, {"towers": [[3.0]]}, 4)
+    rows = summarize(TOWERS, [*two, *four])
     assert [row["towers"] for row in rows] == [2, 4]
     assert rows[1]["to_plain"] is None
 
 
-def test_failed_row_keeps_what_it_measured_before():
-    rows = results_of(
-        TOWERS,
-        [
-            training("plain", 0, [1.0]),
-            training("towers", 0, [2.0]),
-            training("plain", 1, [1.0]),
-            failure(1),
-        ],
-    )
-    assert rows["towers"]["failed"]
-    assert rows["towers"]["to_plain"] == Spread(2.0, 2.0, 2.0)
-    assert not rows["plain"]["failed"]
-
-
-def test_row_that_only_failed_has_no_numbers():
-    row = results_of(TOWERS, [failure(0)])["towers"]
-    assert row["failed"]
-    assert row["step_ms"] is None
-    assert row["epoch_cost_s"] is None
-    assert row["to_plain"] is None
-
-
 def test_adoption_tells_the_first_time_apart():
-    cell = Cell("adoption", "adoption", "towers", 2, 0)
-    result = {
-        "bytes": 100_000_000,
-        "adopt_s": [9.0, 1.0, 3.0, 2.0],
-        "release_s": [1.0, 2.0, 3.0, 4.0],
-        "copy_s": [0.5, 0.5, 0.25, 0.75],
-    }
-    broken = Sample(Cell("adoption", "adoption", "towers", 4, 0), error="broke")
-    first, failed = summarize_adoption([Sample(cell, result), broken])
-    assert first["megabytes"] == 100
-    assert first["first_adopt_s"] == 9.0
-    assert first["adopt_s"] == 2.0
-    assert first["release_s"] == 2.5
-    assert first["copy_s"] == 0.5
+    first, failed = summarize_adoption(ADOPTION)
+    of = {"towers": 2, "strategy": "towers", "megabytes": 100, "copy_s": 0.5}
+    seconds = {"first_adopt_s": 9.0, "adopt_s": 2.0, "release_s": 2.5}
+    assert first == {**of, **seconds, "failed": False}
     assert failed["failed"]
     assert failed["adopt_s"] is None
-
-
-def test_cost_is_above_compute_of_the_same_repeat():
-    rows = results_of(
-        PROCESSES,
-        [
-            process("compute", 0, 10.0),
-            process("horovod-raw", 0, 30.0),
-            process("strategy", 0, 15.0, how="shared memory"),
-            process("compute", 1, 20.0),
-            process("horovod-raw", 1, 30.0),
-            process("strategy", 1, 22.0, how="shared memory"),
-        ],
-    )
-    assert rows["compute"]["cost_ms"] is None
-    assert rows["compute"]["to_raw"] is None
-    assert rows["horovod-raw"]["cost_ms"] == Spread(15.0, 10.0, 20.0)
-    assert rows["strategy"]["step_ms"] == Spread(18.5, 15.0, 22.0)
-    assert rows["strategy"]["cost_ms"] == Spread(3.5, 2.0, 5.0)
-    assert rows["strategy"]["to_raw"] == Spread(0.225, 0.2, 0.25)
-    assert rows["strategy"]["how"] == "shared memory"
-
-
-def test_torch_is_compared_with_torch():
-    rows = results_of(
-        PROCESSES,
-        [
-            process("compute", 0, 10.0),
-            process("horovod-raw", 0, 14.0),
-            process("torch-compute", 0, 20.0, epoch_cost_s=None),
-            process("torch-ddp", 0, 26.0, epoch_cost_s=None),
-        ],
-    )
-    assert rows["torch-compute"]["cost_ms"] is None
-    assert rows["torch-ddp"]["cost_ms"] == Spread(6.0, 6.0, 6.0)
-    assert rows["torch-ddp"]["to_raw"] == Spread(1.5, 1.5, 1.5)
-    assert rows["torch-ddp"]["epoch_cost_s"] is None
-
-
-def test_nothing_is_divided_by_a_cost_that_noise_hides():
-    rows = results_of(
-        PROCESSES,
-        [
-            process("compute", 0, 10.0),
-            process("horovod-raw", 0, 9.0),
-            process("strategy", 0, 12.0),
-        ],
-    )
-    assert rows["strategy"]["cost_ms"] == Spread(2.0, 2.0, 2.0)
-    assert rows["strategy"]["to_raw"] is None
-
-
-def test_rows_of_other_numbers_of_processes_are_not_compared():
-    rows = results_of(
-        PROCESSES,
-        [
-            process("compute", 0, 10.0, processes=4),
-            process("strategy", 0, 12.0),
-        ],
-    )
-    assert rows["strategy"]["cost_ms"] is None

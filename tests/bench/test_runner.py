@@ -1,16 +1,14 @@
-"""Planning the cells, and processes that end badly."""
+"""Planning the cells, and what becomes of them."""
 
 import pytest
 
 from keras_towers.bench import runner
 from keras_towers.bench.plan import Cell, Setting, plan_cells
 from keras_towers.bench.rows import PROCESSES, TOWERS
-from keras_towers.bench.runner import (
-    Sample,
-    WorkerFailed,
-    combine,
-    failed_before,
-    run_cell,
+from keras_towers.bench.runner import Sample, WorkerFailed, combine, run_cell
+
+STRATEGY, COMPUTE = (
+    Cell("processes", "small", row, 2, 0) for row in ("strategy", "compute")
 )
 
 
@@ -29,86 +27,48 @@ def test_rows_alternate_inside_every_repeat(suite, rows):
 
 
 def test_adoption_is_planned_once_and_only_for_ours():
-    rows = ["plain", "towers"]
-    cells = plan_cells(TOWERS, ["small"], rows, [2, 4], 3, adoption=True)
-    adoption = [cell for cell in cells if cell.kind == "adoption"]
-    assert [(cell.row, cell.replicas) for cell in adoption] == [
-        ("towers", 2),
-        ("towers", 4),
-    ]
-
-
-def test_title_says_what_the_replicas_are():
-    titles = [
-        Cell("training", "large", "towers", 1, 0).title,
-        Cell("adoption", "adoption", "towers", 2, 0).title,
-        Cell("processes", "large", "compute", 2, 0).title,
-    ]
-    assert titles == [
-        "large, 1 tower, towers",
+    cells = plan_cells(
+        TOWERS, ["small"], ["plain", "towers"], [1, 2], 3, adoption=True
+    )
+    assert [cell.title for cell in cells if cell.kind == "adoption"] == [
+        "adoption, 1 tower, towers",
         "adoption, 2 towers, towers",
-        "large, 2 processes, compute",
     ]
+    assert COMPUTE.title == "small, 2 processes, compute"
 
 
-def test_worker_that_runs_too_long_is_ended():
-    cell = Cell("training", "small", "plain", 2, 0)
-    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=0.05))
-    assert sample.error == "no result after 0.05 seconds"
-
-
-def test_worker_that_fails_leaves_its_last_words():
-    cell = Cell("training", "small", "magic", 2, 0)
-    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
-    assert sample.result == {}
-    assert sample.error.startswith("exit code 1\n")
-    assert sample.error.endswith("KeyError: 'magic'")
-
-
-def test_worker_that_leaves_nothing_has_failed(monkeypatch):
-    monkeypatch.setattr(runner, "run_python", lambda *arguments: None)
-    cell = Cell("processes", "small", "compute", 2, 0)
-    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
-    assert sample.error == "a process wrote no result"
-
-
-def test_cell_that_cannot_be_compared_loses_only_itself(monkeypatch):
-    def broken(cell, setting):
-        return [[1.0]] - [[1.0]]
-
-    monkeypatch.setattr(runner, "_run_cell", broken)
-    cell = Cell("processes", "small", "compute", 2, 0)
-    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s=120))
-    assert sample.error.startswith("TypeError: unsupported operand")
+@pytest.mark.parametrize(
+    ("name", "fake", "error"),
+    [
+        ("run_python", lambda *arguments: None, "a process wrote no result"),
+        # It loses only itself.
+        ("_run_cell", lambda *arguments: [] - [], "TypeError: unsupported op"),
+    ],
+)
+def test_cell_without_a_result(monkeypatch, name, fake, error):
+    monkeypatch.setattr(runner, name, fake)
+    sample = run_cell(COMPUTE, Setting("cpu", 64, 5, timeout_s=120))
+    assert sample.error.startswith(error)
 
 
 def test_row_that_failed_is_not_run_again():
     cells = plan_cells(TOWERS, ["small"], ["plain", "towers"], [2], 2, False)
     samples = [Sample(cells[0], {}), Sample(cells[1], error="exit code 1")]
-    assert [failed_before(cell, samples) for cell in cells[2:]] == [False, True]
+    assert [runner.failed_before(cell, samples) for cell in cells[2:]] == [
+        False,
+        True,
+    ]
 
 
-def rank(step_ms, witness, loss=1.0):
-    return {
-        "step_ms": step_ms,
-        "first_step_s": 2 * loss,
-        "epoch_cost_s": None,
-        "memory_mb": 100 * loss,
-        "loss": loss,
-        "choice": "shared memory",
-        "jit_compile": False,
-        "witness": witness,
-    }
-
-
-def ranks_of(row):
-    return Cell("processes", "small", row, 2, 0)
+def rank(loss, witness=0.5):
+    means = {"first_step_s": 2 * loss, "epoch_cost_s": None, "loss": loss}
+    of = {"step_ms": [loss, 9.0], "memory_mb": 100 * loss, "jit_compile": False}
+    return means | of | {"choice": "shared memory", "witness": [witness]}
 
 
 def test_ranks_are_put_together():
-    ranks = [rank([1.0, 2.0], [0.5], 2.0), rank([3.0], [0.5], 4.0)]
-    assert combine(ranks_of("strategy"), ranks) == {
-        "step_ms": [1.0, 2.0, 3.0],
+    assert combine(STRATEGY, [rank(2.0), rank(4.0)]) == {
+        "step_ms": [2.0, 9.0, 4.0, 9.0],
         "first_step_s": 6.0,
         "epoch_cost_s": None,
         "memory_mb": 300.0,
@@ -120,7 +80,7 @@ def test_ranks_are_put_together():
 
 @pytest.mark.parametrize("other", [0.6, float("nan")])
 def test_row_that_exchanges_nothing_is_found_out(other):
-    ranks = [rank([1.0], [0.5]), rank([1.0], [other])]
+    ranks = [rank(1.0), rank(1.0, other)]
     with pytest.raises(WorkerFailed, match="gradients were not exchanged"):
-        combine(ranks_of("strategy"), ranks)
-    assert combine(ranks_of("compute"), ranks)["step_ms"] == [1.0, 1.0]
+        combine(STRATEGY, ranks)
+    assert combine(COMPUTE, ranks)["loss"] == 1.0

@@ -4,8 +4,7 @@ The real build is what `make test` begins with.
 """
 
 import os
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,11 @@ import pytest
 from keras_towers import subprocesses
 from keras_towers.building import target, toolchain
 from keras_towers.building.build import build, environment, install
+from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found, InstallError
 from keras_towers.building.wheel_cache import Shelf
+from tests.launching.jobs import wait_until
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 
@@ -35,7 +36,7 @@ def pip(monkeypatch):
     class Pip:
         said = "  [ 50%] Building CXX object a.o\n"
         status = 0
-        takes_s = 0.0
+        until = staticmethod(lambda: True)
 
         def __init__(self):
             self.calls = []
@@ -47,7 +48,7 @@ def pip(monkeypatch):
                 return subprocesses.Ended(0, self.said, "")
             for line in self.said.splitlines():
                 on_line(line)
-            time.sleep(self.takes_s)
+            assert wait_until(self.until)
             if not self.status:
                 folder = Path(command[-1].removeprefix("--wheel-dir="))
                 folder.mkdir()
@@ -62,49 +63,38 @@ def pip(monkeypatch):
     return fake
 
 
-def silent(what, share):
-    """Take note of no progress."""
-
-
 def test_the_second_time_it_comes_from_the_cache(pip, cache):
     told = []
     first = build(Horovod(), lambda *what: told.append(what))
     assert not first.cached and first.wheel.read_text() == "a wheel"
     assert first.wheel.is_relative_to(cache)
     assert ("compiling", 0.5) in told
-    second = build(Horovod(), silent)
+    second = build(Horovod(), print)
     assert second.cached and second.wheel == first.wheel
     assert pip.builds() == 1
-    assert not build(Horovod(), silent, rebuild=True).cached
+    assert not build(Horovod(), print, rebuild=True).cached
     assert pip.builds() == 2
     assert not list((cache / "logs").iterdir())
 
 
 def test_two_at_a_time_build_once(pip):
-    pip.takes_s = 0.5
-    built, told = [], []
-    threads = [
-        threading.Thread(
-            target=lambda: built.append(
-                build(Horovod(), lambda what, share: told.append(what))
-            )
-        )
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(one.cached for one in built) == [False, True]
+    told = []
+    # As long as the other one does not wait, it builds.
+    pip.until = lambda: "waiting for another build of the same wheel" in told
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(build, Horovod(), lambda what, share: told.append(what))
+            for _ in range(2)
+        ]
+    assert sorted(one.result().cached for one in both) == [False, True]
     assert pip.builds() == 1
-    assert "waiting for another build of the same wheel" in told
 
 
 def test_what_does_not_compile(pip, cache):
     pip.status = 1
     pip.said = "/x/a.cc:1:10: fatal error: mpi.h: No such file or directory\n"
     with pytest.raises(InstallError) as error:
-        build(Horovod(), silent)
+        build(Horovod(), print)
     message = str(error.value)
     assert "fatal error: mpi.h" in message and "libopenmpi-dev" in message
     (log,) = (cache / "logs").iterdir()
@@ -112,51 +102,52 @@ def test_what_does_not_compile(pip, cache):
     assert not list(cache.rglob("*.whl"))
 
 
-def test_an_interrupt_leaves_nothing(cache, monkeypatch):
-    def interrupt(command, timeout_s, environment, log, on_line):
-        log.write_text("half")
+def test_an_interrupt_leaves_nothing(pip, cache):
+    def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocesses, "run", interrupt)
+    pip.until = interrupt
     with pytest.raises(KeyboardInterrupt):
-        build(Horovod(), silent)
+        build(Horovod(), print)
     assert not list((cache / "logs").iterdir())
     assert not list(cache.rglob("*.whl"))
 
 
 def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
-    problems = ["no make: get it"]
-    monkeypatch.setattr(toolchain, "problems", lambda tools: problems)
-    with pytest.raises(InstallError, match="no make: get it"):
-        build(Horovod(), silent)
+    monkeypatch.setattr(toolchain, "problems", lambda tools: ["no make"])
+    with pytest.raises(InstallError, match="no make"):
+        build(Horovod(), print)
     assert not pip.calls
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("recipe", "change"),
     [
-        {"with_mpi": True},
-        {"with_nccl": True},
-        {"CXXFLAGS": "-O0"},
-        {"HOROVOD_CPU_OPERATIONS": "MPI"},
+        (Horovod, {"with_mpi": True}),
+        (Horovod, {"with_nccl": True}),
+        (BytePS, {"with_nccl": True}),
+        (Horovod, {"CXXFLAGS": "-O0"}),
+        (Horovod, {"HOROVOD_CPU_OPERATIONS": "MPI"}),
+        (BytePS, {"CXX": "another"}),
     ],
     ids=str,
 )
-def test_another_wheel_for_every(change, monkeypatch):
-    before = Shelf(Horovod()).path
-    options = {}
-    for name, value in change.items():
-        if name.isupper():
-            monkeypatch.setenv(name, value)
-        else:
-            options[name] = value
-    assert Shelf(Horovod(**options)).path != before
+def test_another_wheel_for_every(recipe, change, monkeypatch):
+    before = Shelf(recipe()).path
+    assert Shelf(recipe()).path == before
+    ((name, value),) = change.items()
+    if name.isupper():
+        monkeypatch.setenv(name, value)
+        change = {}
+    assert Shelf(recipe(**change)).path != before
 
 
-def test_another_wheel_for_every_version(monkeypatch):
-    before = Shelf(Horovod()).path
+def test_another_wheel_for_every_version_and_processor(monkeypatch):
+    before = Shelf(BytePS()).path, Shelf(Horovod()).path
+    monkeypatch.setattr(target, "cpu_type", lambda: "another")
     monkeypatch.setattr(Horovod, "version", "0.28.2")
-    assert Shelf(Horovod()).path != before
+    assert Shelf(BytePS()).path != before[0]
+    assert Shelf(Horovod()).path != before[1]
 
 
 def test_what_a_wheel_is_for():
@@ -171,12 +162,13 @@ def test_what_a_wheel_is_for():
 
 
 def test_the_environment_of_a_build(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOROVOD_WITHOUT_GLOO", "1")
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    monkeypatch.setenv("CPLUS_INCLUDE_PATH", "/mine")
-    # As under `make -j8 test`.
-    monkeypatch.setenv("MAKELEVEL", "1")
-    monkeypatch.setenv("MAKEFLAGS", " -j8 --jobserver-auth=3,4")
+    for name, value in (
+        *(("HOROVOD_WITHOUT_GLOO", "1"), ("HOROVOD_GPU_OPERATIONS", "NCCL")),
+        ("CPLUS_INCLUDE_PATH", "/mine"),
+        # As under `make -j8 test`.
+        *(("MAKELEVEL", "1"), ("MAKEFLAGS", " -j8 --jobserver-auth=3,4")),
+    ):
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(toolchain, "jobs", lambda: 3)
     variables = environment(Horovod(with_mpi=True), tmp_path)
     assert "HOROVOD_WITHOUT_GLOO" not in variables
@@ -205,22 +197,23 @@ def test_only_a_header_that_has_moved_is_forwarded(
     assert "CPLUS_INCLUDE_PATH" not in variables
 
 
+BAD = Found("0.28.1", "2.21.0", False, "undefined symbol")
+GOOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
+
+
 def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
-    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
-    good = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
-    found = [bad, good]
+    found = [BAD, GOOD]
     monkeypatch.setattr(Horovod, "look", lambda recipe: found.pop(0))
-    build(Horovod(), silent)
+    build(Horovod(), print)
     recipe = Horovod()
-    built, loaded = install(recipe, build(recipe, silent), silent)
+    built, loaded = install(recipe, build(recipe, print), print)
     assert not built.cached and loaded.built_in == "Gloo"
     assert pip.builds() == 2
 
 
 def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
-    bad = Found("0.28.1", "2.21.0", False, "undefined symbol")
-    monkeypatch.setattr(Horovod, "look", lambda recipe: bad)
-    built = build(Horovod(), silent)
+    monkeypatch.setattr(Horovod, "look", lambda recipe: BAD)
+    built = build(Horovod(), print)
     with pytest.raises(InstallError, match="undefined symbol"):
-        install(Horovod(), built, silent)
+        install(Horovod(), built, print)
     assert not built.wheel.exists()

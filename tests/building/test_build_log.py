@@ -5,7 +5,7 @@ import pytest
 from keras_towers.building.build_log import errors_in, hint_for, progress_in
 from keras_towers.building.horovod import Horovod
 
-COMPILER = """\
+COMPILER = """
   [ 71%] Building CXX object horovod/tensorflow/xla_mpi_ops.cc.o
   cd /tmp/x && /usr/bin/c++ -Wall -Werror=return-type -o xla_mpi_ops.cc.o
   /x/xla_mpi_ops.cc:18:10: fatal error: xla/gone.h: No such file or directory
@@ -19,71 +19,53 @@ COMPILER = """\
   error: subprocess-exited-with-error
 ERROR: Failed building wheel for horovod
 """
+CMAKE = """
+  CMake Error at /usr/share/FindPackageHandle.cmake:230 (message):
+    Could NOT find MPI (missing: MPI_CXX_FOUND)
+"""
+SPREAD = """
+CMake Error at CMakeTestCXXCompiler.cmake:63 (message):
+  The C++ compiler
+
+    "/usr/bin/c++"
+
+  is not able to compile a simple test program.
+
+  It fails with the following output:
+"""
 
 
-def test_the_compilers_own_errors_each_once():
-    assert errors_in(COMPILER.splitlines()) == [
-        "/x/xla_mpi_ops.cc:18:10: fatal error: xla/gone.h: No such file or "
-        "directory",
-        "/tmp/x/mpi_ops.cc:21:3: error: 'x' was not declared in this scope",
-    ]
-
-
-def test_cmake_says_what_on_the_line_below():
-    log = [
-        "  CMake Error at /usr/share/FindPackageHandle.cmake:230 (message):",
-        "    Could NOT find MPI (missing: MPI_CXX_FOUND)",
-    ]
-    (error,) = errors_in(log)
-    assert error.endswith(
-        "(message): Could NOT find MPI (missing: MPI_CXX_FOUND)"
-    )
-    assert "libopenmpi-dev" in hint_for([error])
-
-
-def test_cmake_spreads_a_message_over_lines():
-    log = [
-        "CMake Error at CMakeTestCXXCompiler.cmake:63 (message):",
-        "  The C++ compiler",
-        "",
-        '    "/usr/bin/c++"',
-        "",
-        "  is not able to compile a simple test program.",
-        "",
-        "  It fails with the following output:",
-    ]
-    (error,) = errors_in(log)
-    assert error.endswith("is not able to compile a simple test program.")
-    assert "check CXX" in hint_for([error])
-
-
-def test_no_more_than_the_limit():
-    log = [f"a.cc:{line}: error: bad" for line in range(50)]
-    assert errors_in(log, limit=10) == log[:10]
-
-
-def test_a_log_without_a_known_error_gives_its_end():
-    assert errors_in(["one", "", "two", "three"], limit=2) == ["two", "three"]
+GONE = "18:10: fatal error: xla/gone.h: No such file or directory"
+SCOPE = "/tmp/x/mpi_ops.cc:21:3: error: 'x' was not declared in this scope"
+NO_MPI = "(message): Could NOT find MPI (missing: MPI_CXX_FOUND)"
+FOUR = [f"a.cc:{line}: error: b" for line in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("line", "advice"),
+    ("log", "ends", "advice"),
     [
-        ("a.cc:1:10: fatal error: mpi.h: No such file", "libopenmpi-dev"),
-        ("a.cc:1:10: fatal error: nccl.h: No such file", "libnccl-dev"),
-        ("#error -- unsupported GNU version! CMAKE_CUDA_COMPILER", "set CXX"),
-        ("c++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"),
-        ("a.cc:1: fatal error: xla/b.h: No such file", "TensorFlow 2.20"),
-        ("fatal error: error writing to x: No space left on device", "TMPDIR"),
-        ("ERROR: No matching distribution found for cmake", "network"),
+        # The compiler's own errors, each once.
+        (COMPILER, [GONE, SCOPE], "TensorFlow 2.20"),
+        (CMAKE, [NO_MPI], "libopenmpi-dev"),
+        (SPREAD, ["to compile a simple test program."], "check CXX"),
+        # No more than three.
+        ("\n".join(FOUR), FOUR[:3], "None"),
+        # Without a known error the end.
+        ("one\ntwo\n\nthree\nfour", ["two", "three", "four"], "None"),
+        ("a.cc:1: fatal error: mpi.h: No such file", [""], "libopenmpi-dev"),
+        ("a.cc:1: fatal error: nccl.h: No such file", [""], "libnccl-dev"),
+        ("#error -- unsupported GNU version! CMAKE_CUDA_C", [""], "set CXX"),
+        ("c++: fatal error: Killed signal", [""], "MAKEFLAGS=-j1"),
+        ("fatal error: No space left on device", [""], "TMPDIR"),
+        ("ERROR: No matching distribution found for cmake", [""], "network"),
+        ("a.cc:1:1: error: expected ';'", [""], "None"),
     ],
 )
-def test_what_to_do(line, advice):
-    assert advice in hint_for(errors_in([line]), Horovod.hints)
-
-
-def test_an_error_that_nobody_knows():
-    assert hint_for(["a.cc:1:1: error: expected ';'"]) is None
+def test_errors_and_what_to_do(log, ends, advice):
+    errors = errors_in(log.splitlines(), limit=3)
+    for error, end in zip(errors, ends, strict=True):
+        assert error.endswith(end)
+    assert advice in str(hint_for(errors, Horovod.hints))
 
 
 @pytest.mark.parametrize(

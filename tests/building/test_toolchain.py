@@ -1,29 +1,30 @@
-"""What is said about a machine that lacks something."""
+"""What is said about a machine that lacks something, and what is found."""
 
 import os
+import platform
+import re
 import stat
 from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.building import toolchain
+from keras_towers.building import nvidia, toolchain
+from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 
 pytestmark = pytest.mark.core
 
 
-def problems(recipe):
-    return toolchain.problems(recipe.tools())
-
-
 @pytest.fixture
 def only(tmp_path, monkeypatch):
-    """Make programs of the given texts the only ones on the search path."""
+    """Make programs of the given texts all that there is for builds."""
     monkeypatch.setattr(toolchain, "search_path", lambda: str(tmp_path))
-    for name in ("CXX", "X_CMAKE"):
+    monkeypatch.setattr(nvidia, "_toolkits", lambda: iter(()))
+    monkeypatch.setattr(nvidia, "_package", lambda name: None)
+    for name in ("CXX", "X_CMAKE", "BYTEPS_CUDA_HOME", "BYTEPS_NCCL_HOME"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(**programs):
+    def make(programs):
         for name, text in programs.items():
             path = tmp_path / name
             path.write_text(f"#!/bin/sh\n{text}\n")
@@ -33,42 +34,53 @@ def only(tmp_path, monkeypatch):
     return make
 
 
-def test_nothing_there(only):
-    only()
-    compiler, make = problems(Horovod())
-    assert "no C++ compiler found" in compiler and "install g++" in compiler
-    assert "install make" in make
+THERE = {"c++": "exit 0", "make": "echo GNU Make"}
+# Gloo needs MPI's compiler for C as well.
+HALF_OF_MPI = THERE | {"mpicxx": "exit 0"}
+OLD = THERE | {"c++": "echo 'c++: no option -std=c++17' >&2; exit 1"}
+TOO_OLD = "does not compile a small C..17 program .c..: no option -std=c"
+NO_COMPILER = "no C.. compiler found.* install g.."
+NO_CUDA = (
+    "cuda_runtime.h, or one that it includes, not found.* nvidia-cuda-runtime-"
+    "cu12 nvidia-cuda-nvcc-cu12.* BYTEPS_CUDA_HOME"
+)
+NO_NCCL = "nccl.h not found.* BYTEPS_NCCL_HOME"
+OTHER_CPU = "x86-64 .* aarch64"
 
 
-def test_what_is_missing_for_mpi(only):
-    # Gloo needs MPI's compiler for C as well.
-    only(make="echo GNU Make", mpicxx="exit 0", **{"c++": "exit 0"})
-    (problem,) = problems(Horovod(with_mpi=True))
-    assert "libopenmpi-dev" in problem
-
-
-def test_a_compiler_that_does_not_know_cpp17(only):
-    only(**{"c++": "echo 'c++: unrecognized option -std=c++17' >&2; exit 1"})
-    problem = toolchain.find_compiler().problem
-    assert "does not compile a small C++17 program" in problem
-    assert "unrecognized option -std=c++17" in problem
+@pytest.mark.parametrize(
+    ("recipe", "programs", "said"),
+    [
+        (Horovod(), {}, [NO_COMPILER, "make not found.* install make"]),
+        (Horovod(), OLD, [TOO_OLD]),
+        (Horovod(with_mpi=True), HALF_OF_MPI, ["libopenmpi-dev"]),
+        (BytePS(with_nccl=True), THERE, [OTHER_CPU, NO_CUDA, NO_NCCL]),
+        (BytePS(), THERE, []),
+    ],
+)
+def test_what_is_missing(recipe, programs, said, only, monkeypatch):
+    machine = "aarch64" if OTHER_CPU in said else "x86_64"
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    only(programs)
+    found = toolchain.problems(recipe.tools())
+    for problem, text in zip(found, said, strict=True):
+        assert re.search(text, problem), problem
 
 
 def test_the_compiler_that_the_user_names(only, monkeypatch):
-    folder = only(mine="echo mine 1.0")
+    folder = only({"mine": "echo mine 1.0"})
     monkeypatch.setenv("CXX", f"{folder}/mine --flag")
     assert toolchain.find_compiler().path == f"{folder}/mine --flag"
     monkeypatch.setenv("CXX", f"{folder}/gone")
-    assert f"{folder}/gone does not compile" in (
-        toolchain.find_compiler().problem
-    )
+    problem = toolchain.find_compiler().problem
+    assert f"{folder}/gone does not compile" in problem
 
 
 @pytest.mark.parametrize(
     ("version", "usable"), [("3.12.4", False), ("3.13.0", True), ("4.1", True)]
 )
 def test_cmake_is_new_enough(only, version, usable):
-    only(cmake=f"echo cmake version {version}")
+    only({"cmake": f"echo cmake version {version}"})
     tool = toolchain.find_cmake("X")
     assert (tool.path is not None) == usable
     assert usable or "pip install cmake" in tool.problem
@@ -84,3 +96,32 @@ def test_jobs_fit_the_memory(monkeypatch):
     memory = SimpleNamespace(total=2**32)
     monkeypatch.setattr(toolchain.psutil, "virtual_memory", lambda: memory)
     assert toolchain.jobs() == 2
+
+
+def test_nvidias_packages_of_pip(pip_packages, monkeypatch):
+    found = [nvidia.find_cuda("X"), nvidia.find_nccl("X")]
+    homes = [str(pip_packages / name) for name in ("cuda_runtime", "nccl")]
+    assert [tool.path for tool in found] == homes
+    assert [tool.version for tool in found] == ["12.5", "2.27.3"]
+    # A runtime without the headers that it includes is of no use.
+    (pip_packages / "cuda_cccl/include/nv/target").unlink()
+    monkeypatch.setattr(nvidia, "_toolkits", lambda: iter(()))
+    assert nvidia.find_cuda("X").path != homes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "find", "header"),
+    [
+        ("X_CUDA_HOME", nvidia.find_cuda, "cuda_runtime.h"),
+        ("X_NCCL_HOME", nvidia.find_nccl, "nccl.h"),
+    ],
+)
+def test_the_users_choice(
+    name, find, header, tmp_path, pip_packages, monkeypatch
+):
+    home = tmp_path / "mine"
+    monkeypatch.setenv(name, str(home))
+    (home / "include").mkdir(parents=True)
+    (home / "include" / header).write_text("")
+    assert find("X").path == str(home)
+    assert nvidia.linkable(str(home), tmp_path / "links") == (str(home), "")

@@ -1,6 +1,7 @@
 """Checks of a worker: BytePS as a transport, on two ranks."""
 
 import os
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -124,14 +125,12 @@ def ranks_that_sum_different_tensors_are_told():
 @check
 def what_is_not_signed_is_not_unpickled():
     transport = BytePSTransport()
-    secret = os.environ["KERAS_TOWERS_SECRET"]
-    if transport.rank == 1:
-        os.environ["KERAS_TOWERS_SECRET"] = "guessed"
-    try:
-        with refused("not signed with this job's secret"):
-            transport.gather_objects(1)
-    finally:
-        os.environ["KERAS_TOWERS_SECRET"] = secret
+    guessed = {"KERAS_TOWERS_SECRET": "guessed"} if transport.rank else {}
+    with (
+        mock.patch.dict(os.environ, guessed),
+        refused("not signed with this job's secret"),
+    ):
+        transport.gather_objects(1)
 
 
 @check

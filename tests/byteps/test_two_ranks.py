@@ -2,69 +2,52 @@
 
 import pytest
 
-from tests.kit.long import long_but
 from tests.kit.ranks import Job, names
 
 pytestmark = pytest.mark.slow
 
-ON_BYTEPS = {
-    "options": ("--servers", "1"),
-    "TESTED_STRATEGY": "BytePSStrategy",
-}
-ENGINE = names("tests.byteps.engine") + names("tests.byteps.dropin")
-OF_HOROVOD = names("tests.processes.training") + names("tests.processes.steps")
-# The rest does not depend on the engine; `make test-all` has it.
+# Of what does not depend on the engine, something.
 KEPT = (
-    *ENGINE,
-    "weights_of_rank_0_whatever_the_seeds",
-    "own_data_of_unequal_length",
-    "other_gradients_are_refused",
-)
-CASES = (
-    *("adam", "embedding", "accumulation", "steps-per-execution"),
+    *names("tests.byteps.engine"),
+    *names("tests.byteps.dropin"),
     "embedding-clipped in shares",
 )
-KEPT_CASES = ("accumulation", "embedding-clipped in shares")
-CHECKS = {
-    True: Job("tests.byteps.two_ranks", 2, 200, KEPT, **ON_BYTEPS),
-    False: Job(
-        *("tests.byteps.two_ranks", 2, 400),
-        tuple(name for name in OF_HOROVOD if name not in KEPT),
-        **ON_BYTEPS,
-    ),
-}
-EXACT = {
-    kept: Job(
-        *("tests.processes.exact", 2, 200),
-        tuple(name for name in CASES if (name in KEPT_CASES) is kept),
-        **ON_BYTEPS,
+MORE = (
+    *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
+    "other_gradients_are_refused",
+    *("weights_optimizer_and_shuffles_are_those_of_rank_0", "own_loop"),
+)
+
+
+def job(ranks, servers, wanted):
+    return Job(
+        *("tests.byteps.two_ranks", ranks, 400, wanted),
+        options=("--servers", str(servers)),
+        TESTED_STRATEGY="BytePSStrategy",
     )
-    for kept in (True, False)
-}
+
+
+JOB = job(2, 1, KEPT)
+MORE_JOB = job(2, 1, MORE)
 # Tensors are spread over the servers.
-THREE_RANKS = Job(
-    *("tests.processes.exact", 3, 200, ("embedding",)),
-    **{**ON_BYTEPS, "options": ("--servers", "2")},
-)
+THREE_RANKS = job(3, 2, ("embedding",))
 
 
-@pytest.mark.parametrize(
-    "name", long_but(KEPT.__contains__, ENGINE + OF_HOROVOD)
-)
+@pytest.mark.parametrize("name", KEPT)
 def test_two_ranks(name):
-    CHECKS[name in KEPT].assert_passed(name)
+    JOB.assert_passed(name)
 
 
-@pytest.mark.parametrize("name", long_but(KEPT_CASES.__contains__, CASES))
-def test_exactness(name):
-    EXACT[name in KEPT_CASES].assert_passed(name)
+def test_the_job_ends_well():
+    JOB.assert_ended_well()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE)
+def test_more(name):
+    MORE_JOB.assert_passed(name)
 
 
 @pytest.mark.long
 def test_three_ranks_and_two_servers():
     THREE_RANKS.assert_passed("embedding")
-
-
-def test_the_jobs_end_well():
-    CHECKS[True].assert_ended_well()
-    EXACT[True].assert_ended_well()

@@ -10,13 +10,18 @@ from keras_towers.building import build, toolchain
 from keras_towers.building.recipe import Found, InstallError
 from keras_towers.cli.main import app
 
-LOADS = Found(
-    "0.28.1", "2.21.0", True, parts={"Gloo": True, "MPI": True, "NCCL": 0}
+PARTS = {"Gloo": True, "MPI": True, "NCCL": 0}
+LOADS = Found("0.28.1", "2.21.0", True, parts=PARTS)
+IN_CACHE = (
+    "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; with Gloo,"
+    " MPI"
 )
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["install", *arguments])
+    result = CliRunner().invoke(app, ["install", *arguments])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
 
 
 @pytest.fixture
@@ -42,59 +47,31 @@ def asked(monkeypatch, tmp_path):
     return calls
 
 
-def test_help_lists_the_engines():
-    output = invoke("--help").output
-    assert "horovod" in output and "byteps" in output
-    output = invoke("horovod", "--help").output
-    assert "--with-mpi" in output and "--with-nccl" in output
-
-
-def test_an_unknown_engine():
-    result = invoke("horovodd")
-    assert result.exit_code == 2
-    assert "unknown engine 'horovodd'; choose horovod, byteps" in result.output
-
-
-def test_from_the_cache(asked):
-    result = invoke("horovod")
-    assert result.exit_code == 0, result.output
-    assert asked == [(False, False, False), "install"]
-    assert "compiling\ncompiling 25%\n" in result.output
-    assert (
-        "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; "
-        "with Gloo, MPI" in result.output
-    )
-
-
-def test_byteps(asked):
-    result = invoke("byteps", "--with-nccl")
-    assert result.exit_code == 0, result.output
-    assert asked == [(None, True, False), "install"]
-    assert "BytePS 0.28.1" in result.output
-
-
-def test_options(asked):
-    result = invoke("horovod", "--with-mpi", "--with-nccl", "--rebuild")
-    assert asked[0] == (True, True, True)
-    assert "built in 83 s" in result.output
+@pytest.mark.parametrize(
+    ("arguments", "built", "said"),
+    [
+        ("horovod", (False, False, False), IN_CACHE),
+        ("byteps --with-nccl", (None, True, False), "BytePS 0.28.1"),
+        (
+            "horovod --with-mpi --with-nccl --rebuild",
+            (True, True, True),
+            "built in 83 s",
+        ),
+    ],
+)
+def test_what_is_built(asked, arguments, built, said):
+    code, output = invoke(*arguments.split())
+    assert code == 0 and said in output
+    assert "compiling\ncompiling 25%\n" in output
+    assert asked == [built, "install"]
 
 
 def test_the_wheel_only(asked, tmp_path):
     folder = tmp_path / "a" / "b"
-    result = invoke("horovod", "--wheel-only", str(folder))
+    _, output = invoke("horovod", "--wheel-only", str(folder))
     assert asked == [(False, False, False)]
     (wheel,) = folder.iterdir()
-    assert Path(result.output.splitlines()[-1].split(" (")[0]) == wheel
-
-
-def test_what_goes_wrong(monkeypatch):
-    def fail(*ignored):
-        raise InstallError("no compiler\nget one")
-
-    monkeypatch.setattr(build, "build", fail)
-    result = invoke("horovod")
-    assert result.exit_code == 1
-    assert "keras-towers install horovod: no compiler\nget one" in result.output
+    assert Path(output.splitlines()[-1].split(" (")[0]) == wheel
 
 
 @pytest.mark.parametrize("option", [True, False])
@@ -105,21 +82,38 @@ def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path, option):
     monkeypatch.setattr(subprocesses, "run", lambda *a, **b: 1 / 0)
     monkeypatch.setenv("KERAS_TOWERS_CACHE", folder)
     chosen = ["--wheel-only", folder] if option else []
-    result = invoke("horovod", *chosen)
-    assert result.exit_code == 2
-    line = result.output.splitlines()[-1]
+    code, output = invoke("horovod", *chosen)
+    assert code == 2
+    line = output.splitlines()[-1]
     assert f"cannot write to the folder {folder}" in line
     assert "(Not a directory): " in line
-    named = "--wheel-only" if option else "KERAS_TOWERS_CACHE"
-    assert line.endswith(named)
-    assert "Traceback" not in result.output
+    assert line.endswith("--wheel-only" if option else "KERAS_TOWERS_CACHE")
 
 
-def test_an_interrupt(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InstallError("no compiler"), 1, "install horovod: no compiler"),
+        (KeyboardInterrupt(), 130, "nothing was installed"),
+    ],
+)
+def test_what_goes_wrong(monkeypatch, error, code, said):
     def fail(*ignored):
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(build, "build", fail)
-    result = invoke("horovod")
-    assert result.exit_code == 130
-    assert "nothing was installed" in result.output
+    found, output = invoke("horovod")
+    assert found == code and said in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("--help", 0, "horovod"),
+        ("horovod --help", 0, "--with-mpi"),
+        ("mpi", 2, "unknown engine 'mpi'; choose horovod, byteps"),
+    ],
+)
+def test_engines(arguments, code, said):
+    found, output = invoke(*arguments.split())
+    assert found == code and said in output

@@ -3,10 +3,8 @@
 A process of its own: those tests throw TensorFlow's context away and split the
 CPU anew in each ``setUp``, which no other test would survive.
 
-Usage: python -m tests.compatibility.keras_runner RESULTS STRATEGY MODULE...
+Usage: python -m tests.compatibility.keras_runner RESULTS MODULE...
 """
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -19,78 +17,43 @@ import tensorflow as tf
 # Now: it has to be made of the strategy that is about to be replaced.
 from keras_towers import TowerStrategy
 
-KERAS_TESTS = "keras.src.backend.tensorflow"
+
+def tests_of(suite):
+    """Every test of a suite of suites."""
+    for item in suite:
+        yield from tests_of(item) if hasattr(item, "__iter__") else [item]
 
 
-def short_name(test: unittest.TestCase) -> str:
-    """``module.method`` of a test, its parameters left out."""
-    module = type(test).__module__.rpartition(".")[2]
-    return f"{module}.{test.id().split()[0].rpartition('.')[2]}"
+def main(results, *modules):
+    """Run all tests of the modules, and write what came of them.
 
-
-def tests_of(module_name: str) -> list[unittest.TestCase]:
-    """Every test of a test module of the installed Keras."""
-    module = importlib.import_module(f"{KERAS_TESTS}.{module_name}")
-    suites = [unittest.defaultTestLoader.loadTestsFromModule(module)]
-    found: list[unittest.TestCase] = []
-    while suites:
-        for item in suites.pop():
-            if isinstance(item, unittest.TestSuite):
-                suites.append(item)
-            else:
-                found.append(item)
-    return found
-
-
-def replace_mirrored(kind: str) -> list[str]:
-    """Put a strategy in place of MirroredStrategy.
-
-    Args:
-        kind: "tower", or "mirrored" to only count what is built.
-
-    Returns:
-        A list that the class of every strategy built is appended to.
+    Of each test, by ``module.method``: what failed, why it was skipped, and how
+    many strategies it has built.
     """
-    stock = tf.distribute.MirroredStrategy
-    built: list[str] = []
+    built = []
 
-    def build(devices=None, cross_device_ops=None):
-        if kind == "mirrored":
-            strategy = stock(devices, cross_device_ops)
-        else:
-            assert cross_device_ops is None, "towers have a mode instead"
-            strategy = TowerStrategy(devices)
-        built.append(type(strategy).__name__)
-        return strategy
+    def build(devices=None):
+        built.append(TowerStrategy(devices))
+        return built[-1]
 
     tf.distribute.MirroredStrategy = build
-    return built
-
-
-def run(test: unittest.TestCase) -> dict[str, str]:
-    """Run one test: what came of it, and why."""
-    result = unittest.TestResult()
-    test.run(result)
-    for outcome, reports in (
-        ("failed", [*result.errors, *result.failures]),
-        ("skipped", result.skipped),
-    ):
-        if reports:
-            return {"outcome": outcome, "detail": reports[0][1]}
-    return {"outcome": "passed", "detail": ""}
-
-
-def main(results: str, kind: str, *modules: str) -> None:
-    """Run all tests of the modules, and write what came of them."""
-    built = replace_mirrored(kind)
     report = {}
-    for module in modules:
-        for test in tests_of(module):
-            before = len(built)
-            report[short_name(test)] = {
-                **run(test),
-                "strategies": built[before:],
-            }
+    for name in modules:
+        module = importlib.import_module(f"keras.src.backend.tensorflow.{name}")
+        for test in tests_of(
+            unittest.defaultTestLoader.loadTestsFromModule(module)
+        ):
+            before, result = len(built), unittest.TestResult()
+            test.run(result)
+            method = test.id().split()[0].rpartition(".")[2]
+            failed = [detail for _, detail in result.errors + result.failures]
+            skipped = [why for _, why in result.skipped]
+            here = report.setdefault(f"{name}.{method}", [[], [], 0])
+            here[:] = (
+                here[0] + failed,
+                here[1] + skipped,
+                here[2] + len(built) - before,
+            )
     pathlib.Path(results).write_text(json.dumps(report))
 
 

@@ -1,7 +1,6 @@
 """A custom training loop on towers trains as on one device."""
 
 import functools
-import itertools
 
 import keras
 import numpy as np
@@ -9,246 +8,226 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.compatibility import loops
-from tests.kit.long import long_but
+from tests.kit.compare import assert_towers_equal
 
-optimizers = keras.optimizers
-MODELS = {"dense": loops.dense_model, "sparse": loops.sparse_model}
-
-
-def sgd(**options):
-    return optimizers.SGD(0.1, momentum=0.9, **options)
-
-
+EXAMPLES, GLOBAL_BATCH, EPOCHS = 20, 8, 2
+SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 # Strong enough that each changes what is learnt (see the test of that).
 OPTIMIZERS = {
-    "plain": sgd,
-    "global_clipnorm": lambda: sgd(global_clipnorm=0.3),
-    "clipnorm": lambda: sgd(clipnorm=0.1),
-    "clipvalue": lambda: sgd(clipvalue=0.05),
-    "accumulation": lambda: sgd(
+    "plain": SGD,
+    "clipnorm": lambda: SGD(clipnorm=0.1),
+    "clipvalue": lambda: SGD(clipvalue=0.05),
+    "accumulation": lambda: SGD(
         gradient_accumulation_steps=2, global_clipnorm=0.3
     ),
-    "adamw": lambda: optimizers.AdamW(
+    "adamw": lambda: keras.optimizers.AdamW(
         0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
     ),
-    "schedule": lambda: optimizers.RMSprop(
-        optimizers.schedules.ExponentialDecay(0.05, 2, 0.5)
+    "schedule": lambda: keras.optimizers.RMSprop(
+        keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.5)
     ),
-    "loss_scale": lambda: optimizers.LossScaleOptimizer(
-        sgd(global_clipnorm=0.3), initial_scale=64.0, dynamic_growth_steps=2
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        SGD(global_clipnorm=0.3), initial_scale=64.0, dynamic_growth_steps=2
     ),
 }
 
 
-def devices(towers: int) -> list[str]:
-    return [f"/device:CPU:{index}" for index in range(towers)]
+def dense_model():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(
+                4, activation="tanh", kernel_constraint="max_norm"
+            ),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def sparse_model():
+    """Its gradients are ``tf.IndexedSlices``."""
+    keras.utils.set_random_seed(2)
+    return keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            keras.layers.Embedding(5, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def data(model):
+    """Batches of 8, 8 and 4 examples; sums over them are far from equal."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(EXAMPLES, 3)).astype("float32")
+    if model.inputs[0].dtype == "int64":
+        x = random.integers(0, 5, (EXAMPLES, 3))
+    y = random.normal(size=(EXAMPLES, 2)).astype("float32")
+    y *= np.linspace(0.1, 3.0, EXAMPLES, dtype="float32")[:, None]
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(GLOBAL_BATCH)
+
+
+def loop(strategy, model, optimizer, style):
+    """Train as TensorFlow's guide does; returns the loss of each epoch.
+
+    A step is run by hand ("eager"), traced for each replica, or traced as a
+    whole with the strategy inside, a step or an epoch at a time.
+    """
+    variables = model.trainable_variables
+    distributed = strategy.experimental_distribute_dataset(data(model))
+
+    def replica_step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1)
+            loss = tf.reduce_sum(errors) / GLOBAL_BATCH
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    if style == "replica function":
+        replica_step = tf.function(replica_step)
+
+    def step(batch):
+        each = strategy.run(replica_step, (batch,))
+        return strategy.reduce("SUM", each, axis=None)
+
+    if style == "step function":
+        step = tf.function(step, [distributed.element_spec])
+
+    def epoch(batches):
+        total = tf.constant(0.0)
+        for batch in batches:
+            total += step(batch)
+        return total
+
+    if style == "epoch function":
+        epoch = tf.function(epoch)
+    return [float(epoch(distributed)) for _ in range(EPOCHS)]
+
+
+def values(variables):
+    return [variable.numpy() for variable in variables]
 
 
 @functools.cache
-def one_device(optimizer: str, model: str = "dense") -> loops.Outcome:
-    return loops.train(None, OPTIMIZERS[optimizer], make_model=MODELS[model])
+def one_device(optimizer, make_model):
+    """Losses, weights and the optimizer's state of a loop without towers."""
+    model, optimizer = make_model(), OPTIMIZERS[optimizer]()
+    losses = loop(tf.distribute.get_strategy(), model, optimizer, "eager")
+    return losses, values(model.variables), values(optimizer.variables)
 
 
-def assert_same(found: loops.Outcome, wanted: loops.Outcome) -> None:
-    """Losses, weights and optimizer state agree, and so do the towers."""
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6)
-    close(found.losses, wanted.losses)
-    for mine, theirs in zip(found.weights, wanted.weights, strict=True):
-        close(mine, theirs)
-    for mine, theirs in zip(found.optimizer, wanted.optimizer, strict=True):
-        close(mine, theirs)
-    for variable in found.model.trainable_variables:
-        first, *others = getattr(variable._value, "values", [variable])
-        for other in others:
-            np.testing.assert_array_equal(first.numpy(), other.numpy())
+def assert_same(losses, model, optimizer, wanted):
+    """All are as on one device, and the towers alike."""
+    found = losses, values(model.variables), values(optimizer.variables)
+    for mine, theirs in zip(found, wanted, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
+    assert_towers_equal(model)
 
 
+EACH, SHARDED = {"updates": "each"}, {"updates": "sharded"}
+COLLECTIVE, IN_GROUPS = {"mode": "collective"}, {"mode": "hierarchical"}
+
+
+# The scale of a loss is read before the optimizer is first used, and clipping
+# is in there, too: some are built before.
 @pytest.mark.parametrize(
-    ("optimizer", "towers"),
-    long_but(
-        lambda case: case[1] == 2 or case[0] == "loss_scale",
-        [
-            *((name, 2) for name in OPTIMIZERS),
-            *((name, 1) for name in ("accumulation", "adamw", "loss_scale")),
-        ],
-    ),
+    ("optimizer", "make_model", "style", "towers", "options"),
+    [
+        ("loss_scale", dense_model, "epoch function", 2, {}),
+        ("loss_scale", sparse_model, "step function", 2, {"mode": "gpu"}),
+        ("loss_scale", dense_model, "eager", 1, {}),
+        ("accumulation", sparse_model, "step function", 2, SHARDED),
+        ("adamw", dense_model, "step function", 3, EACH),
+        ("schedule", dense_model, "replica function", 2, COLLECTIVE),
+        ("clipnorm", dense_model, "eager", 2, EACH),
+        ("clipvalue", dense_model, "eager", 4, IN_GROUPS),
+    ],
 )
-def test_every_optimizer(optimizer, towers):
-    found = loops.train(
-        kt.TowerStrategy(devices(towers)), OPTIMIZERS[optimizer]
-    )
-    assert_same(found, one_device(optimizer))
+def test_loop(optimizer, make_model, style, towers, options):
+    strategy = kt.TowerStrategy(towers, **options)
+    assert_exact(strategy, optimizer, make_model, style)
+
+
+def assert_exact(strategy, optimizer, make_model, style):
+    wanted = one_device(optimizer, make_model)
+    with strategy.scope():
+        model, optimizer = make_model(), OPTIMIZERS[optimizer]()
+        if style != "epoch function":
+            optimizer.build(model.trainable_variables)
+    losses = loop(strategy, model, optimizer, style)
+    assert_same(losses, model, optimizer, wanted)
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS} - {"plain"}))
 def test_every_optimizer_matters(optimizer):
     # Else a strategy that forgets to clip, say, would pass.
-    plain = one_device("plain")
-    if optimizer == "loss_scale":
-        plain = one_device("adamw")
-    other = one_device(optimizer)
-    assert (
-        max(
-            np.abs(a - b).max()
-            for a, b in zip(plain.weights, other.weights, strict=True)
-        )
-        > 1e-3
+    plain = "adamw" if optimizer == "loss_scale" else "plain"
+    weights, others = (
+        one_device(name, dense_model)[1] for name in (optimizer, plain)
     )
+    apart = [np.abs(a - b).max() for a, b in zip(weights, others, strict=True)]
+    assert max(apart) > 1e-3
 
 
-# The scale of a loss is read before the optimizer is first used, and clipping
-# is in there, too.
-@pytest.mark.parametrize(
-    ("style", "build_first"),
-    long_but(
-        lambda case: case[1] == (case[0] in ("eager", "step function")),
-        itertools.product(loops.STYLES, (False, True)),
-    ),
-)
-def test_every_style(style, build_first):
-    found = loops.train(
-        kt.TowerStrategy(devices(2)),
-        OPTIMIZERS["loss_scale"],
-        style,
-        build_first=build_first,
-    )
-    assert_same(found, one_device("loss_scale"))
-
-
-@pytest.mark.parametrize(
-    ("mode", "updates"),
-    [
-        ("collective", "once"),
-        ("hierarchical", "each"),
-        ("gpu", "once"),
-        ("cpu", "each"),
-        ("cpu", "once"),
-    ],
-)
-def test_every_mode(mode, updates):
-    strategy = kt.TowerStrategy(devices(4), mode=mode, updates=updates)
-    assert (strategy.mode, strategy.updates) == (mode, updates)
-    found = loops.train(strategy, OPTIMIZERS["global_clipnorm"])
-    assert_same(found, one_device("global_clipnorm"))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "updates"),
-    long_but(
-        lambda case: case[0] == "accumulation" or case[1] == "each",
-        itertools.product(
-            ("accumulation", "loss_scale"), ("once", "each", "sharded")
-        ),
-    ),
-)
-def test_sparse_gradients(optimizer, updates):
-    found = loops.train(
-        kt.TowerStrategy(devices(2), updates=updates),
-        OPTIMIZERS[optimizer],
-        make_model=loops.sparse_model,
-    )
-    assert_same(found, one_device(optimizer, "sparse"))
-
-
-@pytest.mark.parametrize(
-    ("style", "towers"),
-    [("eager", 2), ("step function", 1), ("step function", 4)],
-)
-def test_adopted_model(style, towers):
+def test_adopted_model():
     # Built as if there were no towers; it is an ordinary model afterwards.
-    model, optimizer = loops.dense_model(), OPTIMIZERS["accumulation"]()
-    with kt.TowerStrategy(devices(towers)) as strategy:
+    model, optimizer = dense_model(), OPTIMIZERS["accumulation"]()
+    wanted = one_device("accumulation", dense_model)
+    with kt.TowerStrategy(2) as strategy:
         strategy.adopt(model)
-        losses = loops.loop(strategy, model, optimizer, style)
-        assert_same(
-            loops.outcome(model, optimizer, losses),
-            one_device("accumulation"),
-        )
+        losses = loop(strategy, model, optimizer, "step function")
+        assert_same(losses, model, optimizer, wanted)
     assert model._distribute_strategy is None
-    assert_same(
-        loops.outcome(model, optimizer, losses), one_device("accumulation")
-    )
+    assert_same(losses, model, optimizer, wanted)
 
 
-@pytest.mark.parametrize("towers", long_but((2).__eq__, [1, 2]))
-def test_fit_and_a_loop_take_turns(towers):
-    def turns(strategy):
-        model = loops.dense_model()
-        optimizer = OPTIMIZERS["global_clipnorm"]()
+def on_both(towers, act):
+    """What ``act(strategy)`` returns on one device and on towers."""
+    found = []
+    for strategy in (tf.distribute.get_strategy(), kt.TowerStrategy(towers)):
+        with strategy.scope():
+            found.append(act(strategy))
+    return found
+
+
+def test_fit_and_a_loop_take_turns():
+    def act(strategy):
+        model, optimizer = dense_model(), OPTIMIZERS["accumulation"]()
         model.compile(optimizer, "mse")
-        model.fit(loops.data(model), epochs=1, verbose=0)
-        losses = loops.loop(strategy, model, optimizer, "step function")
-        logs = model.fit(loops.data(model), epochs=2, verbose=0)
-        losses += logs.history["loss"]
-        return loops.outcome(model, optimizer, losses)
+        losses = []
+        for _ in range(2):
+            losses += loop(strategy, model, optimizer, "eager")
+            fitted = model.fit(data(model), verbose=0)
+            losses += fitted.history["loss"]
+        return losses, model, optimizer
 
-    wanted = turns(tf.distribute.get_strategy())
-    strategy = kt.TowerStrategy(devices(towers))
-    with strategy.scope():
-        assert_same(turns(strategy), wanted)
+    (losses, model, optimizer), towers = on_both(2, act)
+    wanted = losses, values(model.variables), values(optimizer.variables)
+    assert_same(*towers, wanted)
 
 
-@pytest.mark.parametrize("towers", [1, 3])
-def test_metrics(towers):
-    def mean_of_squares(strategy):
-        metrics = [keras.metrics.Mean(), keras.metrics.MeanSquaredError()]
+def test_metrics():
+    def act(strategy):
+        mean, squares = keras.metrics.Mean(), keras.metrics.MeanSquaredError()
 
-        @tf.function
-        def step(batch):
-            def update(x):
-                metrics[0].update_state(x)
-                # A mean over the last axis, and then over examples.
-                x = x[:, None]
-                metrics[1].update_state(tf.zeros_like(x), x)
+        def update(x):
+            mean.update_state(x)
+            # A mean over the last axis, and then over examples.
+            squares.update_state(tf.zeros_like(x)[:, None], x[:, None])
 
-            strategy.run(update, (batch,))
-
+        step = tf.function(lambda batch: strategy.run(update, (batch,)))
         rows = tf.data.Dataset.range(21).map(lambda i: tf.cast(i, "float32"))
         for batch in strategy.experimental_distribute_dataset(rows.batch(6)):
             step(batch)
-        found = [float(metric.result()) for metric in metrics]
-        for metric in metrics:
-            metric.reset_state()
-            assert float(metric.result()) == 0.0
-        return found
+        found = [float(mean.result()), float(squares.result())]
+        mean.reset_state()
+        return [*found, float(mean.result())]
 
-    wanted = mean_of_squares(tf.distribute.get_strategy())
-    assert wanted == pytest.approx([10.0, sum(i * i for i in range(21)) / 21])
-    strategy = kt.TowerStrategy(devices(towers))
-    with strategy.scope():
-        assert mean_of_squares(strategy) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_loop_without_keras(traced, towers):
-    def train(strategy):
-        weight = tf.Variable(
-            [1.0, -1.0], aggregation=tf.VariableAggregation.SUM
-        )
-
-        def replica_step(x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((x @ weight[:, None] - 1.0) ** 2) / 8
-            weight.assign_sub(0.1 * tape.gradient(loss, weight))
-            return loss
-
-        def step(x):
-            return strategy.reduce(
-                "SUM", strategy.run(replica_step, (x,)), axis=None
-            )
-
-        step = tf.function(step) if traced else step
-        x = np.random.default_rng(5).normal(size=(24, 2)).astype("float32")
-        rows = tf.data.Dataset.from_tensor_slices(x).batch(8)
-        batches = strategy.experimental_distribute_dataset(rows)
-        return [float(step(x)) for x in batches], weight.numpy()
-
-    losses, weight = train(tf.distribute.get_strategy())
-    strategy = kt.TowerStrategy(devices(towers))
-    with strategy.scope():
-        found = train(strategy)
-    assert found[0] == pytest.approx(losses, rel=1e-5)
-    np.testing.assert_allclose(found[1], weight, rtol=1e-5)
-    assert not np.allclose(weight, [1.0, -1.0], atol=0.01)
+    wanted = [10.0, sum(i * i for i in range(21)) / 21, 0.0]
+    assert on_both(3, act) == [pytest.approx(wanted)] * 2

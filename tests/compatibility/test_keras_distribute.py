@@ -5,7 +5,7 @@ tests look at what Keras does between the replicas, where towers do better, on
 purpose: ``KNOWN_DIFFERENCES``. What is claimed there is checked below.
 """
 
-import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,16 +18,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.compatibility import keras_runner
 
 pytestmark = pytest.mark.core
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SECONDS = 240
-
 # Required, and one more that tests the same strategy.
 MODULES = ("distribute_test", "optimizer_distribute_test")
-
 KNOWN_DIFFERENCES = {
     "optimizer_distribute_test.test_ema": (
         "gives every replica the same tensor object as its gradient, which "
@@ -40,89 +35,41 @@ KNOWN_DIFFERENCES = {
         "the gradient of the global batch"
     ),
 }
-
 # What a Keras test may be skipped for, by what it says.
-ALLOWED_SKIPS = ("tf_keras not installed",)
+ALLOWED_SKIPS = ["tf_keras not installed"]
 
 
-def shipped(module: str) -> bool:
-    """Whether the installed Keras says that it has the test module."""
-    files = importlib.metadata.files("keras") or []
-    path = f"keras/src/backend/tensorflow/{module}.py"
-    return any(str(file) == path for file in files)
-
-
-def names() -> list[str]:
-    """The tests of the modules that are there."""
-    return [
-        keras_runner.short_name(test)
-        for module in MODULES
-        if shipped(module)
-        for test in keras_runner.tests_of(module)
-    ]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, dict]:
-    """What came of every test, run once in a process of their own."""
-    path = tmp_path_factory.mktemp("keras") / "results.json"
-    modules = [module for module in MODULES if shipped(module)]
+def test_tests_of_keras(tmp_path):
+    path = tmp_path / "results.json"
+    for module in MODULES:
+        found = importlib.util.find_spec(
+            f"keras.src.backend.tensorflow.{module}"
+        )
+        assert found, f"Keras {keras.__version__} does not ship {module}.py"
     # The timeout ends only this process.
     done = subprocess.run(
-        [sys.executable, "-m", keras_runner.__name__, path, "tower", *modules],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "KERAS_BACKEND": "tensorflow",
-            "CUDA_VISIBLE_DEVICES": "-1",
-        },
+        [sys.executable, "-m", "tests.compatibility.keras_runner", path]
+        + [*MODULES],
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(path.read_text())
+    results = json.loads(path.read_text())
+    assert {name.split(".")[0] for name in results} == {*MODULES}
+    failed = {name: found for name, (found, *_) in results.items() if found}
+    # Once one passes, it is no longer a difference: take it off the list.
+    assert failed.keys() == KNOWN_DIFFERENCES.keys(), failed
+    for name, (errors, skipped, strategies) in results.items():
+        assert all("AssertionError" in error for error in errors)
+        assert skipped in ([], ALLOWED_SKIPS), name
+        assert strategies or skipped, name
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_is_in_the_wheel(module):
-    if not shipped(module):
-        pytest.skip(f"Keras {keras.__version__} does not ship {module}.py")
-    tests = keras_runner.tests_of(module)
-    assert tests, f"{module} of Keras {keras.__version__} holds no test"
-
-
-def test_every_test_has_run(results):
-    assert sorted(results) == sorted(names())
-    there = {name for name in KNOWN_DIFFERENCES if shipped(name.split(".")[0])}
-    assert there <= set(results)
-
-
-@pytest.mark.parametrize("name", names())
-def test_keras_test(name, results):
-    result = results[name]
-    if name in KNOWN_DIFFERENCES:
-        # Once it passes, it is no longer a difference: take it off the list.
-        assert result["outcome"] == "failed"
-        assert "AssertionError" in result["detail"]
-        return
-    if result["outcome"] == "skipped" and result["detail"] in ALLOWED_SKIPS:
-        pytest.skip(result["detail"])
-    assert result["outcome"] == "passed", result["detail"]
-    assert set(result["strategies"]) == {"TowerStrategy"}
-
-
-STRATEGIES = {
-    "mirrored": lambda names: tf.distribute.MirroredStrategy(
-        names, tf.distribute.ReductionToOneDevice()
-    ),
-    "tower": kt.TowerStrategy,
-}
-
-
-def apply_steps(kind: str, steps: int, same_object: bool, **options):
+def apply_steps(strategy, steps, same_object, **options):
     """Weights after some steps of SGD on a gradient of ones, 2 replicas."""
-    strategy = STRATEGIES[kind](["/device:CPU:0", "/device:CPU:1"])
     with strategy.scope():
         variable = keras.Variable([[8.0, 9.0]])
         optimizer = keras.optimizers.SGD(learning_rate=1.0, **options)
@@ -137,23 +84,23 @@ def apply_steps(kind: str, steps: int, same_object: bool, **options):
         return variable.numpy()
 
 
-def test_averages_differ_only_for_one_tensor_object():
-    ema = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
-    mirrored = apply_steps("mirrored", 3, same_object=False, **ema)
+CPUS = ["/device:CPU:0", "/device:CPU:1"]
+
+
+def test_averages_are_those_of_gradients_that_are_no_one_object():
+    options = {"use_ema": True, "ema_momentum": 0.9}
+    options["ema_overwrite_frequency"] = 3
+    mirrored = tf.distribute.MirroredStrategy(
+        CPUS, tf.distribute.ReductionToOneDevice()
+    )
+    wanted = apply_steps(mirrored, 3, False, **options)
     for same_object in (False, True):
-        np.testing.assert_allclose(
-            apply_steps("tower", 3, same_object, **ema), mirrored, rtol=1e-6
-        )
-    other = apply_steps("mirrored", 3, same_object=True, **ema)
-    assert not np.allclose(other, mirrored)
+        found = apply_steps(kt.TowerStrategy(CPUS), 3, same_object, **options)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-def test_accumulation_gives_the_same_weights(steps):
-    both = [
-        apply_steps(kind, steps, True, gradient_accumulation_steps=3)
-        for kind in STRATEGIES
-    ]
-    np.testing.assert_allclose(both[0], both[1], rtol=1e-6)
-    moved = 2.0 if steps == 3 else 0.0
-    np.testing.assert_allclose(both[1], [[8.0 - moved, 9.0 - moved]])
+@pytest.mark.parametrize(("steps", "moved"), [(2, 0.0), (3, 2.0)])
+def test_accumulation_moves_weights_in_the_last_step(steps, moved):
+    options = {"gradient_accumulation_steps": 3}
+    found = apply_steps(kt.TowerStrategy(CPUS), steps, True, **options)
+    np.testing.assert_allclose(found, [[8.0 - moved, 9.0 - moved]])

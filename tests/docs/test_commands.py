@@ -14,12 +14,16 @@ COMMANDS = typer.main.get_command(app)
 TARGETS = re.findall(
     r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
 )
-_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def code(page):
+    """What is written as code in running text."""
+    return re.findall(r"`([^`\n]+)`", page.read_text())
 
 
 def written(page, program):
     """The words behind a program's name, in blocks and in running text."""
-    lines = _CODE.findall(page.read_text())
+    lines = code(page)
     for block in blocks(page, "bash"):
         lines += block.code.splitlines()
     return [
@@ -29,6 +33,15 @@ def written(page, program):
     ]
 
 
+def options_of(command):
+    return {
+        name: option
+        for option in command.params
+        if option.param_type_name == "option"
+        for name in (*option.opts, *option.secondary_opts)
+    }
+
+
 def check(words):
     """Follow a command line as far as its own options go."""
     command = COMMANDS
@@ -36,12 +49,7 @@ def check(words):
         name = words.pop(0)
         assert name in command.commands, f"no command {name!r}"
         command = command.commands[name]
-    options = {
-        name: option
-        for option in command.params
-        if option.param_type_name == "option"
-        for name in (*option.opts, *option.secondary_opts)
-    }
+    options = options_of(command)
     while words and words[0].startswith("-"):
         name = words.pop(0)
         assert name == "--help" or name in options, f"no option {name!r}"
@@ -50,32 +58,18 @@ def check(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_exist(page):
+def test_commands_targets_and_options_exist(page):
     for words in written(page, "keras-towers"):
         check(words)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_make_targets_exist(page):
     for target, *_ in written(page, "make"):
         assert target in TARGETS
+    # Those that a page names alone, such as ``--stall-warning``.
+    alone = {one for one in code(page) if re.fullmatch(r"--[a-z-]+", one)}
+    known = map(options_of, COMMANDS.commands.values())
+    assert alone <= {"--help"}.union(*known)
 
 
-def test_options_of_running_text_exist():
-    """Those that a page names alone, such as ``--stall-warning``."""
-    known = {"--help"} | {
-        name
-        for command in COMMANDS.commands.values()
-        for option in command.params
-        for name in option.opts
-    }
-    for page in PAGES:
-        for code in _CODE.findall(page.read_text()):
-            if re.fullmatch(r"--[a-z-]+", code):
-                assert code in known, f"{name_of(page)}: {code}"
-
-
-def test_a_wrong_command_is_seen():
-    for words in (["fly"], ["run", "--far", "x.py"], ["install", "mpi"]):
-        with pytest.raises(AssertionError):
-            check(words)
+@pytest.mark.parametrize("line", ["fly", "run --far x.py", "install mpi"])
+def test_a_wrong_command_is_seen(line):
+    with pytest.raises(AssertionError):
+        check(line.split())

@@ -13,66 +13,52 @@ hub = pytest.importorskip(
 
 EXAMPLES, BATCH = 21, 8  # the last batch has 5 examples
 LENGTH, WORDS = 6, 11
-SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8}
 RANDOM = np.random.default_rng(3)
 TOKENS = {
     "token_ids": RANDOM.integers(1, WORDS, (EXAMPLES, LENGTH)),
-    "segment_ids": RANDOM.integers(0, 2, (EXAMPLES, LENGTH)),
     # The first token is there; of the others, as many as it happens.
     "padding_mask": np.arange(LENGTH)
     <= RANDOM.integers(0, LENGTH, (EXAMPLES, 1)),
 }
+SEGMENTS = {"segment_ids": RANDOM.integers(0, 2, (EXAMPLES, LENGTH))}
 IMAGES = RANDOM.random((EXAMPLES, 8, 8, 3), "float32")
 TARGETS = RANDOM.normal(size=(EXAMPLES, 1)).astype("float32")
 
-
-def bert():
-    backbone = hub.models.BertBackbone(
-        vocabulary_size=WORDS,
-        intermediate_dim=16,
-        max_sequence_length=LENGTH,
-        dropout=0.3,
-        **SIZES,
-    )
-    return backbone, backbone.output["pooled_output"], TOKENS
-
-
-def gpt2():
-    backbone = hub.models.GPT2Backbone(
-        vocabulary_size=WORDS,
-        intermediate_dim=16,
-        max_sequence_length=LENGTH,
-        dropout=0.3,
-        **SIZES,
-    )
-    inputs = {name: TOKENS[name] for name in ("token_ids", "padding_mask")}
-    return backbone, backbone.output[:, -1], inputs
+SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8}
+OF_TEXT = {
+    "vocabulary_size": WORDS,
+    "intermediate_dim": 16,
+    "max_sequence_length": LENGTH,
+    "dropout": 0.3,
+}
+OF_IMAGES = {
+    "image_shape": IMAGES.shape[1:],
+    "patch_size": 4,
+    "mlp_dim": 16,
+    "dropout_rate": 0.3,
+    "attention_dropout": 0.2,
+}
 
 
-def vit():
-    backbone = hub.models.ViTBackbone(
-        image_shape=IMAGES.shape[1:],
-        patch_size=4,
-        mlp_dim=16,
-        dropout_rate=0.3,
-        attention_dropout=0.2,
-        **SIZES,
-    )
-    return backbone, backbone.output[:, 0], IMAGES
-
-
-@pytest.mark.parametrize("build", [bert, gpt2, vit])
-def test_random_weights(build):
+@pytest.mark.parametrize(
+    ("name", "sizes", "inputs", "features"),
+    [
+        ("Bert", OF_TEXT, TOKENS | SEGMENTS, lambda out: out["pooled_output"]),
+        ("GPT2", OF_TEXT, TOKENS, lambda out: out[:, -1]),
+        ("ViT", OF_IMAGES, IMAGES, lambda out: out[:, 0]),
+    ],
+    ids=["bert", "gpt2", "vit"],
+)
+def test_random_weights(name, sizes, inputs, features):
     """Dropout's draws are those of one device, as is all else."""
 
     def make():
         keras.utils.set_random_seed(1)
-        backbone, features, _ = build()
-        model = keras.Model(backbone.input, keras.layers.Dense(1)(features))
+        backbone = getattr(hub.models, f"{name}Backbone")(**SIZES, **sizes)
+        outputs = keras.layers.Dense(1)(features(backbone.output))
+        model = keras.Model(backbone.input, outputs)
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
         return model
-
-    _, _, inputs = build()
 
     def act(model):
         options = {"batch_size": BATCH, "verbose": 0}

@@ -1,8 +1,8 @@
 """KerasTuner inside a block, or with the strategy as its own."""
 
+import contextlib
 import functools
 
-import keras
 import pytest
 
 import keras_towers as kt
@@ -14,7 +14,6 @@ keras_tuner = pytest.importorskip(
     "keras_tuner", reason="KerasTuner is not installed: make test-ecosystem"
 )
 
-STRATEGIES = [kt.TowerStrategy, kt.ParameterServerTowerStrategy]
 FAILS = 0.3
 
 
@@ -25,8 +24,9 @@ def build(hyperparameters):
     return classifier(optimizer=functools.partial(adam, clipnorm=clipnorm))
 
 
-def tuner(folder, strategy=None):
-    return keras_tuner.RandomSearch(
+def search(folder, strategy=None):
+    """A tuner that has searched; the status and score of each trial."""
+    tuner = keras_tuner.RandomSearch(
         build,
         objective="val_loss",
         max_trials=3,
@@ -35,79 +35,49 @@ def tuner(folder, strategy=None):
         distribution_strategy=strategy,
         max_consecutive_failed_trials=3,
     )
-
-
-def search(found):
-    found.search(
-        X[:53],
-        Y[:53],
-        batch_size=8,
-        epochs=2,
-        shuffle=False,
-        verbose=0,
-        validation_data=(X[:11], Y[:11]),
-    )
-    return {
+    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    tuner.search(X, Y, validation_data=(X[:11], Y[:11]), **options)
+    results = {
         trial.hyperparameters.values["clipnorm"]: (trial.status, trial.score)
-        for trial in found.oracle.trials.values()
+        for trial in tuner.oracle.trials.values()
     }
+    assert results.pop(FAILS) == ("FAILED", None)
+    assert all(status == "COMPLETED" for status, _ in results.values())
+    return tuner, results
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     """The results and the best model of one device."""
-    plain = tuner(tmp_path_factory.mktemp("plain"))
-    results = search(plain)
-    assert results[FAILS] == ("FAILED", None) and len(results) == 3
-    (best,) = plain.get_best_models()
+    tuner, results = search(tmp_path_factory.mktemp("plain"))
+    assert len(results) == 2
+    (best,) = tuner.get_best_models()
     return results, best
 
 
-def assert_same_results(found, reference):
-    assert found.keys() == reference.keys()
-    for name, (status, score) in reference.items():
-        assert found[name][0] == status
-        if score is not None:
-            close(found[name][1], score)
+def outputs(model):
+    data = {"x": X, "verbose": 0}
+    return [*model.predict(**data).flat, *model.evaluate(y=Y, **data)]
 
 
-def assert_same_outputs(model, reference):
-    close(model.predict(X, verbose=0), reference.predict(X, verbose=0), 1e-5)
-    close(model.evaluate(X, Y, verbose=0), reference.evaluate(X, Y, verbose=0))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_search_inside_a_block(strategy, reference, tmp_path):
-    results, best = reference
-    mine = tuner(tmp_path)
-    with strategy(2):
-        assert_same_results(search(mine), results)
-        (inside,) = mine.get_best_models()
-        assert_same_outputs(inside, best)
-    (after,) = mine.get_best_models()
-    for model in (inside, after):
-        assert_ordinary(model)
-        assert_same_outputs(model, best)
-        same_model(model, best)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_strategy_of_the_tuner(strategy, reference, tmp_path):
-    results, best = reference
-    towers = strategy(2)
-    mine = tuner(tmp_path, towers)
-    assert_same_results(search(mine), results)
-    (outside,) = mine.get_best_models()
-    assert_same_outputs(outside, best)
-    with towers:
-        (inside,) = mine.get_best_models()
-        assert_same_outputs(inside, best)
+@pytest.mark.parametrize("of_tuner", [False, True])
+def test_search(of_tuner, reference, tmp_path):
+    wanted, best = reference
+    strategy = kt.TowerStrategy(2)
+    with contextlib.nullcontext() if of_tuner else strategy:
+        tuner, results = search(tmp_path, strategy if of_tuner else None)
+    assert results.keys() == wanted.keys()
+    for name, (_, score) in wanted.items():
+        close(results[name][1], score)
+    with strategy:
+        (inside,) = tuner.get_best_models()
+        close(outputs(inside), outputs(best), 1e-5)
+    (outside,) = tuner.get_best_models()
+    close(outputs(outside), outputs(best), 1e-5)
     assert_ordinary(inside)
-    keras.utils.clear_session()
+    same_model(inside, best)
 
 
 def test_asynchronous_towers(tmp_path):
     with kt.AsyncTowerStrategy(2):
-        found = search(tuner(tmp_path))
-    assert found.pop(FAILS) == ("FAILED", None)
-    assert all(status == "COMPLETED" for status, _ in found.values())
+        search(tmp_path)

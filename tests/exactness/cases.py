@@ -1,6 +1,7 @@
 """Every case of the exactness contract: a compiled model and its ``fit``."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,23 @@ from tests.exactness import models as m
 from tests.kit.training import compiled
 
 BATCH = 16
+_UNEVEN = 53
+
+
+def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
+    """``fit`` on the first ``count`` examples, in order, for two epochs."""
+    weights = kwargs.pop("sample_weight", None)
+    x, y, weights = tf.nest.map_structure(
+        lambda array: None if array is None else array[:count], (x, y, weights)
+    )
+    arguments = {"batch_size": BATCH, "epochs": 2, "verbose": 0, **kwargs}
+
+    def run(model):
+        return model.fit(
+            x, y, sample_weight=weights, shuffle=False, **arguments
+        )
+
+    return run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,33 +44,10 @@ class Case:
     """
 
     build: Callable[[], keras.Model]
-    fit: Callable[[keras.Model], keras.callbacks.History]
+    fit: Callable[[keras.Model], keras.callbacks.History] = fit(
+        m.FEATURES, m.LABELS, _UNEVEN
+    )
     tolerance: float = 2e-6
-
-
-def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
-    """``fit`` on the first ``count`` examples, in order, for two epochs."""
-    arguments = {"batch_size": BATCH, "epochs": 2, **kwargs}
-
-    def first(data):
-        if isinstance(data, np.ndarray):
-            return data[:count]
-        return tf.nest.map_structure(lambda array: array[:count], data)
-
-    for name in ("sample_weight",):
-        if name in arguments:
-            arguments[name] = first(arguments[name])
-
-    def run(model):
-        return model.fit(
-            first(x),
-            None if y is None else first(y),
-            shuffle=False,
-            verbose=0,
-            **arguments,
-        )
-
-    return run
 
 
 def classifier(optimizer=m.momentum, count=m.EXAMPLES, **kwargs):
@@ -62,21 +57,10 @@ def classifier(optimizer=m.momentum, count=m.EXAMPLES, **kwargs):
     )
 
 
-def _optimizer(cls, *args, **kwargs):
-    return lambda: cls(*args, **kwargs)
-
-
-def _loss_scaled():
+def _scaled():
     return keras.optimizers.LossScaleOptimizer(
         m.momentum(), initial_scale=1024.0, dynamic_growth_steps=3
     )
-
-
-def _overflow():
-    """Infinity among the examples of one tower only, whatever their number."""
-    features = m.FEATURES.copy()
-    features[BATCH + 1] = np.inf
-    return features
 
 
 def _gan():
@@ -110,23 +94,31 @@ def _sync_batch_norm():
     return m.mlp(keras.layers.BatchNormalization(synchronized=True))
 
 
-def _activity():
+def _regularized():
     return m.mlp(
         keras.layers.ActivityRegularization(l2=0.01),
         regularizer=keras.regularizers.L2(0.01),
     )
 
 
-_HEADS = {"label": m.LABELS, "target": m.TARGETS}
-_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.8)
-_UNEVEN = 53
+# Infinity among the examples of one tower only, whatever their number.
+_OVERFLOW = m.FEATURES.copy()
+_OVERFLOW[BATCH + 1] = np.inf
 _SGD = keras.optimizers.SGD
+_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.8)
+_momentum = functools.partial(functools.partial, m.momentum)
+_adam = functools.partial(keras.optimizers.Adam, 0.01)
+_decaying = functools.partial(keras.optimizers.AdamW, 0.01, weight_decay=0.1)
+_overwriting = _momentum(
+    use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+)
+_by_hand = coupled.coupled
 
 CASES: dict[str, Case] = {
     "sgd": classifier(),
-    "adam": classifier(_optimizer(keras.optimizers.Adam, 0.01)),
-    "rmsprop": classifier(_optimizer(keras.optimizers.RMSprop, 0.01)),
-    "schedule": classifier(_optimizer(_SGD, _SCHEDULE)),
+    "adam": classifier(_adam),
+    "rmsprop": classifier(functools.partial(keras.optimizers.RMSprop, 0.01)),
+    "schedule": classifier(functools.partial(_SGD, _SCHEDULE)),
     "uneven": classifier(count=_UNEVEN),
     "batch-not-divisible": classifier(batch_size=7),
     "last-batch-of-one": classifier(count=49),
@@ -142,55 +134,35 @@ CASES: dict[str, Case] = {
         validation_batch_size=9,
     ),
     "validation-split": classifier(validation_split=0.3),
-    "clipnorm": classifier(lambda: m.momentum(clipnorm=0.05), _UNEVEN),
-    "global-clipnorm": classifier(
-        lambda: m.momentum(global_clipnorm=0.05), _UNEVEN
-    ),
-    "clipvalue": classifier(lambda: m.momentum(clipvalue=0.01), _UNEVEN),
-    "weight-decay": classifier(
-        _optimizer(keras.optimizers.AdamW, 0.01, weight_decay=0.1), _UNEVEN
-    ),
+    "clipnorm": classifier(_momentum(clipnorm=0.05), _UNEVEN),
+    "global-clipnorm": classifier(_momentum(global_clipnorm=0.05), _UNEVEN),
+    "clipvalue": classifier(_momentum(clipvalue=0.01), _UNEVEN),
+    "weight-decay": classifier(_decaying, _UNEVEN),
     "accumulation": classifier(
-        lambda: m.momentum(gradient_accumulation_steps=3), _UNEVEN
+        _momentum(gradient_accumulation_steps=3), _UNEVEN
     ),
     "accumulation-clipped": classifier(
-        lambda: m.momentum(gradient_accumulation_steps=2, global_clipnorm=0.05)
+        _momentum(gradient_accumulation_steps=2, global_clipnorm=0.05)
     ),
-    "ema": classifier(lambda: m.momentum(use_ema=True, ema_momentum=0.8)),
-    "ema-overwrite": classifier(
-        lambda: m.momentum(
-            use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
-        ),
-        _UNEVEN,
-    ),
-    "loss-scale": classifier(_loss_scaled, _UNEVEN),
+    "ema": classifier(_momentum(use_ema=True, ema_momentum=0.8)),
+    "ema-overwrite": classifier(_overwriting, _UNEVEN),
+    "loss-scale": classifier(_scaled, _UNEVEN),
     "loss-scale-overflow": Case(
-        compiled(m.mlp, _loss_scaled, metrics=list),
-        fit(_overflow(), m.LABELS),
+        compiled(m.mlp, _scaled, metrics=list), fit(_OVERFLOW, m.LABELS)
     ),
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
-    "mixed-float16": Case(
-        compiled(_mixed("mixed_float16")),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
-        tolerance=2e-3,
-    ),
-    "mixed-bfloat16": Case(
-        compiled(_mixed("mixed_bfloat16")),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
-        tolerance=2e-2,
-    ),
+    "mixed-float16": Case(compiled(_mixed("mixed_float16")), tolerance=2e-3),
+    "mixed-bfloat16": Case(compiled(_mixed("mixed_bfloat16")), tolerance=2e-2),
     "embedding": Case(
         compiled(m.with_embedding), fit(m.TOKENS, m.LABELS, _UNEVEN)
     ),
     "embedding-clipped": Case(
-        compiled(m.with_embedding, lambda: m.momentum(global_clipnorm=0.05)),
+        compiled(m.with_embedding, _momentum(global_clipnorm=0.05)),
         fit(m.TOKENS, m.LABELS),
     ),
-    "regularizers": Case(
-        compiled(_activity), fit(m.FEATURES, m.LABELS, _UNEVEN)
-    ),
+    "regularizers": Case(compiled(_regularized)),
     "sync-batch-norm": Case(
-        compiled(_sync_batch_norm, _optimizer(keras.optimizers.Adam, 0.01)),
+        compiled(_sync_batch_norm, _adam),
         fit(
             m.FEATURES,
             m.LABELS,
@@ -209,34 +181,29 @@ CASES: dict[str, Case] = {
         ),
         fit(
             {"features": m.FEATURES, "tokens": m.TOKENS},
-            _HEADS,
+            {"label": m.LABELS, "target": m.TARGETS},
             _UNEVEN,
             sample_weight={"label": m.WEIGHTS, "target": m.WEIGHTS[::-1]},
         ),
     ),
     "rich-metrics": Case(
         compiled(
-            m.mlp,
             metrics=lambda: [
                 "accuracy",
                 keras.metrics.SparseTopKCategoricalAccuracy(2),
                 keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
             ],
         ),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
     ),
     "sum-loss": Case(
         compiled(
-            m.mlp,
-            _optimizer(_SGD, 0.005),
+            optimizer=functools.partial(_SGD, 0.005),
             loss=lambda: m.cross_entropy(reduction="sum"),
         ),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
     ),
     "mean-with-sample-weight-loss": Case(
         compiled(
-            m.mlp,
-            loss=lambda: m.cross_entropy(reduction="mean_with_sample_weight"),
+            loss=lambda: m.cross_entropy(reduction="mean_with_sample_weight")
         ),
         fit(m.FEATURES, m.LABELS, _UNEVEN, sample_weight=m.WEIGHTS),
     ),
@@ -244,51 +211,23 @@ CASES: dict[str, Case] = {
         compiled(m.with_mask, weighted_metrics=["accuracy"]),
         fit(m.SENTENCES, m.SENTENCE_LABELS, _UNEVEN),
     ),
-    "steps-per-execution": Case(
-        compiled(m.mlp, steps_per_execution=3),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
-    ),
+    "steps-per-execution": Case(compiled(steps_per_execution=3)),
     "eager": Case(
-        compiled(m.mlp, run_eagerly=True),
+        compiled(run_eagerly=True),
         fit(m.FEATURES, m.LABELS, _UNEVEN, epochs=1),
     ),
-    "lazy": Case(
-        compiled(_subclassed(m.Lazy)), fit(m.FEATURES, m.LABELS, _UNEVEN)
-    ),
-    "own-train-step": Case(
-        compiled(_subclassed(m.OwnStep), metrics=list),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
-    ),
+    "lazy": Case(compiled(_subclassed(m.Lazy))),
+    "own-train-step": Case(compiled(_subclassed(m.OwnStep), metrics=list)),
     "gan": Case(_gan, fit(m.FEATURES, count=_UNEVEN)),
-    "contrastive": Case(
-        coupled.coupled(coupled.simclr), fit(m.FEATURES, m.LABELS, _UNEVEN)
-    ),
-    "gathered-twice": Case(
-        coupled.coupled(coupled.centred_views),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
-    ),
+    "contrastive": Case(_by_hand(coupled.simclr)),
+    "gathered-twice": Case(_by_hand(coupled.centred_views)),
     "clipped-by-hand": Case(
-        coupled.coupled(coupled.penalty_on_a_mean, coupled.clipped),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
+        _by_hand(coupled.penalty_on_a_mean, coupled.clipped)
     ),
     "gradients-by-hand": Case(
-        coupled.coupled(coupled.supervised_contrastive, coupled.signs),
-        fit(m.FEATURES, m.LABELS, _UNEVEN),
+        _by_hand(coupled.supervised_contrastive, coupled.signs)
     ),
 }
-
-# About how data is split, weighted and counted, before any update.
-_OF_DATA = (
-    "batch-not-divisible",
-    "last-batch-of-two",
-    "all-batches-of-one",
-    "class-weight",
-    "validation",
-    "validation-split",
-    "rich-metrics",
-    "several-losses",
-)
-OF_UPDATES = tuple(name for name in CASES if name not in _OF_DATA)
 
 # Whose update, given the sum of the gradients, is Keras's own everywhere.
 OF_ONE_UPDATE = (

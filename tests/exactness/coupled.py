@@ -37,19 +37,6 @@ def clip(model, x, y):
     return tf.reduce_mean(_entropy(_similar(mine, everyone), here))
 
 
-def barlow_twins(model, x, y):
-    one, other = kt.gather((model.body(x * 1.1), model.body(x + 0.2)))
-
-    def standard(z):
-        mean, variance = tf.nn.moments(z, [0])
-        return (z - mean) / tf.sqrt(variance + 1e-2)
-
-    count = tf.cast(tf.shape(one)[0], tf.float32)
-    c = tf.matmul(standard(one), standard(other), transpose_a=True) / count
-    weights = tf.eye(WIDTH) + 0.1 * (1 - tf.eye(WIDTH))
-    return 0.1 * tf.reduce_sum(weights * (c - tf.eye(WIDTH)) ** 2)
-
-
 def supervised_contrastive(model, x, y):
     """Labels are gathered too."""
     given = kt.gather({"z": model.unit(x), "y": y})
@@ -129,21 +116,6 @@ def plain(model, x, y):
     return tf.reduce_mean(_losses(model, x, y)[1])
 
 
-LOSSES = {
-    loss.__name__: loss
-    for loss in (
-        simclr,
-        clip,
-        barlow_twins,
-        supervised_contrastive,
-        masked_mean,
-        weighted_mean,
-        penalty_on_a_mean,
-        gradient_penalty,
-    )
-}
-
-
 def as_they_are(model, gradients, loss_of):
     return gradients
 
@@ -161,19 +133,6 @@ def signs(model, gradients, loss_of):
     ]
 
 
-def adaptive(model, gradients, loss_of):
-    """Each gradient is clipped by the norm of its weight."""
-    result = []
-    for g, v in zip(
-        kt.reduce_gradients(gradients), model.trainable_variables, strict=True
-    ):
-        if g is not None:
-            most = 0.1 * tf.norm(v) + 1e-3
-            g = g * most / tf.maximum(tf.norm(g), most)
-        result.append(g)
-    return result
-
-
 def sharpness_aware(model, gradients, loss_of):
     """SAM: the gradient at the worst point nearby."""
     variables = model.trainable_variables
@@ -189,11 +148,6 @@ def sharpness_aware(model, gradients, loss_of):
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
     return gradients
-
-
-BY_HAND = {
-    step.__name__: step for step in (clipped, signs, adaptive, sharpness_aware)
-}
 
 
 class Coupled(keras.Model):

@@ -1,76 +1,131 @@
-"""N towers give the weights and the ``History`` that one device gives."""
+"""Every case of the contract, on every synchronous strategy of one process.
 
+`make test` draws a strategy for each case; `make test-all` has all cases on
+the strategies that differ most, and the hardest on all of them.
+"""
+
+import collections
+import functools
+import random
+
+import keras
 import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import HARDEST, OF_ONE_UPDATE
-from tests.exactness.contract import NAMES, assert_contract
+from tests.exactness.cases import CASES, HARDEST
+from tests.exactness.contract import assert_contract
+from tests.kit.compare import assert_same, assert_towers_equal, outcome
 from tests.kit.long import long_but
+from tests.kit.seeded import SEED
+from tests.kit.training import classifier
+
+pytestmark = pytest.mark.optimized
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
-# Every hardest case in every mode, and every mode on every number of towers.
-TURNS = [
-    (name, mode, (2, 3, 4, 8)[(row + column) % 4])
-    for row, mode in enumerate(MODES)
-    for column, name in enumerate(HARDEST)
-]
-# Every hardest case, every mode and every number of towers at least once.
-KEPT = (
-    ("sync-batch-norm", "nccl", 4),
-    ("embedding-clipped", "collective", 3),
-    ("accumulation", "hierarchical", 8),
-    ("gan", "gpu", 4),
-    ("embedding-clipped", "cpu", 2),
-)
-
-
-@pytest.mark.parametrize(
-    "name", long_but(lambda name: name not in OF_ONE_UPDATE[1:], NAMES)
-)
-def test_case_on_three_towers(name):
-    assert_contract(name, kt.TowerStrategy(3))
-
-
-@pytest.mark.parametrize("towers", long_but(lambda n: n == 8, [1, 2, 8]))
-@pytest.mark.parametrize("name", HARDEST)
-def test_hardest_cases_on_other_towers(name, towers):
-    assert_contract(name, kt.TowerStrategy(towers))
-
-
-@pytest.mark.parametrize(
-    "name, mode, towers",
-    long_but(KEPT.__contains__, TURNS),
-)
-def test_mode_on_towers(name, mode, towers):
-    assert_contract(name, kt.TowerStrategy(towers, mode=mode))
-
-
-@pytest.mark.parametrize(
-    "name",
-    long_but(
-        ("embedding-clipped", "gan", "loss-scale-overflow").__contains__,
-        [*HARDEST, "loss-scale-overflow", "uneven"],
+WAYS = {
+    "towers": kt.TowerStrategy,
+    "each": functools.partial(kt.TowerStrategy, updates="each"),
+    **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
+    "served": kt.ParameterServerTowerStrategy,
+    "served by all": functools.partial(
+        kt.ParameterServerTowerStrategy, ps_device="gpu"
     ),
+    # Each update is of the gradients of two batches.
+    "replicas": lambda towers: kt.SyncReplicasStrategy(2, 2),
+}
+TOWERS = (2, 3, 3, 8)
+# Two batches of replicas are one of one device only where a loss is a mean over
+# the examples of a batch, and batches are of the same size. And replicas
+# refuse eager steps.
+NOT_OF_REPLICAS = (
+    "batch-not-divisible",
+    "last-batch-of-two",
+    "validation-split",
+    "several-losses",
+    "all-batches-of-one",
+    "sync-batch-norm",
+    "regularizers",
+    "sum-loss",
+    "mean-with-sample-weight-loss",
+    "mask",
+    "contrastive",
+    "gathered-twice",
+    "clipped-by-hand",
+    "gradients-by-hand",
+    "eager",
 )
-def test_every_tower_updates_its_own(name):
-    assert_contract(name, kt.TowerStrategy(3, updates="each"))
+
+
+def _ways(name):
+    left_out = "replicas" if name in NOT_OF_REPLICAS else None
+    return [way for way in WAYS if way != left_out]
+
+
+def _drawn():
+    """A way for each case, none of which has many more than another."""
+    drawn, used = random.Random(SEED), collections.Counter()
+    for name in drawn.sample([*CASES], len(CASES)):
+        ways = drawn.sample([*WAYS], len(WAYS))
+        way = min(filter(_ways(name).__contains__, ways), key=used.__getitem__)
+        used[way] += 1
+        yield name, way, drawn.choice(TOWERS)
+
+
+FIRST = [(name, "towers", 3) for name in HARDEST]
+KEPT = [*FIRST, *(one for one in _drawn() if one not in FIRST)]
+REST = [
+    *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
+    *(
+        (name, way, 3 if way == "towers" else 2)
+        for name in CASES
+        for way in _ways(name)
+        if name in HARDEST or way in ("towers", "served by all", "replicas")
+    ),
+]
+
+
+def _marked(one):
+    if one in FIRST:
+        return pytest.param(*one, marks=pytest.mark.core)
+    return long_but(KEPT.__contains__, [one])[0]
+
+
+@pytest.mark.parametrize(
+    "name, way, towers", [*map(_marked, dict.fromkeys([*KEPT, *REST]))]
+)
+def test_case(name, way, towers):
+    parts = 2 if way == "replicas" else 1
+    # Compiling takes longer than a step of these.
+    xla = way in ("towers", "served")
+    assert_contract(name, WAYS[way](towers), parts, xla)
+
+
+@pytest.mark.parametrize(
+    "name, replicas", [("embedding-clipped", 2), ("loss-scale-overflow", 1)]
+)
+def test_four_gradients_an_update(name, replicas):
+    # Their number of examples is that of whole updates.
+    assert_contract(name, kt.SyncReplicasStrategy(4, replicas), 4, xla=False)
 
 
 def test_a_wrong_weight_is_caught():
     def spoil(model):
-        weights = model.get_weights()
-        weights[0][0, 0] += 1e-4
-        model.set_weights(weights)
+        kernel = model.trainable_variables[0]
+        kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
 
+    wanted = outcome(classifier, lambda model: None)
+    assert_same(outcome(classifier, lambda model: None), wanted)
     with pytest.raises(AssertionError, match="kernel"):
-        assert_contract("sgd", kt.TowerStrategy(2), spoil)
+        assert_same(outcome(classifier, spoil), wanted)
 
 
 def test_towers_that_differ_are_caught():
-    def spoil(model):
+    model, strategy = classifier(), kt.TowerStrategy(2)
+    with strategy:
+        strategy.adopt(model)
+        assert_towers_equal(model)
         component = model.trainable_variables[0]._value.values[1]
         component.assign(component + np.float32(1e-7))
-
-    with pytest.raises(AssertionError, match="tower 1"):
-        assert_contract("sgd", kt.TowerStrategy(2), spoil)
+        with pytest.raises(AssertionError, match="tower 1"):
+            assert_towers_equal(model)

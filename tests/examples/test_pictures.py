@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from keras_towers.bench import charts
+from keras_towers.bench.field.rows import LISTED
+from keras_towers.bench.rows import SUITES
+
 matplotlib = pytest.importorskip("matplotlib")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,47 +34,56 @@ def saved(tmp_path):
     def save(figure):
         figure.savefig(tmp_path / "picture.png")
         texts = figure.findobj(matplotlib.text.Text)
-        return [text.get_text() for text in texts if text.get_visible()]
+        return {text.get_text() for text in texts if text.get_visible()}
 
     yield save
     matplotlib.pyplot.close("all")
 
 
 def spread(median):
-    return {"median": median, "low": 0.9 * median, "high": 1.2 * median}
-
-
-def training(**medians):
-    """A report of two models on several towers, as the bench writes it."""
-    return {
-        "machine": MACHINE,
-        "settings": {"repeats": 3},
-        "training": [
-            {
-                "model": model,
-                "towers": towers,
-                "strategy": row.replace("_", "-"),
-                "step_ms": median and spread(median * towers * factor),
-            }
-            for model, factor in (("small", 1), ("large", 10))
-            for towers in (1, 2, 4)
-            for row, median in medians.items()
-        ],
-        "processes": [],
+    return median and {
+        "median": median,
+        "low": 0.9 * median,
+        "high": 1.2 * median,
     }
+
+
+def report(**suites):
+    """A report as the bench writes it."""
+    fixed = {"machine": MACHINE, "settings": {"repeats": 3}}
+    return {**fixed, "training": [], "processes": [], **suites}
 
 
 def labels(figure):
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
-def test_rows_are_sorted_labelled_and_explained(saved):
-    bench = example("plot_bench")
-    document = training(
-        plain=4, stock_default=30, towers=5, towers_gpu=6, parameter_server=3
+def test_training(saved):
+    medians = {
+        "plain": 4,
+        "stock-default": 30,
+        "towers": 5,
+        "towers-gpu": 6,
+        "parameter-server": 3,
+        # It failed.
+        "async": None,
+    }
+    document = report(
+        training=[
+            {
+                "model": model,
+                "towers": towers,
+                "strategy": row,
+                "step_ms": spread(median and median * towers * factor),
+            }
+            for model, factor in (("small", 1), ("large", 10))
+            for towers in (1, 2, 4)
+            for row, median in medians.items()
+        ]
     )
-    figure = bench.draw(document)
+    figure = example("plot_bench").draw(document)
     texts = saved(figure)
+    # The fastest first.
     assert labels(figure) == [
         "ParameterServerTowerStrategy",
         "plain Keras",
@@ -82,59 +95,32 @@ def test_rows_are_sorted_labelled_and_explained(saved):
     assert weights.index("bold") == 2
     assert weights.count("bold") == 1
     # Two towers of the small model, and four of the large one.
-    assert {"6.00", "60.0", "120.0", "1200.0"} <= set(texts)
-    assert {"small, 2 towers", "large, 4 towers"} <= set(texts)
-    assert "small, 1 towers" not in texts
-    assert any("a processor, 2 cores, no GPU; Keras 3.15.1" in t for t in texts)
-    assert any("3 repeats" in t for t in texts)
+    assert {"6.00", "60.0", "120.0", "1200.0"} <= texts
+    assert {"small, 2 towers", "large, 4 towers"} <= texts
     assert "keras_towers, default strategy" in texts
-    assert "PyTorch" not in texts
-
-
-def test_panels_of_a_model_have_one_scale():
-    figure = example("plot_bench").draw(training(plain=1, towers=2))
+    assert not {"small, 1 towers", "PyTorch"} & texts
+    for part in ("a processor, 2 cores, no GPU; Keras 3.15.1", "3 repeats"):
+        assert any(part in text for text in texts)
+    # The panels of a model have one scale, with room for all that is drawn.
     limits = [axes.get_xlim() for axes in figure.axes]
     assert limits[0] == limits[1] != limits[2] == limits[3]
-    # All that is drawn has room.
-    assert limits[0][1] > 1.2 * 2 * 4
-
-
-def test_a_row_that_failed_has_no_bar(saved):
-    bench = example("plot_bench")
-    figure = bench.draw(training(plain=1, towers=2, stock_default=None))
-    assert labels(figure) == ["plain Keras", "TowerStrategy"]
-    saved(figure)
+    assert limits[0][1] > 1.2 * 30 * 4
 
 
 def test_processes(saved):
     costs = {"strategy": 29, "horovod-raw": 58, "torch-ddp": 36}
     costs |= {"strategy-bf16": 51, "compute": None}
-    figure = example("plot_bench").draw(
-        {
-            "machine": MACHINE,
-            "settings": {"repeats": 3},
-            "training": [],
-            "processes": [
-                {
-                    "model": "large",
-                    "processes": 2,
-                    "row": row,
-                    "cost_ms": cost and spread(cost),
-                }
-                for row, cost in costs.items()
-            ],
-        }
-    )
+    rows = [
+        {"model": "large", "processes": 2, "row": row, "cost_ms": spread(cost)}
+        for row, cost in costs.items()
+    ]
+    figure = example("plot_bench").draw(report(processes=rows))
     assert labels(figure)[0] == "HorovodStrategy"
     assert "HorovodStrategy, bf16" in labels(figure)
-    assert {"large, 2 processes", "29.0", "PyTorch"} <= set(saved(figure))
+    assert {"large, 2 processes", "29.0", "PyTorch"} <= saved(figure)
 
 
 def test_every_row_of_the_bench_has_a_title_and_a_kind():
-    from keras_towers.bench import charts
-    from keras_towers.bench.field.rows import LISTED
-    from keras_towers.bench.rows import SUITES
-
     assert set(LISTED) <= set(charts.FIELD_TITLES)
     rows = [row for suite in SUITES.values() for row in suite.rows.values()]
     for row in rows:
@@ -154,49 +140,42 @@ def test_curves(saved):
         "async": ([0, 1, 2], [2.0, 0.5, 0.25]),
     }
     figure = example("async_vs_sync").draw(curves, "a processor, 2 cores")
-    texts = saved(figure)
+    assert any("a processor, 2 cores" in text for text in saved(figure))
     legend = [text.get_text() for text in figure.axes[0].get_legend().texts]
     assert legend == [
         "AsyncTowerStrategy, does not wait: 0.25",
         "TowerStrategy (the default), waits: 1.25",
         "ParameterServerTowerStrategy, waits: 1.50",
     ]
-    assert any("a processor, 2 cores" in text for text in texts)
 
 
-def traced(*names, steps=8, numbered=True):
+def traced(name, steps, numbered=True):
     """A trace of steps, one behind the other on two towers."""
-    rows = [
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": 0,
-            "tid": t,
-            "args": {"name": f"tower {t}"},
-        }
-        for t in (0, 1)
+    towers = [
+        {"name": "thread_name", "ph": "M", "args": {"name": f"tower {tower}"}}
+        for tower in (0, 1)
     ]
     events = [
         {
             "name": name,
             "ph": "X",
-            "pid": 0,
-            "tid": s % 2,
-            "ts": 1e3 * s,
+            "ts": 1e3 * step,
             "dur": 900,
-            "args": {"step": s} if numbered else {},
+            "args": {"step": step} if numbered else {},
         }
-        for s in range(steps)
-        for name in names
+        for step in range(steps)
     ]
-    return {"traceEvents": [*rows, *events]}
+    both = enumerate([*towers, *events])
+    return {"traceEvents": [{**e, "pid": 0, "tid": i % 2} for i, e in both]}
 
 
-@pytest.mark.parametrize("numbered", [True, False], ids=["common", "own"])
-def test_timelines_of_steps_in_common_and_of_own_ones(saved, numbered):
-    plot = example("plot_timeline")
-    trace = traced("compute" if numbered else "step", numbered=numbered)
-    figure = plot.draw(trace, 3)
+@pytest.mark.parametrize(
+    "trace",
+    [traced("compute", 8), traced("step", 8, numbered=False)],
+    ids=["common", "own"],
+)
+def test_timelines_of_steps_in_common_and_of_own_ones(saved, trace):
+    figure = example("plot_timeline").draw(trace, 3)
     assert len(figure.axes[0].patches) == 3
     assert "tower 1" in saved(figure)
 
@@ -205,4 +184,4 @@ def test_timelines_of_steps_in_common_and_of_own_ones(saved, numbered):
 def test_a_timeline_of_too_few_steps_is_refused(steps):
     plot = example("plot_timeline")
     with pytest.raises(plot.typer.BadParameter, match="fewer than two steps"):
-        plot.draw(traced("compute", steps=steps), 3)
+        plot.draw(traced("compute", steps), 3)

@@ -7,27 +7,31 @@ failed, and 2 if there is no GPU.
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from keras_towers.bench.rows import MODES
 from keras_towers.doctor import checks, probe
-from tests.gpu import machine, report
 from tests.kit import gpus
 
 ROOT = Path(__file__).parents[2]
 # In a terminal that is wide enough for every table of the benchmark.
 COLUMNS = "110"
+_QUERY = "--query-gpu=index,name,memory.total,compute_cap,driver_version"
+_BUILT_WITH = """
+import tensorflow as tf
+for name, value in tf.sysconfig.get_build_info().items():
+    print(name, value)
+"""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run all, print the report, and return the exit code."""
-    options = options_of()
+    options = options_of(arguments)
     facts = probe.look()
     found = facts.get("gpus", [])
     if options.on == "gpu" and not found:
@@ -42,24 +46,40 @@ def main() -> int:
         ),
         "COLUMNS": COLUMNS,
     }
-    tests, well = run_tests(options, environment)
-    sections = [
-        ("Machine", report.table(machine.rows())),
-        ("GPUs", report.block(machine.gpus())),
-        ("Tests", tests),
-    ]
+    python = (sys.executable, "-m")
+    said = {
+        title: run(command, environment)[0]
+        for title, command in {
+            "Machine": (*python, "keras_towers", "doctor"),
+            "GPUs": ("nvidia-smi", _QUERY, "--format=csv"),
+            "How they are connected": ("nvidia-smi", "topo", "-m"),
+            "TensorFlow is built with": (sys.executable, "-c", _BUILT_WITH),
+            # TensorFlow loads CUDA, cuDNN and NCCL from packages.
+            "Packages": (*python, "pip", "list"),
+        }.items()
+    }
+    # In a process of pytest-xdist's, so that a crash costs one test.
+    tests = ("pytest", "tests/gpu", "-m", "gpu", "-n", "1", "--dist", "load")
+    commands = {"Tests": [*tests, "-q", "-rs", "--tb=short"]}
+    commands["Tests"] += shlex.split(options.tests)
     if not options.no_bench:
-        bench, bench_well = run_bench(options, len(found), environment)
-        sections.append(("Benchmark", bench))
-        well = well and bench_well
-    text = report.document(sections)
-    print(f"\n{text}")
-    options.report.write_text(text, encoding="utf-8")
+        commands["Benchmark"] = bench_command(options, len(found))
+    codes = []
+    for title, command in commands.items():
+        said[title], code = run([*python, *command], environment)
+        codes.append(code)
+    text = "\n\n".join(
+        [
+            "# keras_towers on GPUs",
+            *(f"## {title}\n\n{block(text)}" for title, text in said.items()),
+        ]
+    )
+    options.report.write_text(f"{text}\n", encoding="utf-8")
     print(f"Written to {options.report}. Please paste it into an issue.")
-    return 0 if well else 1
+    return int(any(codes))
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments; None: those of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument(
@@ -68,18 +88,16 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="gpu",
         help="cpu: try the tests and the report on logical CPUs",
     )
-    parser.add_argument(
-        "--tests",
-        metavar="ARGUMENTS",
-        default="",
-        help='more arguments of pytest, such as "-k nccl"',
-    )
-    parser.add_argument(
-        "--bench",
-        metavar="ARGUMENTS",
-        default="",
-        help='more arguments of keras-towers bench, such as "--repeats 1"',
-    )
+    for kind, what, example in (
+        ("tests", "pytest", "-k nccl"),
+        ("bench", "keras-towers bench", "--repeats 1"),
+    ):
+        parser.add_argument(
+            f"--{kind}",
+            metavar="ARGUMENTS",
+            default="",
+            help=f'more arguments of {what}, such as "{example}"',
+        )
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--report", type=Path, default=Path("gpu-report.md"))
     return parser.parse_args(arguments)
@@ -101,27 +119,47 @@ def _no_gpu(facts: dict[str, Any]) -> str:
     )
 
 
-def run_tests(
-    options: argparse.Namespace, environment: dict[str, str]
-) -> tuple[str, bool]:
-    """Run the tests in a process of their own.
+def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
+    """Run a command, show what it says, and return that and its exit code."""
+    print("$", *command, flush=True)
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        return f"{command[0]}: not found", 127
+    lines = []
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    said = "".join(lines)
+    if process.returncode:
+        said += f"\nexit code {process.returncode}"
+    return said, process.returncode
 
-    It is one of pytest-xdist's, so that a crash costs one test.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder, "results.xml")
-        command = [
-            *(sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu"),
-            *("-n", "1", "--dist", "load", "-q", f"--junitxml={results}"),
-            *shlex.split(options.tests),
-        ]
-        ended = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-        try:
-            found = report.read(results)
-        except (OSError, ElementTree.ParseError) as error:
-            text = f"pytest ended with {ended.returncode}: {error}"
-            return report.block(text), False
-    return report.of_tests(found), ended.returncode == 0
+
+def block(text: str) -> str:
+    """Text as it is, in a fence that it does not close itself."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
+
+
+def bench_command(options: argparse.Namespace, number: int) -> list[str]:
+    """Compare on all GPUs, or on two CPUs."""
+    number = number if options.on == "gpu" else 2
+    modes = modes_on(options.on, number)
+    return [
+        *("keras_towers", "bench", "--device", options.on),
+        *("--towers", str(number), "--models", "large,cnn", "--repeats", "3"),
+        *(("--modes", ",".join(modes)) if modes else ()),
+        *shlex.split(options.bench),
+    ]
 
 
 def modes_on(kind: str, number: int) -> list[str]:
@@ -136,35 +174,6 @@ def modes_on(kind: str, number: int) -> list[str]:
     nccl, _ = reduction.nccl_available(devices)
     fit = {"nccl": nccl, "hierarchical": number % 2 == 0}
     return [mode for mode in MODES if fit.get(mode, True)]
-
-
-def run_bench(
-    options: argparse.Namespace, number: int, environment: dict[str, str]
-) -> tuple[str, bool]:
-    """Compare on all GPUs, or on two CPUs; what is printed is reported."""
-    number = number if options.on == "gpu" else 2
-    modes = modes_on(options.on, number)
-    command = [
-        *(sys.executable, "-m", "keras_towers", "bench"),
-        *("--device", options.on, "--towers", str(number)),
-        *("--models", "large,cnn", "--repeats", "3"),
-        *(("--modes", ",".join(modes)) if modes else ()),
-        *shlex.split(options.bench),
-    ]
-    print("$", *command[1:], flush=True)
-    ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    said = ended.stdout
-    if ended.returncode:
-        said += f"\nexit code {ended.returncode}"
-    return report.block(said), ended.returncode == 0
 
 
 if __name__ == "__main__":

@@ -4,16 +4,24 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 import keras_towers as kt
+from tests.compatibility import test_custom_loop as loops
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST
+from tests.fit.data.prefetched import (
+    assert_drawn_ahead,
+    assert_strings_are_exact,
+)
+from tests.fit.data.test_inputs import fitting
 from tests.gpu.towers import (
     HARD,
     TOLERANCE,
     assert_contract,
     in_mode,
     strategy,
+    towers,
 )
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, classifier, compiled, fit
@@ -66,111 +74,63 @@ def conv_net():
     return keras.Sequential(
         [
             keras.Input((8, 8, 3)),
-            keras.layers.Conv2D(6, 3, padding="same"),
-            keras.layers.BatchNormalization(),
-            keras.layers.ReLU(),
-            keras.layers.MaxPooling2D(),
-            keras.layers.SpatialDropout2D(0.3, seed=5),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.3, seed=6),
-            keras.layers.Dense(3),
+            layers.Conv2D(6, 3, "same"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.SpatialDropout2D(0.3, seed=5),
+            layers.Flatten(),
+            layers.Dropout(0.3, seed=6),
+            layers.Dense(3),
         ]
     )
 
 
-def test_batch_norm_and_dropout_of_the_global_batch():
-    assert_exact(
+def recurrent():
+    keras.utils.set_random_seed(4)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            layers.Embedding(14, 5, mask_zero=True),
+            layers.LSTM(6, return_sequences=True),
+            layers.GRU(4),
+            layers.Dense(3),
+        ]
+    )
+
+
+def in_all_calls(model):
+    logs = [
+        model.train_on_batch(X[rows], m.LABELS[rows], return_dict=True)
+        for rows in (slice(9), slice(9, 18))
+    ]
+    tested = model.evaluate(X, m.LABELS[: len(X)], batch_size=7, verbose=0)
+    return logs, tested, model.predict(X, batch_size=7, verbose=0)
+
+
+SENTENCES = m.SENTENCES[: len(X)]
+MODELS = {
+    "of the global batch": (
         compiled(conv_net),
         lambda model: fit(model, 2, IMAGES),
-        strategy(exact=True),
-        tolerance=TOLERANCE,
-    )
+        {"exact": True},
+    ),
+    "recurrent": (compiled(recurrent), lambda model: fit(model, 1, SENTENCES)),
+    "xla": (compiled(jit_compile=True), fit),
+    "no xla": (compiled(jit_compile=False), fit),
+    "all calls": (classifier, in_all_calls),
+}
 
 
-def test_recurrent_layers():
-    def build():
-        keras.utils.set_random_seed(4)
-        layers = [
-            keras.Input((4,), dtype="int32"),
-            keras.layers.Embedding(14, 5, mask_zero=True),
-            keras.layers.LSTM(6, return_sequences=True),
-            keras.layers.GRU(4),
-            keras.layers.Dense(3),
-        ]
-        return keras.Sequential(layers)
-
-    assert_exact(
-        compiled(build),
-        lambda model: fit(model, 1, m.SENTENCES[: len(X)]),
-        strategy(),
-        tolerance=TOLERANCE,
-    )
-
-
-@pytest.mark.parametrize("xla", [True, False])
-def test_with_and_without_xla(xla):
-    assert_exact(
-        lambda: classifier(jit_compile=xla),
-        lambda model: fit(model, 2),
-        strategy(),
-        tolerance=TOLERANCE,
-    )
-
-
-def test_single_batches_evaluate_and_predict():
-    def act(model):
-        logs = [
-            model.train_on_batch(X[start : start + 9], Y, return_dict=True)
-            for start, Y in ((0, m.LABELS[:9]), (9, m.LABELS[9:18]))
-        ]
-        tested = model.evaluate(X, m.LABELS[: len(X)], batch_size=7, verbose=0)
-        return logs, tested, model.predict(X, batch_size=7, verbose=0)
-
-    assert_exact(classifier, act, strategy(), tolerance=TOLERANCE)
+@pytest.mark.parametrize("name", MODELS)
+def test_other_models(name):
+    make, act, *options = MODELS[name]
+    on = strategy(**dict(*options))
+    assert_exact(make, act, on, tolerance=TOLERANCE)
 
 
 def test_custom_loop():
-    def build():
-        return m.mlp(), m.momentum()
-
-    def loss_of(model, x, y):
-        losses = keras.losses.sparse_categorical_crossentropy(
-            y, model(x, training=True), from_logits=True
-        )
-        return tf.reduce_sum(losses) / 16.0
-
-    def step_of(model, optimizer):
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = loss_of(model, x, y)
-            weights = model.trainable_variables
-            optimizer.apply(tape.gradient(loss, weights), weights)
-            return loss
-
-        return step
-
-    data = tf.data.Dataset.from_tensor_slices((m.FEATURES, m.LABELS)).batch(16)
-    on = strategy()
-    with on.scope():
-        model, optimizer = build()
-    step = step_of(model, optimizer)
-
-    @tf.function
-    def distributed(batch):
-        return on.reduce("SUM", on.run(step, args=batch), axis=None)
-
-    losses = [
-        float(distributed(batch))
-        for batch in on.experimental_distribute_dataset(data)
-    ]
-    alone, optimizer = build()
-    step = tf.function(step_of(alone, optimizer))
-    wanted = [float(step(*batch)) for batch in data]
-    np.testing.assert_allclose(losses, wanted, rtol=TOLERANCE)
-    for one, other in zip(
-        model.get_weights(), alone.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(one, other, TOLERANCE, TOLERANCE)
+    loops.assert_exact(strategy(), "adamw", loops.dense_model, "step function")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -190,3 +150,27 @@ def test_two_runs_are_equal_to_the_bit(mode):
             np.testing.assert_array_equal(one, other)
     finally:
         disable_op_determinism()
+
+
+@pytest.mark.parametrize(
+    "source", ["numpy", "tf.data", "unknown length", "PyDataset", "generator"]
+)
+@pytest.mark.parametrize("batches", ["split", "each"])
+def test_every_source(source, batches):
+    more = 1 if batches == "split" else len(towers())
+    steps = {"steps_per_epoch": 3} if source == "generator" else {}
+    assert_exact(
+        compiled(),
+        fitting(source, 4, epochs=1, **steps),
+        strategy(batches=batches),
+        fitting(source, 4 * more, epochs=1, **steps),
+        tolerance=TOLERANCE,
+    )
+
+
+def test_strings_stay_on_the_host():
+    assert_strings_are_exact(strategy(), tolerance=TOLERANCE)
+
+
+def test_the_next_batch_is_drawn_while_this_one_computes():
+    assert_drawn_ahead(strategy())

@@ -7,7 +7,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.devices import canonical
 from tests.exactness import models as m
-from tests.gpu.towers import kind, strategy, towers
+from tests.gpu.towers import strategy, towers
+from tests.kit import gpus
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, classifier, fit
 
@@ -133,26 +134,20 @@ def grown(strategy):
 
 
 @pytest.mark.skipif(
-    "kind() != 'GPU'", reason="TensorFlow knows the memory of GPUs only"
+    gpus.ON != "gpu", reason="TensorFlow knows the memory of GPUs only"
 )
-def test_memory_of_replicas():
-    inside, after = grown(strategy())
-    # The first tower's replica is the user's own.
-    assert inside == pytest.approx([0] + [64] * (len(towers()) - 1), abs=4)
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_of_weights(shared):
+    if shared:
+        on = strategy(kt.ParameterServerTowerStrategy, ps_device="gpu")
+    else:
+        on = strategy()
+    inside, after = grown(on)
+    if shared:
+        # One copy at most, beside the user's own.
+        assert sum(inside) <= 64 + 4
+    else:
+        # The first tower's replica is the user's own.
+        others = [64] * (len(towers()) - 1)
+        assert inside == pytest.approx([0, *others], abs=4)
     assert after == pytest.approx([0] * len(towers()), abs=4)
-
-
-@pytest.mark.skipif(
-    "kind() != 'GPU'", reason="TensorFlow knows the memory of GPUs only"
-)
-def test_memory_of_shared_weights():
-    inside, after = grown(
-        strategy(kt.ParameterServerTowerStrategy, ps_device="gpu")
-    )
-    # One copy at most, beside the user's own.
-    assert sum(inside) <= 64 + 4
-    assert after == pytest.approx([0] * len(towers()), abs=4)
-
-
-def test_kind_of_devices():
-    assert {kind()} == {place[3] for place in everywhere()}

@@ -11,20 +11,15 @@ JOB = Job(
     limit_s=240,
     HOROVOD_DYNAMIC_PROCESS_SETS="1",
 )
+CHECKS = [
+    name
+    for module in ("training", "callbacks", "tapes")
+    for name in names(f"tests.horovod.{module}")
+]
 
 
-@pytest.mark.parametrize("name", names("tests.horovod.training"))
-def test_weights(name):
-    JOB.assert_passed(name)
-
-
-@pytest.mark.parametrize("name", names("tests.horovod.other"))
-def test_other(name):
-    JOB.assert_passed(name)
-
-
-@pytest.mark.parametrize("name", names("tests.horovod.tensorflow_names"))
-def test_tensorflow_names(name):
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(name):
     JOB.assert_passed(name)
 
 

@@ -1,287 +1,153 @@
 """Checks of two ranks: weights equal to those of one process."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_towers.horovod as hvd
-from tests.horovod.small import (
-    GLOBAL_BATCH,
-    ROUNDING,
-    assert_as_alone,
-    assert_trains_as_alone,
-    data,
-    gradients,
-    loss,
-    mine,
-    model,
-    ranks_apart,
-    sgd,
-    train,
-    trained_alone,
-    weights_apart,
-)
+from tests.horovod import small
 from tests.kit.ranks import check
 
+STEPS = 4
+SHAPES = [(3, 2), (5, 2), (4,)]
+# Options, backward passes per update, and what the sum of the gradients of all
+# ranks and passes is multiplied with.
+WAYS = {
+    "plain": ({}, 1, 1 / 2),
+    "sparse as dense": ({"sparse_as_dense": True}, 1, 1 / 2),
+    "summed": ({"op": hvd.Sum}, 1, 1),
+    "divided before": ({"gradient_predivide_factor": 4.0}, 1, 1 / 2),
+    "groups by number": ({"groups": 2}, 1, 1 / 2),
+    "groups by variables": ({}, 1, 1 / 2),
+    "in half precision": ({"compression": hvd.Compression.fp16}, 1, 1 / 2),
+    "passes summed": ({"backward_passes_per_step": 2}, 2, 1 / 2),
+    "passes averaged": (
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+        2,
+        1 / 4,
+    ),
+}
+
+
+def _variables():
+    return [keras.Variable(np.ones(shape)) for shape in SHAPES]
+
+
+def _gradients(step, rank):
+    """Gradients of a rank, of which the second is sparse."""
+    rng = np.random.default_rng([step, rank])
+    grads = [tf.constant(rng.normal(size=s), tf.float32) for s in SHAPES]
+    rows = tf.constant(rng.integers(0, 5, 2 + rank))
+    grads[1] = tf.IndexedSlices(grads[1][: 2 + rank], rows, tf.constant([5, 2]))
+    return grads
+
+
+def _alone(passes, factor):
+    """The variables of one process that has the gradients of all."""
+    variables, optimizer = _variables(), small.sgd()
+    for first in range(0, STEPS, passes):
+        everyone = [
+            map(tf.convert_to_tensor, _gradients(step, rank))
+            for step in range(first, first + passes)
+            for rank in range(2)
+        ]
+        totals = [tf.add_n(grads) for grads in zip(*everyone, strict=True)]
+        optimizer.apply([total * factor for total in totals], variables)
+    return variables
+
 
 @check
-def momentum():
-    assert_trains_as_alone(sgd)
+def every_way_to_reduce():
+    def by_hand(step):
+        return step
+
+    for name, wrap in (
+        *((name, by_hand) for name in WAYS),
+        ("plain", tf.function),
+        ("passes summed", tf.function),
+    ):
+        options, passes, factor = WAYS[name]
+        variables = _variables()
+        if name == "groups by variables":
+            options = {"groups": [variables[::2]]}
+        optimizer = hvd.DistributedOptimizer(small.sgd(), **options)
+        step = wrap(functools.partial(_apply, optimizer, variables))
+        for number in range(STEPS):
+            step(_gradients(number, hvd.rank()))
+        off = small.apart(variables, _alone(passes, factor))
+        if name == "in half precision":
+            assert small.ROUNDING < off < 1e-2
+        else:
+            assert off < small.ROUNDING, (name, wrap)
+        assert small.ranks_apart(variables) == 0, (name, wrap)
+        assert int(optimizer.iterations) == STEPS // passes, (name, wrap)
+
+
+def _apply(optimizer, variables, grads):
+    optimizer.apply(grads, variables)
 
 
 @check
-def clipped_embedding():
-    assert_trains_as_alone(
-        lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.05), "words"
-    )
+def clipping_accumulation_decay_and_averages():
+    # A rank that has made more models than the other calls layers otherwise.
+    if hvd.rank() == 1:
+        keras.layers.Dense(1)
+        small.model()
+        small.sgd()
 
-
-@check
-def embedding_as_dense():
-    assert_trains_as_alone(sgd, "words", sparse_as_dense=True)
-
-
-@check
-def keras_accumulation():
-    assert_trains_as_alone(
-        lambda: sgd(gradient_accumulation_steps=2), iterations=6
-    )
-
-
-@check
-def decay_and_averages():
-    assert_trains_as_alone(
-        lambda: keras.optimizers.AdamW(
-            0.01, use_ema=True, ema_overwrite_frequency=3, clipvalue=0.02
+    def make():
+        return keras.optimizers.AdamW(
+            0.01,
+            use_ema=True,
+            ema_overwrite_frequency=2,
+            global_clipnorm=0.05,
+            gradient_accumulation_steps=2,
         )
+
+    ours = small.train(
+        hvd.DistributedOptimizer(make()), "words", steps_per_execution=4
     )
-
-
-@check
-def passes_averaged():
-    assert_trains_as_alone(
-        sgd,
-        reference=lambda: sgd(gradient_accumulation_steps=2),
-        iterations=6,
-        backward_passes_per_step=2,
-        average_aggregated_gradients=True,
-    )
-
-
-@check
-def passes_summed():
-    assert_trains_as_alone(
-        lambda: keras.optimizers.SGD(0.05),
-        "words",
-        reference=lambda: keras.optimizers.SGD(
-            0.1, gradient_accumulation_steps=2
-        ),
-        iterations=6,
-        backward_passes_per_step=2,
-    )
+    small.assert_as_alone(ours, small.trained_alone(make, "words"))
 
 
 @check
 def passes_and_loss_scale():
-    assert_trains_as_alone(
-        lambda: keras.optimizers.LossScaleOptimizer(sgd()),
-        reference=lambda: keras.optimizers.LossScaleOptimizer(
-            sgd(gradient_accumulation_steps=2)
-        ),
-        iterations=6,
-        backward_passes_per_step=2,
-        average_aggregated_gradients=True,
-    )
+    def make(**options):
+        return keras.optimizers.LossScaleOptimizer(small.sgd(**options))
 
-
-@check
-def half_precision_is_close_and_in_use():
-    options = {"compression": hvd.Compression.fp16}
-    ours = train(hvd.DistributedOptimizer(sgd(), **options))
-    assert ROUNDING < weights_apart(ours, trained_alone(sgd)) < 1e-3
-    assert ranks_apart(ours) == 0
-
-
-@check
-def divided_before():
-    assert_trains_as_alone(sgd, gradient_predivide_factor=4.0)
-
-
-@check
-def summed():
-    assert_trains_as_alone(
-        lambda: sgd(0.05), reference=lambda: sgd(0.1), op=hvd.Sum
-    )
-
-
-@check
-def summed_embedding():
-    assert_trains_as_alone(
-        lambda: sgd(0.05), "words", reference=lambda: sgd(0.1), op=hvd.Sum
-    )
-
-
-@check
-def groups_by_number():
-    assert_trains_as_alone(sgd, groups=2)
-
-
-@check
-def groups_by_variables():
-    alone = trained_alone(sgd)
-    made = model()
-    groups = [[made.layers[0].kernel, made.layers[1].bias]]
-    ours = train(hvd.DistributedOptimizer(sgd(), groups=groups), made=made)
-    assert_as_alone(ours, alone)
-
-
-@check
-def steps_at_once():
-    alone = trained_alone(sgd)
-    ours = train(hvd.DistributedOptimizer(sgd()), steps_per_execution=4)
-    assert_as_alone(ours, alone)
-
-
-@check
-def eager_fit():
-    alone = trained_alone(sgd, "words")
-    ours = train(hvd.DistributedOptimizer(sgd()), "words", run_eagerly=True)
-    assert_as_alone(ours, alone, "words")
-
-
-@check
-def eager_passes():
-    alone = train(sgd(gradient_accumulation_steps=2), alone=True)
     optimizer = hvd.DistributedOptimizer(
-        sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
+        make(), backward_passes_per_step=2, average_aggregated_gradients=True
     )
-    ours = train(optimizer, run_eagerly=True)
-    assert_as_alone(ours, alone, iterations=6)
-
-
-def _by_hand(optimizer, alone, wrap):
-    made = model()
-    made.compile(optimizer, loss())
-    x, y = data()
-    if not alone:
-        x, y = mine(x), mine(y)
-    size = GLOBAL_BATCH if alone else GLOBAL_BATCH // 2
-
-    @wrap
-    def step(x, y):
-        grads = gradients(made, x, y)
-        optimizer.apply(grads, made.trainable_variables)
-
-    for start in range(0, len(x), size):
-        batch = slice(start, start + size)
-        step(tf.constant(x[batch]), tf.constant(y[batch]))
-    return made
+    alone = small.train(make(gradient_accumulation_steps=2), alone=True)
+    small.assert_as_alone(small.train(optimizer), alone)
 
 
 @check
-def loop_eager():
-    alone = _by_hand(sgd(), True, lambda step: step)
-    ours = _by_hand(hvd.DistributedOptimizer(sgd()), False, lambda step: step)
-    assert_as_alone(ours, alone, iterations=6)
+def two_optimizers_in_a_step_and_a_gradient_that_is_none():
+    one, other = (hvd.DistributedOptimizer(small.sgd()) for _ in range(2))
+    variables, unused = _variables(), keras.Variable([1.0])
 
+    @tf.function
+    def step(grads):
+        one.apply([grads[0], None], [variables[0], unused])
+        other.apply(grads[1:], variables[1:])
 
-@check
-def loop_traced():
-    alone = _by_hand(sgd(), True, tf.function)
-    ours = _by_hand(hvd.DistributedOptimizer(sgd()), False, tf.function)
-    assert_as_alone(ours, alone, iterations=6)
-
-
-@check
-def single_batches():
-    x, y = data()
-    alone, ours = model(), model()
-    alone.compile(sgd(), loss())
-    ours.compile(hvd.DistributedOptimizer(sgd()), loss())
-    alone.train_on_batch(x[:16], y[:16])
-    ours.train_on_batch(mine(x)[:8], mine(y)[:8])
-    assert_as_alone(ours, alone, iterations=1)
-
-
-class TwoParts(keras.Model):
-    """Trains its layers with an optimizer each, and one variable never."""
-
-    def __init__(self, distribute):
-        super().__init__()
-        keras.utils.set_random_seed(5)
-        self.parts = [keras.layers.Dense(4), keras.layers.Dense(3)]
-        self.unused = self.add_weight(shape=(2,), initializer="ones")
-        self.optimizers = [distribute(sgd()), distribute(sgd(0.01))]
-
-    def call(self, x):
-        return self.parts[1](self.parts[0](x))
-
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape(persistent=True) as tape:
-            value = loss()(y, self(x))
-        groups = [
-            [*self.parts[0].trainable_variables, self.unused],
-            self.parts[1].trainable_variables,
-        ]
-        for group, optimizer in zip(groups, self.optimizers, strict=True):
-            optimizer.apply(tape.gradient(value, group), group)
-        return {"loss": value}
-
-
-@check
-def two_optimizers():
-    # Also: a gradient that is None, and a model without a known input.
-    alone = train(None, alone=True, made=TwoParts(lambda o: o))
-    ours = train(None, made=TwoParts(hvd.DistributedOptimizer))
-    assert weights_apart(ours, alone) < ROUNDING
-    assert ranks_apart(ours) == 0
-
-
-@check
-def other_names():
-    # A rank that has made more models than the other calls layers otherwise.
-    if hvd.rank() == 1:
-        keras.layers.Dense(1)
-        model()
-        sgd()
-    assert_trains_as_alone(sgd, "words")
+    for number in range(STEPS):
+        step(_gradients(number, hvd.rank()))
+    assert small.apart(variables, _alone(1, 1 / 2)) < small.ROUNDING
+    assert unused.numpy() == [1.0]
 
 
 @check
 def an_overflow_of_one_rank_skips_the_step_of_all():
-    def make():
-        return keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**14)
-
-    found = []
-    for alone in (True, False):
-        optimizer = make() if alone else hvd.DistributedOptimizer(make())
-        made = model()
-        made.compile(optimizer, loss())
-        x, y = data()
-        x[GLOBAL_BATCH - 1] = np.inf  # in rank 1's part of the first batch
-        if not alone:
-            x, y = mine(x), mine(y)
-        size = GLOBAL_BATCH if alone else GLOBAL_BATCH // 2
-        made.fit(x, y, size, shuffle=False, verbose=0)
-        found.append(made)
-    assert_as_alone(found[1], found[0], iterations=5)
-    for made in found:
-        assert float(made.optimizer.dynamic_scale) == 2.0**13
-
-
-@check
-def the_loss_scale_that_compile_adds_goes_outside():
-    found = []
-    for alone in (True, False):
-        optimizer = sgd() if alone else hvd.DistributedOptimizer(sgd())
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            made = model()
-        finally:
-            keras.config.set_dtype_policy("float32")
-        found.append(train(optimizer, alone=alone, made=made))
-    alone, ours = found
-    assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert weights_apart(ours, alone) < 1e-2
-    assert ranks_apart(ours) == 0
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(small.sgd(), initial_scale=2.0**14)
+    )
+    variable = keras.Variable([1.0])
+    optimizer.apply([tf.constant([[1.0], [np.inf]][hvd.rank()])], [variable])
+    assert variable.numpy() == [1.0]
+    assert float(optimizer.dynamic_scale) == 2.0**13
+    optimizer.apply([tf.constant([2.0**13])], [variable])
+    assert variable.numpy() == np.float32(0.9)

@@ -9,11 +9,7 @@ import keras_towers as kt
 kt.virtual_towers(2)
 
 import keras_towers.horovod as hvd  # noqa: E402
-from tests.horovod import (  # noqa: E402
-    other,  # noqa: F401
-    tensorflow_names,  # noqa: F401
-    training,  # noqa: F401
-)
+from tests.horovod import callbacks, tapes, training  # noqa: E402, F401
 from tests.kit.ranks import main  # noqa: E402
 
 if __name__ == "__main__":

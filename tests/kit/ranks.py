@@ -58,9 +58,10 @@ def main() -> None:
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
     # Imports TensorFlow, as a file of tests that only asks for names need not.
-    from tests.kit.untuned import do_not_tune_iterators
+    from tests.kit.untuned import do_not_optimize_graphs, do_not_tune_iterators
 
     do_not_tune_iterators()
+    do_not_optimize_graphs()
     collect_rarely()
     with _results(folder, rank_here()).open("a") as file:
         for name in wanted or CHECKS:
@@ -100,6 +101,7 @@ class Job:
         number: the launcher's option for the number of ranks.
         wanted: the checks to run; all where there are none.
         options: of the launcher.
+        warm: whether ranks begin with TensorFlow imported.
         **variables: of the environment.
     """
 
@@ -111,20 +113,22 @@ class Job:
         wanted: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
         number: str = "-np",
+        warm: bool = True,
         **variables: str,
     ):
         self.ranks = ranks
         self._number = number
-        self._arguments = module, limit_s, wanted, options, variables
+        self._arguments = module, limit_s, wanted, options, warm, variables
 
     @functools.cached_property
     def _run(self) -> tuple[list[dict[str, str]], Done]:
-        module, limit_s, wanted, options, variables = self._arguments
+        module, limit_s, wanted, options, warm, variables = self._arguments
         with tempfile.TemporaryDirectory() as folder:
             done = Launched(
                 pathlib.Path(folder),
                 (self._number, str(self.ranks), *options, "-m", module)
                 + (folder, str(limit_s), *wanted),
+                warm=warm,
                 **variables,
             ).finish(limit_s + 5)
             ranks = range(self.ranks)

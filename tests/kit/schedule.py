@@ -4,54 +4,40 @@ import functools
 import pathlib
 import re
 
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 # The tests of a file share something that takes long to make.
 BY_FILE = (
     "tests/compatibility/test_keras_distribute.py",
     "tests/horovod/test_one_process.py",
+    "tests/test_what_is_printed.py",
 )
 # The tests of a file share jobs, each of which a process would run anew.
 SHARES_JOBS = re.compile(r"^from tests\.kit\.ranks import .*\bJob\b", re.M)
-# What a file imports that starts processes.
-STARTS_PROCESSES = re.compile(
-    r"^from tests\.(kit\.(ranks|tasks)|launching\.jobs) import ", re.M
-)
 
 
-class Scheduler(LoadFileScheduling):
-    """Hands out functions instead of files, and lets a crash cost one test.
+class Scheduler(LoadScopeScheduling):
+    """Hands out functions, as they come, and lets a crash cost one test.
 
     All parameters of a function go to one process, which caches what they have
-    in common. Functions with the most come first, so that no process is left
-    with a long one at the end.
-
-    Tests that start processes of their own go to one process of pytest-xdist
-    as long as there are others: two such jobs at once would wait for each
-    other's processors, and some of these tests look at the clock.
+    in common; so do the tests of a file that share a job.
     """
 
+    def __init__(self, config, log):
+        # Not the scopes with the most tests first: those that take longest are
+        # (``tests/conftest.py``).
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
     def _split_scope(self, nodeid):
-        if nodeid.startswith(BY_FILE) or self._is(SHARES_JOBS, nodeid):
-            return super()._split_scope(nodeid)
+        file = nodeid.partition("::")[0]
+        if file in BY_FILE or SHARES_JOBS.search(_text(self._root / file)):
+            return file
         return nodeid.partition("[")[0]
 
-    def _is(self, kind, nodeid):
-        file = self.config.rootpath / nodeid.partition("::")[0]
-        return kind.search(_text(file)) is not None
-
-    def _assign_work_unit(self, node):
-        elsewhere = any(
-            self._is(STARTS_PROCESSES, scope) and not all(unit.values())
-            for other, work in self.assigned_work.items()
-            if other is not node
-            for scope, unit in work.items()
-        )
-        for scope in self.workqueue:
-            if self._is(STARTS_PROCESSES, scope) != elsewhere:
-                self.workqueue.move_to_end(scope, last=False)
-                break
-        super()._assign_work_unit(node)
+    @property
+    def _root(self):
+        return self.config.rootpath
 
     def remove_node(self, node):
         """Take back the tests that a process has not run before it ended.

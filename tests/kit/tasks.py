@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from keras_towers.launching.tf_cluster import task_environment
+from tests.kit.warm import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,9 +20,10 @@ class Task:
         cluster: the cluster, as the task sees it.
         script: the source of what it runs.
         name: of its files; given where a task is started again.
+        warm: whether it begins with TensorFlow imported.
     """
 
-    def __init__(self, folder, cluster, script, name=None):
+    def __init__(self, folder, cluster, script, name=None, warm=True):
         name = name or f"{cluster.role}-{cluster.index}"
         path = folder / f"{name}.py"
         path.write_text(script)
@@ -33,6 +35,7 @@ class Task:
                 env={
                     **os.environ,
                     **task_environment(cluster),
+                    **environment(warm),
                     "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 },
                 stdin=subprocess.DEVNULL,

@@ -5,16 +5,16 @@ import json
 import keras
 
 import keras_towers as kt
-from tests.kit.training import classifier, fit
+from tests.kit.training import fit, linear
 
 
 def timed(path, model=None, strategy=None, epochs=1, **options):
     """A trained model, its ``Timeline``, and what that has written."""
     keras.utils.set_random_seed(1)
-    model = model or classifier()
+    model = model or linear()
     callbacks = options.pop("callbacks", [])
     timeline = kt.Timeline(path)
-    with strategy or kt.TowerStrategy(4):
+    with strategy or kt.TowerStrategy(2):
         fit(model, epochs, callbacks=[timeline, *callbacks], **options)
     return model, timeline, written(path)
 

@@ -30,6 +30,20 @@ def classifier(
     return model
 
 
+def linear(
+    *middle: keras.layers.Layer,
+    optimizer: Callable[[], Any] = m.momentum,
+    **kwargs: Any,
+) -> keras.Model:
+    """A built and compiled classifier of ``X`` with little to trace."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((6,)), *middle, keras.layers.Dense(3)]
+    )
+    model.compile(optimizer(), m.cross_entropy(), **kwargs)
+    return model
+
+
 def compiled(
     build: Callable[[], keras.Model] = m.mlp,
     optimizer: Callable[[], Any] = m.momentum,

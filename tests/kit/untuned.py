@@ -1,10 +1,12 @@
-"""Iterators over datasets that TensorFlow does not tune."""
+"""What TensorFlow tunes and optimizes, left as it is."""
 
+import os
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
+OPTIMIZED = "KERAS_TOWERS_TEST_OPTIMIZED"
 UNTUNED = tf.data.Options()
 UNTUNED.autotune.enabled = False
 
@@ -23,6 +25,18 @@ def do_not_tune_iterators() -> None:
     part_of_device = multi_device_iterator_ops._create_device_dataset
     multi_device_iterator_ops._create_device_dataset = lambda *arguments: (
         part_of_device(*arguments).with_options(UNTUNED)
+    )
+
+
+def do_not_optimize_graphs(off: bool = True) -> None:
+    """Turn off, or on again, the passes over graphs before their first run.
+
+    They take a third of a first step, and give the same results. ``make
+    test-all`` leaves them on, everywhere.
+    """
+    off = off and OPTIMIZED not in os.environ
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": off}
     )
 
 

@@ -1,8 +1,38 @@
-"""Every launcher can be stopped by Ctrl-C, however the suite was started."""
+"""Jobs that have ended with the test that started them."""
 
 import pytest
+
+from tests.launching.jobs import Launched
+
+LIMIT_S = 60
 
 
 @pytest.fixture(autouse=True)
 def stoppable(ctrl_c):
     """Let what a test starts inherit no ignored SIGINT."""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the launcher on a script, with options of both."""
+    running = []
+
+    def launch(options, source, *words, stdin=None, **variables):
+        (tmp_path / "script.py").write_text(source)
+        script = "script" if options.endswith("-m") else "script.py"
+        arguments = *options.split(), script, *words
+        running.append(Launched(tmp_path, arguments, stdin, **variables))
+        return running[-1]
+
+    yield launch
+    for job in running:
+        if job.process.poll() is None:
+            job.finish(0)
+
+
+@pytest.fixture
+def run(launch):
+    """Start it, and wait for its end."""
+    return lambda *given, **variables: launch(*given, **variables).finish(
+        LIMIT_S
+    )

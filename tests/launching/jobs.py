@@ -5,12 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tests.kit.launchers import inherited
+from tests.kit.warm import environment
+
 ROOT = Path(__file__).parents[2]
+
+
+def variables(text: str) -> dict[str, str]:
+    """Variables of the environment, as a shell would set them."""
+    return dict(word.split("=", 1) for word in text.split())
 
 
 @dataclass
@@ -26,28 +35,31 @@ class Done:
 
 
 class Launched:
-    """A launcher that runs."""
+    """A launcher that runs.
+
+    Args:
+        folder: where it runs.
+        arguments: of ``keras-towers run``.
+        stdin: of the launcher.
+        warm: whether ranks begin with TensorFlow imported.
+        **variables: of the environment.
+    """
 
     def __init__(
         self,
         folder: Path,
         arguments: tuple[str, ...],
         stdin: int | None = None,
+        warm: bool = False,
         **variables,
     ):
         self._begun = time.monotonic()
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         outer = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        # No test is to be told what the one that runs the tests was told.
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HOROVOD_", "DMLC_", "TF_NUM_", "OMP_"))
-        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
             cwd=folder,
-            env={**inherited, **outer, **variables},
+            env={**inherited(), **outer, **environment(warm), **variables},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -56,25 +68,26 @@ class Launched:
 
     def wait_for(self, path: Path, lines: int = 1, limit_s: float = 60) -> str:
         """Wait until a file has so many lines."""
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            if path.exists() and path.read_text().count("\n") >= lines:
-                return path.read_text()
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        done = self.finish(1)
-        raise AssertionError(f"never happened: {done.out}\n{done.err}")
+        self._wait(path, lambda text: text.count("\n") >= lines, limit_s)
+        return path.read_text()
 
     def wait_for_text(self, path: Path, text: str, limit_s: float) -> None:
         """Wait until a file has some text in it."""
-        until = time.monotonic() + limit_s
-        while not (path.exists() and text in path.read_text()):
-            gone = self.process.poll() is not None
-            if gone or time.monotonic() > until:
-                done = self.finish(1)
-                raise AssertionError(f"never said: {done.out}\n{done.err}")
-            time.sleep(0.1)
+        self._wait(path, lambda found: text in found, limit_s)
+
+    def _wait(
+        self, path: Path, enough: Callable[[str], bool], limit_s: float
+    ) -> None:
+        def written() -> bool:
+            return path.exists() and enough(path.read_text())
+
+        wait_until(
+            lambda: written() or self.process.poll() is not None, limit_s
+        )
+        # It may have written it before it ended.
+        if not written():
+            done = self.finish(1)
+            raise AssertionError(f"never happened: {done.out}\n{done.err}")
 
     def family(self) -> list[psutil.Process]:
         """All processes below the launcher."""
@@ -102,6 +115,14 @@ class Launched:
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+
+def wait_until(happened: Callable[[], bool], limit_s: float = 60) -> bool:
+    """Wait until something has happened; whether it has."""
+    until = time.monotonic() + limit_s
+    while not (found := happened()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def all_gone(processes: list[psutil.Process], limit_s: float = 10) -> bool:

@@ -6,15 +6,16 @@ import stat
 import subprocess
 import sys
 import time
+from subprocess import PIPE
 
 import pytest
 
 from keras_towers import TowerError
 from keras_towers.launching import clusters, invitation
 from keras_towers.launching.invitation import Invitation, Letter
-from tests.launching.jobs import ROOT
+from tests.launching.jobs import ROOT, variables, wait_until
 
-LIMIT_S = 40
+LIMIT_S = 60
 MEMBER = clusters.Member("srun", 1, 2, "7 0", False, "", False, False)
 INVITATION = Invitation("127.0.0.1", 9, "secret")
 
@@ -28,12 +29,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    for name in clusters.RANK_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(invitation.FOLDER, str(tmp_path))
@@ -45,22 +40,17 @@ def start(folder):
     """Start a process that Slurm would have made a rank."""
     running = []
 
-    def start(rank, size=2, **variables):
-        slurm = {
-            "SLURM_JOB_ID": "7",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NUM_NODES": "1",
-            "SLURM_STEP_NUM_TASKS": str(size),
-            "SLURM_PROCID": str(rank),
-        }
+    def start(rank, size=2, **more):
+        slurm = (
+            f"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
+            f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
+        )
         running.append(
             subprocess.Popen(
                 [sys.executable, "-c", JOIN],
-                env={**os.environ, **slurm, **variables},
+                env={**os.environ, **variables(slurm), **more},
                 cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                **dict.fromkeys(("stdin", "stdout", "stderr"), PIPE),
                 text=True,
             )
         )
@@ -97,34 +87,28 @@ def test_the_letter_is_private(folder):
         Letter(MEMBER)
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch):
-    monkeypatch.setenv(invitation.FOLDER, "/proc/none")
-    with pytest.raises(TowerError, match="MEETING_FOLDER to a folder that all"):
-        Letter(MEMBER)
-
-
 @pytest.mark.parametrize(
-    ("point", "secret", "said"),
+    ("told", "said"),
     [
-        ("host", "0123456789abcdef", "give host:port"),
-        ("host:0", "0123456789abcdef", "give host:port"),
-        ("host:9", "short", "KERAS_TOWERS_SECRET"),
+        ("MEETING_FOLDER=/proc/none", "MEETING_FOLDER to a folder that all"),
+        ("RENDEZVOUS=host", "give host:port"),
+        ("RENDEZVOUS=host:0", "give host:port"),
+        ("RENDEZVOUS=host:9", "KERAS_TOWERS_SECRET"),
     ],
 )
-def test_an_invitation_of_the_user(monkeypatch, point, secret, said):
-    monkeypatch.setenv("KERAS_TOWERS_RENDEZVOUS", point)
-    monkeypatch.setenv("KERAS_TOWERS_SECRET", secret)
+def test_what_the_user_has_set(monkeypatch, told, said):
+    monkeypatch.setenv("KERAS_TOWERS_SECRET", "short")
+    for name, value in variables(told).items():
+        monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
         invitation.given()
+        Letter(MEMBER)
 
 
 def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
     """It was killed, so that its letter is still there."""
     killed = start(0)
-    until = time.monotonic() + LIMIT_S
-    while not (folder.is_dir() and list(folder.glob("srun*"))):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert wait_until(lambda: list(folder.glob("srun*")))
     killed.kill()
     killed.wait()
     early = start(1)
@@ -141,12 +125,10 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
 
 
 def test_who_has_not_come_is_named(start):
-    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "5"}
-    three = [start(0, 3, **limit), start(1, 3, **limit)]
-    for process in three:
+    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "10"}
+    of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
+    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 10 s for rank 0"}
+    for process, said in (of_three | alone).items():
         _, error = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1
-        assert "rank 2 has not come" in error
-    lost = start(1, **limit)
-    _, error = lost.communicate(timeout=LIMIT_S)
-    assert "rank 1 of 2 that srun started has waited 5 s for rank 0" in error
+        assert said in error

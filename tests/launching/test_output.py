@@ -19,32 +19,37 @@ def tagger(stream):
     return Tagger(Sink(stream, lambda: None), b"[1] ")
 
 
-def test_every_line_is_tagged(tagger, stream):
-    tagger.feed(b"one\ntwo\n\nthr")
-    assert stream.getvalue() == b"[1] one\n[1] two\n[1] \n"
-    tagger.feed(b"ee")
+CHARACTERS = [bytes([byte]) for byte in "Größe ✓ 大\n".encode()]
+LONG = 20 * [b"x" * (1 << 16)]
+
+
+@pytest.mark.parametrize(
+    ("fed", "written"),
+    [
+        ([b"one\ntwo\n\nthr"], b"[1] one\n[1] two\n[1] \n"),
+        ([b"thr", b"ee\n"], b"[1] three\n"),
+        ([b"one\r\n"], b"[1] one\n"),
+        # Bytes pass as they are.
+        (CHARACTERS, "[1] Größe ✓ 大\n".encode()),
+        ([b"\xff\xfe\n"], b"[1] \xff\xfe\n"),
+        # A finished progress bar is one line.
+        (
+            [f"\r{step}%".encode() for step in range(100)]
+            + [b"\b\b\b\r100%\n"],
+            b"[1] 100%\n",
+        ),
+        # A line without an end is cut.
+        (LONG, b"[1] " + b"".join(LONG[:17]) + b"\n"),
+    ],
+)
+def test_every_line_is_tagged(tagger, stream, fed, written):
+    for data in fed:
+        tagger.feed(data)
+    assert stream.getvalue() == written
+    # The last line needs no end.
+    tagger.feed(b"last")
     tagger.close()
-    assert stream.getvalue().endswith(b"\n[1] three\n")
-
-
-def test_bytes_pass_as_they_are(tagger, stream):
-    text = "Größe ✓ 大\n".encode()
-    for index in range(len(text)):
-        tagger.feed(text[index : index + 1])
-    tagger.feed(b"\xff\xfe\n")
-    assert stream.getvalue() == b"[1] " + text + b"[1] \xff\xfe\n"
-
-
-def test_finished_progress_bar_is_one_line(tagger, stream):
-    for step in range(100):
-        tagger.feed(f"\r{step}%".encode())
-    tagger.feed(b"\b\b\b\r100%\n")
-    assert stream.getvalue() == b"[1] 100%\n"
-
-
-def test_windows_line_end(tagger, stream):
-    tagger.feed(b"one\r\n")
-    assert stream.getvalue() == b"[1] one\n"
+    assert stream.getvalue().endswith(b"last\n")
 
 
 def test_running_progress_bar_shows_now_and_then(tagger, stream, monkeypatch):
@@ -60,42 +65,35 @@ def test_running_progress_bar_shows_now_and_then(tagger, stream, monkeypatch):
     assert stream.getvalue().endswith(b"[1] step 999\n")
 
 
-def test_line_without_an_end_is_cut(tagger, stream):
-    for _ in range(40):
-        tagger.feed(b"x" * (1 << 16))
-    assert stream.getvalue().startswith(b"[1] xxx")
-
-
 def test_tail_is_kept(tagger):
     tagger.feed(b"x" * 100_000 + b"the end\n")
     assert tagger.tail.endswith(b"the end\n")
     assert len(tagger.tail) < 100_000
 
 
-def test_closed_output_is_told_once():
-    class Closed(io.RawIOBase):
-        name = "<the terminal>"
+class Closed(io.RawIOBase):
+    name = "<the terminal>"
 
-        def write(self, data):
-            raise BrokenPipeError(errno.EPIPE, "no reader")
+    def write(self, data):
+        raise BrokenPipeError(errno.EPIPE, "no reader")
 
+
+def full():
+    return open("/dev/full", "wb", buffering=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "number"), [(Closed, errno.EPIPE), (full, errno.ENOSPC)]
+)
+def test_what_cannot_be_written_to_is_told_once(make, number):
     told: list[OSError] = []
-    sink = Sink(Closed(), told.append)
-    sink.write(b"a")
-    sink.write(b"b")
-    (error,) = told
-    assert isinstance(error, BrokenPipeError)
-    assert error.filename == "<the terminal>"
-
-
-def test_a_full_disk_is_told_once():
-    told: list[OSError] = []
-    with open("/dev/full", "wb", buffering=0) as full:
-        sink = Sink(full, told.append)
+    with make() as stream:
+        sink = Sink(stream, told.append)
         sink.write(b"a")
         sink.write(b"b")
     (error,) = told
-    assert (error.errno, error.filename) == (errno.ENOSPC, "/dev/full")
+    assert (error.errno, error.filename) == (number, stream.name)
+    assert isinstance(error, BrokenPipeError) == (number == errno.EPIPE)
 
 
 def test_colour_on_a_terminal_only(monkeypatch):

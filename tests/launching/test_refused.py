@@ -6,7 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
-from keras_towers.strategies.registry import STRATEGIES, Registered
+from tests.launching.jobs import variables
+
+SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
+FINDS = "--min-np 1 --host-discovery-script"
+OF_SRUN = "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=1"
 
 
 @pytest.fixture(autouse=True)
@@ -19,60 +23,83 @@ def files(tmp_path, monkeypatch):
     babbles.chmod(0o755)
 
 
+def refused(options):
+    result = CliRunner().invoke(app, ["run", *options.split(), "s.py"])
+    assert result.exit_code == 2, result.output
+    assert len(result.output.strip().splitlines()) == 1
+    return result.output
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("options", "said"),
     [
-        ("s.py", "give the number of processes: -np N"),
-        ("-np 0 s.py", "-np must be at least 1, not 0"),
+        ("", "give the number of processes: -np N"),
+        ("-np 0", "-np must be at least 1, not 0"),
         ("-np 2 none.py", "script not found: none.py"),
-        ("-np 2 python s.py", "give the script itself, without 'python'"),
-        ("-np 2 -H a:b s.py", "-H takes host:slots,"),
-        ("-np 2 -H a:2 --hostfile b s.py", "give -H or --hostfile, not both"),
-        ("-np 2 --hostfile none s.py", "cannot read the hostfile none"),
+        ("-np 2 python", "give the script itself, without 'python'"),
+        ("-np 2 -H a:b", "-H takes host:slots,"),
+        ("-np 2 -H a:2 --hostfile b", "give -H or --hostfile, not both"),
+        ("-np 2 --hostfile none", "cannot read the hostfile none"),
+        ("-np 3 -H localhost:2", "3 processes do not fit into the hosts' 2 sl"),
+        ("-np 1 -H no.such.invalid:1", "unknown host no.such.invalid"),
+        ("-np 2 --strategy nope", "unknown strategy 'nope'; known are"),
+        ("-np 2 --strategy tower", "works in one process"),
+        ("-np 2 --strategy horovod --servers 1", "no use for BytePS's"),
+        ("-np 2 --servers 1 --min-np 1", "a fixed number of processes"),
+        ("-np 2 --towers 2", "--towers needs --strategy"),
+        ("-np 2 --network-interface no0", "no network interface no0"),
+        ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
+        ("-np 1 --output s.py/a", "s.py/a (Not a directory): give"),
+        # Jobs on TensorFlow's runtime.
+        ("--ps 1", "processes that train: --workers N"),
+        ("--ps 0 --workers 2", "--ps must be at least 1, not 0"),
+        ("--ps 1 -np 2", "--workers for the processes that train"),
+        ("--ps 1 --workers 2 -H a:3", "-H is not for jobs on TensorF"),
+        ("--ps 1 --workers 2 --min-np 1", "--min-np is not for jobs on"),
+        ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
         (
-            "-np 3 -H localhost:2 s.py",
-            "3 processes do not fit into the hosts' 2 slots",
-        ),
-        ("-np 1 -H no.such.invalid:1 s.py", "unknown host no.such.invalid"),
-        ("-np 2 --strategy nope s.py", "unknown strategy 'nope'; known are"),
-        ("-np 2 --strategy tower s.py", "works in one process"),
-        ("-np 2 --strategy noop s.py", "works in one process"),
-        ("-np 2 --strategy horovod --servers 1 s.py", "no use for BytePS's"),
-        ("-np 2 --servers 1 --min-np 1 s.py", "a fixed number of processes"),
-        ("-np 2 --towers 2 s.py", "--towers needs --strategy"),
-        ("-np 2 --network-interface no0 s.py", "no network interface no0"),
-        ("--ps 1 s.py", "processes that train: --workers N"),
-        ("--ps 0 --workers 2 s.py", "--ps must be at least 1, not 0"),
-        ("--workers 0 s.py", "--workers must be at least 1, not 0"),
-        ("-np 2 --workers 2 s.py", "--workers for the processes that train"),
-        ("--ps 1 -np 2 s.py", "--workers for the processes that train"),
-        ("--ps 1 --workers 2 -H a:3 s.py", "-H is not for jobs on TensorF"),
-        ("--ps 1 --workers 2 --min-np 1 s.py", "--min-np is not for jobs on"),
-        (
-            "--workers 2 --strategy horovod s.py",
-            "connected otherwise: give -np",
-        ),
-        ("--min-np 0 s.py", "--min-np must be at least 1, not 0"),
-        ("--min-np 3 --max-np 2 s.py", "smallest first"),
-        ("--max-np 2 s.py", "an elastic job needs --min-np or -np"),
-        (
-            "--min-np 1 --host-discovery-script hosts.sh s.py",
-            "hosts.sh is not executable: chmod +x hosts.sh",
+            f"-np 3 {SERVED}",
+            "parameter servers: --ps 1 --workers 3",
         ),
         (
-            "--min-np 1 --host-discovery-script babbles.sh s.py",
-            "babbles.sh has to print lines like 'host:2' or 'host', not",
+            f"--ps 1 --workers 3 {PEERS}",
+            "no use for parameter servers",
         ),
-        ("-np 1 --output s.py s.py", "cannot write to the folder s.py (File"),
-        ("-np 1 --output s.py/a s.py", "s.py/a (Not a directory): give"),
-        ("--min-np 1 --output /proc/a s.py", "/proc/a (No such file"),
+        (PEERS, "give the number of processes that train"),
+        (
+            f"-np 2 --ssh-port 22 {PEERS}",
+            "--ssh-port is not for jobs",
+        ),
+        # Elastic jobs.
+        ("--min-np 0", "--min-np must be at least 1, not 0"),
+        ("--min-np 3 --max-np 2", "smallest first"),
+        ("--min-np 3 -np 2", "smallest first"),
+        ("--max-np 2", "an elastic job needs --min-np or -np"),
+        ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
+        ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
+        ("--min-np 1 -H 192.0.2.1:2", "needs two of them"),
+        (f"-H a {FINDS} hosts.sh", "-script or hosts, not both"),
+        (f"{FINDS} none.sh", "host discovery script not found: none.sh"),
+        (f"{FINDS} hosts.sh", "hosts.sh is not executable: chmod +x hosts.sh"),
+        (f"{FINDS} babbles.sh", "'host:2' or 'host', not 'Loading modules'"),
+        ("--min-np 1 --output /proc/a", "/proc/a (No such file"),
     ],
 )
-def test_one_line_says_why(arguments, said):
-    result = CliRunner().invoke(app, ["run", *arguments.split()])
-    assert result.exit_code == 2, result.output
-    assert said in result.output
-    assert len(result.output.strip().splitlines()) == 1
+def test_one_line_says_why(options, said):
+    assert said in refused(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--output logs", "--output is not for rank 1 of 2 that srun started"),
+        ("--workers 2", "start it once, without that launcher"),
+    ],
+)
+def test_under_another_launcher(options, said, monkeypatch):
+    for name, value in variables(OF_SRUN).items():
+        monkeypatch.setenv(name, value)
+    assert said in refused(options)
 
 
 def test_missing_horovod(monkeypatch):
@@ -80,10 +107,7 @@ def test_missing_horovod(monkeypatch):
         if name.partition(".")[0] == "horovod":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "horovod", None)
-    result = CliRunner().invoke(app, ["run", "-np", "2", "s.py"])
-    assert result.exit_code == 2
-    assert "run `keras-towers install horovod`" in result.output
-    assert len(result.output.strip().splitlines()) == 1
+    assert "run `keras-towers install horovod`" in refused("-np 2")
 
 
 def test_help_names_every_option():
@@ -91,33 +115,3 @@ def test_help_names_every_option():
     assert result.exit_code == 0
     for option in ("-np", "--hosts", "--strategy", "--min-np", "--output"):
         assert option in result.output
-
-
-@pytest.fixture
-def two_more(monkeypatch):
-    """Two strategies on TensorFlow's runtime."""
-    for name, roles in (("served", ("ps", "worker")), ("peers", ("worker",))):
-        entry = Registered("a:B", one_process=False, roles=roles)
-        monkeypatch.setitem(STRATEGIES, name, entry)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            "-np 3 --strategy served",
-            "needs parameter servers: --ps 1 --workers",
-        ),
-        ("--workers 3 --strategy served", "servers: --ps 1 --workers 3"),
-        ("--ps 1 --workers 3 --strategy peers", "no use for parameter servers"),
-        ("--strategy peers", "give the number of processes that train"),
-        (
-            "-np 2 --ssh-port 22 --strategy peers",
-            "--ssh-port is not for jobs on",
-        ),
-    ],
-)
-def test_one_line_says_what_a_strategy_needs(arguments, said, two_more):
-    result = CliRunner().invoke(app, ["run", *arguments.split(), "s.py"])
-    assert result.exit_code == 2, result.output
-    assert said in result.output

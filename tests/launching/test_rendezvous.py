@@ -18,9 +18,10 @@ from keras_towers.launching.rendezvous import (
 from keras_towers.launching.slots import slots
 from keras_towers.launching.values import ValuesHandler
 from keras_towers.rendezvous import SIGNATURE, Rendezvous, sign, token
-from keras_towers.transport.stall import Progress, Store
 
 SECRET = rendezvous.new_secret()
+# The scope in which Horovod leaves pickles.
+PICKLED = "worker_addresses"
 
 
 class Payload:
@@ -37,24 +38,25 @@ def of_horovod():
     """The handler of an elastic job."""
     driver = SimpleNamespace(register_worker_server=lambda *args: None)
     module = horovod("runner.elastic.rendezvous")
-    return elastic_handler(
-        module.create_rendezvous_handler(driver),
-        SimpleNamespace(hold=lambda *args: None),
-        print,
-    )
+    rounds = SimpleNamespace(hold=lambda *args: None)
+    handler = module.create_rendezvous_handler(driver)
+    return elastic_handler(handler, rounds, print)
 
 
 @pytest.fixture(params=[of_horovod, lambda: ValuesHandler])
 def server(request):
-    started = RendezvousServer("127.0.0.1", SECRET)
+    come = []
+    started = RendezvousServer("127.0.0.1", SECRET, come.append)
     port = started.start(request.param())
     started.init(slots(["h", "h"]))
+    at = f"127.0.0.1:{port}/{token(SECRET)}", str(port)
     yield SimpleNamespace(
         elastic=request.param is of_horovod,
         url=f"http://127.0.0.1:{port}",
         path=f"/{token(SECRET)}:{port}",
-        address=f"127.0.0.1:{port}/{token(SECRET)}",
-        port=str(port),
+        at=at,
+        client=Rendezvous(*at, SECRET),
+        come=come,
     )
     started.stop()
 
@@ -71,26 +73,24 @@ def ask(server, method, path, body=None, headers=None):
 
 
 def test_a_forged_worker_address_is_not_unpickled(server, tmp_path):
-    payload = pickle.dumps(Payload(tmp_path / "ran"))
-    body = base64.b64encode(payload)
+    body = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
     wrong = token(rendezvous.new_secret())
-    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.port}", "/é"):
-        path = urllib.request.quote(f"{prefix}/worker_addresses/h:0")
+    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
+        path = urllib.request.quote(f"{prefix}/{PICKLED}/h:0")
         assert ask(server, "PUT", path, body) == 403
     assert not (tmp_path / "ran").exists()
-    if not server.elastic:
-        return
-    # It would have run.
-    with pytest.raises(OSError):
-        ask(server, "PUT", f"{server.path}/worker_addresses/h:0", body)
-    assert (tmp_path / "ran").exists()
+    if server.elastic:
+        # It would have run.
+        with pytest.raises(OSError):
+            ask(server, "PUT", f"{server.path}/{PICKLED}/h:0", body)
+        assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
-def test_nothing_is_answered_without_the_token(server, method):
-    body = b"x" * 100_000 if method == "PUT" else None
-    for path in ("/", "/global/0", "/rank_and_size/h:0", "/a/b/c"):
-        assert ask(server, method, path, body) == 403
+def test_nothing_is_answered_without_the_token(server):
+    for method in ("GET", "PUT", "DELETE", "HEAD"):
+        body = b"x" * 100_000 if method == "PUT" else None
+        for path in ("/", "/global/0", "/rank_and_size/h:0", "/a/b/c"):
+            assert ask(server, method, path, body) == 403
 
 
 def test_only_values_are_served_never_files(server, tmp_path, monkeypatch):
@@ -113,53 +113,45 @@ def test_a_scope_that_all_ranks_give_up_is_empty(server):
             assert ask(server, "DELETE", f"{path}/{rank}") == 200
         assert ask(server, "GET", f"{path}/0") == 404
     # Others belong to one alone.
-    assert ask(server, "PUT", f"{server.path}/own/0", b"mine") == 200
-    assert ask(server, "DELETE", f"{server.path}/own/0") == 200
-    assert ask(server, "GET", f"{server.path}/own/0") == 404
+    own = f"{server.path}/own/0"
+    asked = [ask(server, method, own) for method in ("PUT", "DELETE", "GET")]
+    assert asked == [200, 200, 404]
 
 
 def test_a_forged_stall_key_is_not_believed(server):
-    store = Store(Rendezvous(server.address, server.port, SECRET))
-    store.put(1, Progress(7, "step 3"))
-    path, body = "/keras_towers/stall-1", b'{"position": 1}'
+    server.client.put("stall-1", b"right")
+    path, body = "/keras_towers/stall-1", b"forged"
     right = sign(SECRET, "PUT", path, body)
-    forged = [
-        {},
-        {SIGNATURE: "0" * 64},
-        {SIGNATURE: sign("another", "PUT", path, body)},
-        {SIGNATURE: sign(SECRET, "GET", path, body)},
-        {SIGNATURE: sign(SECRET, "PUT", "/keras_towers/stall-2", body)},
-        {SIGNATURE: sign(SECRET, "PUT", path, b"")},
-    ]
-    for headers in forged:
+    for signed in (
+        *(None, "0" * 64, sign("another", "PUT", path, body)),
+        *(sign(SECRET, "GET", path, body), sign(SECRET, "PUT", path, b"")),
+        sign(SECRET, "PUT", "/keras_towers/stall-2", body),
+    ):
+        headers = {SIGNATURE: signed} if signed else {}
         assert ask(server, "PUT", server.path + path, body, headers) == 403
     assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
-    assert store.get(1) == Progress(7, "step 3")
+    assert server.client.get("stall-1") == b"right"
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
-    assert store.get(1) == Progress(1)
-
-
-def test_the_secret_cannot_be_read_off_the_token():
-    assert SECRET not in token(SECRET)
-    assert token(SECRET) != token(rendezvous.new_secret())
+    assert server.client.get("stall-1") == body
 
 
 def test_no_proxy_is_asked(server, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    store = Store(Rendezvous(server.address, server.port, SECRET))
-    store.put(0, Progress(3))
-    assert store.get(0) == Progress(3)
+    server.client.put("mine", b"3")
+    assert server.client.get("mine") == b"3"
 
 
 def test_horovods_own_client_sends_the_token(server):
     client = horovod("runner.http.http_client")
-    there = server.address, server.port
-    client.put_data_into_kvstore(*there, "some", "thing", {"a": 1})
-    read = client.read_data_from_kvstore(*there, "some", "thing")
+    client.put_data_into_kvstore(*server.at, "global", "1", {"a": 1})
+    read = client.read_data_from_kvstore(*server.at, "global", "1")
     assert read == {"a": 1}
+    # So the launcher knows that a rank connects; other engines say it.
+    server.client.put(rendezvous.come(0), b"")
+    assert server.come == [1, 0]
 
 
 def test_no_pickle_is_taken_from_a_network():
@@ -167,26 +159,21 @@ def test_no_pickle_is_taken_from_a_network():
 
     class Base:
         def _put_value(self, scope, key, value):
-            taken.append(scope)
+            taken.append(self.server.server_address[0])
 
-    def put(address):
+    for address in ("192.0.2.1", "127.0.0.1"):
         handler = elastic_handler(Base, SimpleNamespace(), said.append)()
         handler.server = SimpleNamespace(server_address=(address, 1))
-        handler._put_value("worker_addresses", "h:0", b"")
-
-    put("192.0.2.1")
-    assert not taken
+        handler._put_value(PICKLED, "h:0", b"")
+    assert taken == ["127.0.0.1"]
     assert "not told when hosts are added" in said[0]
-    put("127.0.0.1")
-    assert taken == ["worker_addresses"]
 
 
 def test_a_secret_of_another_job_is_not_used(monkeypatch):
+    assert SECRET not in token(SECRET)
     monkeypatch.setenv(rendezvous.SECRET, SECRET)
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
-    assert not rendezvous.from_environment().signed
-    monkeypatch.setenv(
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR", f"127.0.0.1:1/{token(SECRET)}"
-    )
-    assert rendezvous.from_environment().signed
+    address = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+    for told, signed in (("", False), (f":1/{token(SECRET)}", True)):
+        monkeypatch.setenv(address, f"127.0.0.1{told}")
+        assert rendezvous.from_environment().signed == signed

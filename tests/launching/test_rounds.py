@@ -58,27 +58,34 @@ class Job:
 
 
 @pytest.fixture
-def asks():
-    """Has workers ask for their places, each in a thread."""
+def job():
+    """Makes a job, whose workers ask for their places in threads."""
     pool = ThreadPoolExecutor(8)
     ends = []
 
-    def ask(method, *arguments):
-        theirs, ours = socket.socketpair()
-        ends.extend((theirs, ours))
-        future = pool.submit(method, *arguments, ours)
-        future.theirs = theirs
-        return future
+    def make(hosts):
+        job = Job(*hosts)
 
-    yield ask
+        def ask(method, *arguments):
+            theirs, ours = socket.socketpair()
+            ends.extend((theirs, ours))
+            future = pool.submit(method, *arguments, ours)
+            future.theirs = theirs
+            return future
+
+        job.asks = lambda host: ask(job.rounds.place, host, 0)
+        job.holds = lambda rank: ask(job.rounds.hold, rank)
+        return job
+
+    yield make
     for end in ends:
         end.close()
     pool.shutdown()
 
 
-def place(future):
-    found = future.result(20)
-    return found and (found.rank, found.size)
+def places(*futures):
+    found = [future.result(20) for future in futures]
+    return [slot and (slot.rank, slot.size) for slot in found]
 
 
 def waits(*futures):
@@ -89,83 +96,66 @@ def waits(*futures):
     return False
 
 
-def test_nobody_is_told_before_all_are_there(asks):
-    job = Job("a", "b", "c")
-    one, other = (asks(job.rounds.place, host, 0) for host in "ca")
+def test_nobody_is_told_before_all_are_there(job):
+    abc = job("abc")
+    one, other = map(abc.asks, "ca")
     assert waits(one, other)
-    last = asks(job.rounds.place, "b", 0)
-    assert [place(f) for f in (one, other, last)] == [(2, 3), (0, 3), (1, 3)]
+    assert places(one, other, abc.asks("b")) == [(2, 3), (0, 3), (1, 3)]
 
 
-def test_one_that_dies_before_is_not_waited_for(asks):
-    job = Job("a", "b", "c")
-    one = asks(job.rounds.place, "b", 0)
-    job.dies("a")
+def test_one_that_dies_before_is_not_waited_for(job):
+    abc = job("abc")
+    one = abc.asks("b")
+    abc.dies("a")
     # It did not come before; maybe it was still starting.
-    other = asks(job.rounds.place, "c", 0)
-    assert [place(f) for f in (one, other)] == [(0, 2), (1, 2)]
+    assert places(one, abc.asks("c")) == [(0, 2), (1, 2)]
 
 
-def test_one_that_dies_while_it_waits_is_noticed_at_once(asks):
-    job = Job("a", "b", "c")
-    one, other = (asks(job.rounds.place, host, 0) for host in "ab")
+def test_one_that_dies_while_it_waits_is_noticed_at_once(job):
+    abc = job("abc")
+    one, other = map(abc.asks, "ab")
     assert waits(one, other)
     one.theirs.close()
-    assert place(one) is None
-    last = asks(job.rounds.place, "c", 0)
+    # Nor has one a place whose host was removed.
+    assert places(one, abc.asks("d")) == [None, None]
+    last = abc.asks("c")
     # The launcher does not know yet.
     assert waits(other, last)
-    job.dies("a")
-    assert [place(f) for f in (other, last)] == [(0, 2), (1, 2)]
+    abc.dies("a")
+    assert places(other, last) == [(0, 2), (1, 2)]
 
 
-def test_who_has_connected_and_asks_again_wants_another_round(asks):
-    job = Job("a", "b")
+def test_later_rounds(job):
+    ab = job("ab")
     for _ in range(3):
-        again = [asks(job.rounds.place, host, 0) for host in "ab"]
-        assert [place(f) for f in again] == [(0, 2), (1, 2)]
-    job.dies("b")
-    assert place(asks(job.rounds.place, "a", 0)) == (0, 1)
+        # Who has connected and asks again wants another one.
+        assert places(*map(ab.asks, "ab")) == [(0, 2), (1, 2)]
+    ab.dies("b")
+    assert places(ab.asks("a")) == [(0, 1)]
+    # There is a new worker in the slot of the dead one.
+    with ab.changed:
+        ab.start("a", "b")
+    assert places(*map(ab.asks, "ab")) == [(0, 2), (1, 2)]
 
 
-def test_a_new_worker_in_the_slot_of_a_dead_one(asks):
-    job = Job("a", "b")
-    job.dies("b")
-    assert place(asks(job.rounds.place, "a", 0)) == (0, 1)
-    with job.changed:
-        job.start("a", "b")
-    both = [asks(job.rounds.place, host, 0) for host in "ab"]
-    assert [place(f) for f in both] == [(0, 2), (1, 2)]
-
-
-def test_one_whose_host_was_removed(asks):
-    job = Job("a", "b")
-    assert place(asks(job.rounds.place, "c", 0)) is None
-
-
-def test_who_knows_its_rank_waits_too(asks):
-    job = Job("a", "b", "c")
-    held = [asks(job.rounds.hold, rank) for rank in (0, 1)]
+def test_who_knows_its_rank_waits_too(job):
+    abc = job("abc")
+    held = [abc.holds(rank) for rank in (0, 1)]
     assert waits(*held)
-    assert place(asks(job.rounds.place, "c", 0)) == (2, 3)
-    assert [f.result(5) for f in held] == [None, None]
+    assert places(abc.asks("c"), *held) == [(2, 3), None, None]
     # It connects with all others now.
-    assert asks(job.rounds.hold, 0).result(5) is None
+    assert places(abc.holds(0)) == [None]
 
 
-def test_who_knows_its_rank_does_not_wait_for_the_dead(asks):
-    job = Job("a", "b")
-    held = asks(job.rounds.hold, 0)
+def test_who_knows_its_rank_does_not_wait_for_the_dead(job):
+    ab = job("ab")
+    held = ab.holds(0)
     assert waits(held)
-    job.dies("b")
-    held.result(5)
-
-
-def test_nobody_is_told_anything_after_the_end(asks):
-    job = Job("a", "b")
-    job.over = True
-    job.dies("b")
-    one = asks(job.rounds.place, "a", 0)
+    ab.dies("b")
+    assert places(held) == [None]
+    # Nobody is told anything after the end.
+    ab.over = True
+    one = ab.asks("a")
     assert waits(one)
     one.theirs.close()
-    assert place(one) is None
+    assert places(one) == [None]

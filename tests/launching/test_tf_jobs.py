@@ -1,117 +1,109 @@
 """Clusters of TensorFlow's runtime that the launcher starts."""
 
+import json
 import os
 import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.launching.jobs import Launched, all_gone
+from keras_towers.launching.job import Job
+from keras_towers.launching.tf_cluster import local_cluster
+from keras_towers.launching.tf_job import run_cluster
+from tests.launching.jobs import all_gone, wait_until
 
-TRAINS = """
-import os, sys, time
-import tensorflow as tf
-from keras_towers.parameter_servers import take_role
-from keras_towers.parameter_servers.shared import Event
-job = take_role("MyStrategy")
-if job.is_chief:
-    Event("model", job.devices[0]).set()
-Event("model", job.devices[0]).wait()
-never = Event("never", job.devices[0])
-print("trains as", job.rank, "of", job.size, "at", job.cluster.address)
+BEGIN = """
+import json, os, signal, sys, time
+cluster = json.loads(os.environ["TF_CONFIG"])
+task = cluster["task"]["type"], cluster["task"]["index"]
 """
 
 
 @pytest.fixture
-def launched(tmp_path):
-    """Starts a launcher on a script; it has ended with the test."""
-    started = []
+def run_here(tmp_path, monkeypatch):
+    """Run a cluster of tasks without TensorFlow; return its exit code."""
+    monkeypatch.chdir(tmp_path)
 
-    def launch(options, script, **variables):
-        path = tmp_path / f"script_{len(started)}.py"
-        path.write_text(script)
-        arguments = (*options.split(), str(path))
-        started.append(Launched(tmp_path, arguments, **variables))
-        return started[-1]
+    def run_here(workers, script, **options):
+        (tmp_path / "script.py").write_text(BEGIN + script)
+        command = [sys.executable, "script.py"]
+        job = Job(command, ranks=0, hosts={}, **options)
+        return run_cluster(job, {"ps": 1, "worker": workers}).code
 
-    yield launch
-    for launcher in started:
-        if launcher.process.poll() is None:
-            launcher.finish(0)
+    return run_here
 
 
-def test_two_jobs_at_once(launched, tmp_path):
-    jobs = [
-        launched(f"--ps 1 --workers {n} --output logs{n} --verbose", TRAINS)
-        for n in (1, 2)
-    ]
-    for n, job in enumerate(jobs, 1):
-        done = job.finish(120)
-        assert done.code == 0, done.out + done.err
-        for rank in range(n):
-            assert f"[worker {rank}] trains as {rank} of {n} at" in done.out
-        assert "[ps 0] ps 0 ends: all workers have ended" in done.err
-        logs = {path.name for path in (tmp_path / f"logs{n}").iterdir()}
-        assert "rank.ps.0.txt" in logs
-        assert len(logs) == n + 1
+def test_each_task_is_told_of_all(run_here, tmp_path, capsys):
+    logs = tmp_path / "logs"
+    script = "print(os.environ['TF_CONFIG'])"
+    assert run_here(2, script, output=logs, verbose=True) == 0
+    out, err = capsys.readouterr()
+    for role, index in (("ps", 0), ("worker", 0), ("worker", 1)):
+        text = (logs / f"rank.{role}.{index}.txt").read_text()
+        assert f"[{role} {index}] {text}" in out
+        told = json.loads(text)
+        assert told["task"] == {"type": role, "index": index}
+        assert [len(told["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
+        assert f"{role} {index} at {told['cluster'][role][index]}\n" in err
 
 
-def test_failing_worker_ends_the_job_with_its_code(launched):
-    job = launched(
-        "--ps 1 --workers 2",
-        f"{TRAINS}\nif job.rank == 1:\n    sys.exit(7)\nnever.wait()",
-    )
-    done = job.finish(120)
-    assert done.code == 7, done.out + done.err
-    assert "task worker 1 ended with exit code 7" in done.last
+SERVED = """
+if task[0] == "ps":
+    open("server", "w").write(str(os.getpid()))
+    time.sleep(60)
+def end(*args):
+    time.sleep(1)
+    os.kill(int(open("server").read()), 0)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, end)
+open(f"ready-{task[1]}", "w").close()
+time.sleep(60)
+"""
 
 
-def test_request_to_end_is_for_the_workers(launched, tmp_path):
+def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
     """They make backups, for which they need the server."""
-    ready = tmp_path / "ready"
-    job = launched(
-        "--ps 1 --workers 2",
-        f"""{TRAINS}
-import signal
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-with open({str(ready)!r}, "a") as file:
-    print("ready", file=file)
-never.wait()
-""",
-    )
-    job.wait_for(ready, 2)
-    job.send(signal.SIGTERM)
-    done = job.finish(60)
-    assert done.code == 75, done.out + done.err
-    assert "the script goes on (exit code 75)" in done.last
-    assert "[ps 0] ps 0 ends: all workers have ended" in done.err
+
+    def request():
+        # The script itself, and a file of each task.
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # It must not end the process that runs the tests.
+    before = signal.signal(signal.SIGTERM, lambda *args: None)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(request)
+            assert run_here(2, SERVED) == 75
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "the script goes on (exit code 75)" in capsys.readouterr().err
 
 
-def test_server_is_ended_where_workers_say_no_goodbye(launched):
-    job = launched(
-        "--ps 1 --workers 1", f"{TRAINS}\nsys.stdout.flush()\nos._exit(0)"
-    )
-    done = job.finish(120)
-    assert done.code == 0, done.out + done.err
-    assert "ends: all workers" not in done.err
+def test_server_is_ended_where_workers_say_no_goodbye(run_here, capsys):
+    script = "time.sleep(60 * (task[0] == 'ps'))\nprint('done')"
+    assert run_here(1, script) == 0
+    assert capsys.readouterr().out == "[worker 0] done\n"
 
 
-def test_tasks_that_never_connect_are_told_how_to(launched):
-    done = launched("--workers 3", "print('alone')").finish(60)
+def test_tasks_that_never_connect_are_told_how_to(run):
+    done = run("--workers 3", "print('alone')")
     assert done.code == 0
     assert done.out.count("alone") == 3
     assert "the 3 processes never connected" in done.last
     assert "--strategy multi-worker" in done.last
 
 
-def test_task_that_ends_before_it_connects_is_not_waited_for(launched):
-    waits = """
-import os, time
+def test_task_that_ends_before_it_connects_is_not_waited_for(run):
+    waits = f"""{BEGIN}
 from keras_towers.launching.tf_cluster import tell_of_joining
-if '"index": 0' in os.environ["TF_CONFIG"]:
+if task == ("worker", 0):
     tell_of_joining()
-    time.sleep(100)
+    time.sleep(600)
 """
-    done = launched("--workers 2", waits).finish(60)
+    done = run("--workers 2", waits)
     assert done.code == 1, done.out + done.err
     assert (
         "task worker 1 ended with exit code 0 before it connected, and task "
@@ -119,18 +111,25 @@ if '"index": 0' in os.environ["TF_CONFIG"]:
     )
 
 
+def test_ports_are_reserved_until_the_end_but_can_be_listened_on():
+    with local_cluster({"worker": 1}) as (worker,):
+        port = int(worker.address.rpartition(":")[2])
+        with socket.socket() as other, pytest.raises(OSError):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", port))
+            server.listen()
+
+
 FITS = """
-import os
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 import numpy as np
 import keras_towers as kt
 
-class Ready(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            with open(READY, "a") as file:
-                print("ready", file=file)
+def ready(batch, logs):
+    if batch == 3:
+        open("ready", "a").write("ready\\n")
 
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
 model.compile("sgd", "mse")
@@ -139,31 +138,23 @@ try:
     kt.virtual_towers(3)
 except kt.TowerError as error:
     print("refused:", error)
+told = keras.callbacks.LambdaCallback(on_train_batch_end=ready)
 with kt.SyncReplicasStrategy(towers=2):
-    model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[Ready()])
+    model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[told])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "to", ["group", pytest.param("launcher", marks=pytest.mark.long)]
-)
-def test_ctrl_c_ends_all_tasks(launched, tmp_path, to):
-    ready = tmp_path / "ready"
-    job = launched(
-        "--ps 1 --workers 2 --towers 2", f"READY = {str(ready)!r}\n{FITS}"
-    )
-    job.wait_for(ready, 2)
+def test_ctrl_c_ends_all_tasks(launch, tmp_path):
+    job = launch("--ps 1 --workers 2 --towers 2", FITS)
+    job.wait_for(tmp_path / "ready", 2, limit_s=120)
     family = job.family()
     assert len(family) >= 3
-    if to == "group":
-        # What a terminal does.
-        os.killpg(job.process.pid, signal.SIGINT)
-    else:
-        job.send(signal.SIGINT)
-    done = job.finish(30)
+    # What a terminal does.
+    os.killpg(job.process.pid, signal.SIGINT)
+    done = job.finish(60)
     assert done.code == 130, done.out + done.err
     assert "stopped by SIGINT" in done.last
-    assert all_gone(family, 1)
+    assert all_gone(family)
     # It has trained on two towers, which were made before the task connected.
     assert "give it --towers 3 instead" in done.out

@@ -1,6 +1,6 @@
 """What workers tell one another by way of a server, here this process."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,21 +19,17 @@ def job(request, monkeypatch):
     made.close()
 
 
-def peers(job, rank, starts=1, timeout_s=20):
+def peers(job, rank, starts=1, timeout_s=60):
     connection = job.connect(rank, starts)
     return ServerPeers(connection, f"{connection.prefix}strategy", timeout_s)
 
 
 def test_one_that_comes_back_is_told_what_the_others_were(job):
     chief, worker = peers(job, 0), peers(job, 1)
-    told = []
-    thread = threading.Thread(
-        target=lambda: told.append(chief.gather_objects("a"))
-    )
-    thread.start()
-    assert worker.gather_objects("b") == ["a", "b"]
-    thread.join(20)
-    assert told == [["a", "b"]]
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(chief.gather_objects, "a")
+        assert worker.gather_objects("b") == ["a", "b"]
+        assert told.result(60) == ["a", "b"]
     assert peers(job, 1, starts=2).gather_objects("c") == ["a", "c"]
 
 

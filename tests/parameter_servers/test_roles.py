@@ -1,16 +1,70 @@
-"""What a process does by its role, as far as it needs no other process."""
+"""Tasks that cannot begin or go on, as far as it needs no other process."""
 
-import json
 import socket
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import take_role
 from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.lost import naming_lost_servers
 from keras_towers.tf_config import Cluster
+
+
+@pytest.fixture
+def addresses():
+    """A port that is only held, and one at which somebody listens."""
+    with socket.socket() as dead, socket.socket() as lives:
+        for server in (dead, lives):
+            server.bind(("127.0.0.1", 0))
+        lives.listen()
+        yield {
+            "dead": f"127.0.0.1:{dead.getsockname()[1]}",
+            "taken": f"127.0.0.1:{lives.getsockname()[1]}",
+        }
+
+
+@pytest.fixture
+def cluster(addresses):
+    """Makes a cluster of two roles, as the last of them sees it."""
+
+    def make(**roles):
+        jobs = {
+            role: tuple(addresses.get(name, name) for name in names.split())
+            for role, names in roles.items()
+        }
+        return Cluster(jobs, list(roles)[-1], 0)
+
+    return make
+
+
+EVALUATOR = {"worker": "a:1", "ps": "b:2", "evaluator": "c:3"}
+SERVES = {"worker": "127.0.0.1:1", "ps": "taken"}
+TRAINS = {"ps": "taken", "worker": "taken"}
+NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
+
+
+@pytest.mark.parametrize(
+    ("roles", "started", "said"),
+    [
+        ({"worker": "a:1"}, False, NO_SERVERS),
+        (EVALUATOR, False, "nothing to do in the task evaluator"),
+        (SERVES, True, "before the process was made ps 0"),
+        (SERVES, False, ".* in use"),
+        (TRAINS, False, ".* in use"),
+    ],
+)
+def test_what_cannot_begin(roles, started, said, cluster, monkeypatch):
+    if not started:
+        context = SimpleNamespace(_context_handle=None)
+        monkeypatch.setattr(compat, "eager_context", lambda: context)
+    mine = cluster(**roles)
+    named = f"{mine.address} {said}" if "in use" in said else said
+    with pytest.raises(TowerError, match=named):
+        take_role("MyStrategy", mine)
 
 
 def test_without_a_cluster(monkeypatch):
@@ -19,61 +73,29 @@ def test_without_a_cluster(monkeypatch):
         take_role("MyStrategy")
 
 
-def test_without_parameter_servers(monkeypatch):
-    config = {
-        "cluster": {"worker": ["a:1"]},
-        "task": {"type": "worker", "index": 0},
-    }
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(TowerError, match='MyStrategy .* names none: add "ps"'):
-        take_role("MyStrategy")
-
-
-def test_evaluator():
-    jobs = {"worker": ("a:1",), "ps": ("b:2",), "evaluator": ("c:3",)}
-    with pytest.raises(TowerError, match="nothing to do in the task evaluator"):
-        take_role("MyStrategy", Cluster(jobs, "evaluator", 0))
-
-
-@pytest.fixture
-def taken():
-    """An address at which somebody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture
-def not_started(monkeypatch):
-    """Let it seem as if TensorFlow had not started in this process."""
-    context = SimpleNamespace(_context_handle=None)
-    monkeypatch.setattr(compat, "eager_context", lambda: context)
-
-
-def test_too_late(taken):
-    jobs = {"worker": ("127.0.0.1:1",), "ps": (taken,)}
-    with pytest.raises(TowerError, match="before the process was made ps 0"):
-        take_role("MyStrategy", Cluster(jobs, "ps", 0))
-
-
-def test_port_of_a_server_in_use(taken, not_started):
-    jobs = {"worker": ("127.0.0.1:1",), "ps": (taken,)}
-    with pytest.raises(TowerError, match=f"{taken} .* in use"):
-        take_role("MyStrategy", Cluster(jobs, "ps", 0))
-
-
-def test_port_of_a_worker_in_use(taken, not_started):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        ps = f"127.0.0.1:{server.getsockname()[1]}"
-        jobs = {"worker": (taken,), "ps": (ps,)}
-        with pytest.raises(TowerError, match=f"{taken} .* in use"):
-            take_role("MyStrategy", Cluster(jobs, "worker", 0))
-
-
-def test_servers_are_waited_for_no_longer_than_asked():
-    jobs = {"worker": ("127.0.0.1:1",), "ps": ("127.0.0.1:2", "127.0.0.1:3")}
+def test_servers_are_waited_for_no_longer_than_asked(cluster):
+    alone = cluster(ps="dead 127.0.0.1:1", worker="127.0.0.1:2")
     with pytest.raises(TowerError, match=r"waited 0\.2 s for ps 0 at .*ps 1"):
-        Connection(Cluster(jobs, "worker", 0), timeout_s=0.2)
+        Connection(alone, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("servers", "kind", "said"),
+    [
+        ("dead taken", "UnavailableError", "{} cannot be reached any more"),
+        ("dead taken", "CancelledError", "{} cannot be reached any more"),
+        ("taken", "AbortedError", "a parameter server was started again"),
+        ("taken", "InvalidArgumentError", ""),
+    ],
+)
+def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
+    mine = cluster(ps=servers, worker="127.0.0.1:1")
+    error = getattr(tf.errors, kind)(None, None, "\nSocket closed\nmore")
+    raised = pytest.raises(TowerError if said else type(error))
+    with raised as caught, naming_lost_servers(mine, "worker 0"):
+        raise error
+    if said:
+        named = said.format(f"ps 0 at {mine.ps[0]}")
+        text = str(caught.value)
+        assert text.startswith(f"worker 0 has to end: {named}")
+        assert f"from a backup. ({kind}: Socket closed)" in text

@@ -9,6 +9,10 @@ import pytest
 from keras_towers.launching.tf_cluster import local_cluster
 from tests.kit.tasks import Task
 
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 120
+
 BEGIN = """
 import os, sys, time
 import tensorflow as tf
@@ -31,24 +35,15 @@ print("the model is there")
 
 WAITS = f"""{SPEAKS}
 with job.naming_lost_servers():
-    event("what never comes").wait()
+    event("go on").wait()
 """
 
 TAKES = f"""{SPEAKS}
 from keras_towers.parameter_servers.remote import run, traced
-def letters():
-    return tf.raw_ops.FIFOQueueV2(
-        component_types=[tf.int64], shapes=[[]], shared_name="letters"
-    )
-def put():
-    seven = tf.constant(7, tf.int64)
-    there = letters()
-    tf.raw_ops.QueueEnqueueV2(handle=there, components=[seven])
-    return tf.raw_ops.QueueSizeV2(handle=there)
+from keras_towers.sync_replicas.resources import Queue
+letters = Queue("letters", job.devices[0], [tf.int64])
 def take():
-    return tf.raw_ops.QueueDequeueV2(
-        handle=letters(), component_types=[tf.int64]
-    )[0]
+    return int(run(traced(letters.get, job.devices[0]), 60)[0])
 """
 
 SPREADS = f"""{SPEAKS}
@@ -90,82 +85,64 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(start, cluster):
     ps_0, ps_1, worker = cluster(ps=2, worker=1)
     trains = start(worker, SPREADS)
     serves = [start(ps_0, BEGIN)]
-    trains.wait_for("worker 0 waits for ")
+    trains.wait_for("worker 0 waits for ", LIMIT_S)
     serves.append(start(ps_1, BEGIN))
-    assert trains.end(60) == 0, trains.output
+    assert trains.end(LIMIT_S) == 0, trains.output
     # Own variables are beside those of the servers.
     assert "[ 3. 10.] /job:localhost/replica:0/task:0" in trains.output
     for task, one in zip(serves, (ps_0, ps_1), strict=True):
-        assert task.end() == 0, task.output
+        assert task.end(LIMIT_S) == 0, task.output
         assert f"{one} serves 1 worker\n" in task.output
         assert "ends: all workers have ended" in task.output
         assert "started" not in task.output
 
 
-def test_interrupted_and_killed_tasks(start, cluster):
-    ps_0, ps_1, *workers = cluster(ps=2, worker=2)
-    serves = [start(one, BEGIN) for one in (ps_0, ps_1)]
-    waits = [start(one, WAITS) for one in workers]
-    for task in waits:
-        task.wait_for("the model is there")
-    for task in (waits[1], serves[1]):
-        task.process.send_signal(signal.SIGINT)
-        assert task.end(10), task.output
-        assert "KeyboardInterrupt" in task.output
-        assert "FATAL" not in task.output
-    assert waits[0].process.poll() is None
-    serves[0].kill()
-    assert waits[0].end(10) == 1, waits[0].output
-    assert (
-        f"TowerError: worker 0 has to end: {ps_0} and {ps_1} cannot be reached"
-        in waits[0].output
-    )
+def interrupt(task):
+    task.process.send_signal(signal.SIGINT)
+    assert task.end(LIMIT_S), task.output
+    assert "KeyboardInterrupt" in task.output
+    assert "FATAL" not in task.output
 
 
-def test_worker_that_failed_or_was_killed_comes_back(start, cluster):
-    ps, chief, worker = cluster(ps=1, worker=2)
+def test_interrupted_server(start, cluster):
+    ps, worker = cluster(ps=1, worker=1)
+    serves, waits = start(ps, BEGIN), start(worker, WAITS)
+    waits.wait_for("the model is there", LIMIT_S)
+    interrupt(serves)
+    assert waits.end(LIMIT_S) == 1, waits.output
+    said = f"TowerError: worker 0 has to end: {ps} cannot be reached"
+    assert said in waits.output
+
+
+def test_workers_that_die_and_come_back(start, cluster):
+    """Or do not: the server waits for those that are there."""
+    ps, chief, worker, another = cluster(ps=1, worker=3)
     serves, leads = start(ps, BEGIN), start(chief, WAITS)
+    waits = start(another, WAITS)
     fails = start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
-    assert fails.end(60) == 1
-    killed = start(
-        worker,
-        f"{TAKES}\nprint('takes')\nrun(traced(take, job.devices[0]))",
-        "killed",
-    )
-    killed.wait_for("takes")
+    assert fails.end(LIMIT_S) == 1
+    killed = start(worker, f"{TAKES}\nprint('takes')\ntake()", "killed")
+    killed.wait_for("takes", LIMIT_S)
     time.sleep(1)
     killed.kill()
+    waits.wait_for("the model is there", LIMIT_S)
+    interrupt(waits)
     comes_back = start(
         worker,
-        f"{TAKES}\nprint(int(run(traced(put, job.devices[0]))[0]), 'letters')",
+        f"""{TAKES}
+letters.put(7)
+print("letter", take())
+event("go on").set()
+time.sleep(4)
+""",
         "comes_back",
     )
-    assert comes_back.end(60) == 0, comes_back.output
+    for task in (leads, comes_back, serves):
+        assert task.end(LIMIT_S) == 0, task.output
     # The dead one takes nothing away.
-    assert "1 letters" in comes_back.output
+    assert "letter 7" in comes_back.output
     assert [
         [line for line in task.output.splitlines() if "started" in line]
         for task in (fails, killed, comes_back)
     ] == [["started 1"], ["started 2"], ["started 3"]]
-    # It serves the chief, which has not ended.
-    assert serves.process.poll() is None
-    assert leads.process.poll() is None
-
-
-def test_server_waits_for_no_worker_that_died_before_the_chief_ended(
-    start, cluster
-):
-    ps, chief, *workers = cluster(ps=1, worker=3)
-    serves = start(ps, BEGIN)
-    killed, slow = (
-        start(workers[0], WAITS),
-        start(workers[1], f"{SPEAKS}\ntime.sleep(4)\nprint('still there')"),
-    )
-    leads = start(chief, SPEAKS)
-    killed.wait_for("the model is there")
-    killed.kill()
-    assert leads.end(60) == 0, leads.output
-    assert slow.end() == 0, slow.output
-    assert "still there" in slow.output
-    assert serves.end() == 0, serves.output
-    assert "ended, and worker 1 cannot be reached" in serves.output
+    assert "ended, and worker 2 cannot be reached" in serves.output

@@ -12,63 +12,60 @@ pytestmark = pytest.mark.core
 
 GPUS = ["/device:GPU:0", "/device:GPU:1", "/device:GPU:2"]
 CPU = "/device:CPU:0"
+SIZES = (1, 3, 17, 256)
+DTYPES = ("float32", "float16", "int64", "bool", "complex64")
 
 
-def some_variables(seed: int, number: int = 60) -> list[tuple]:
+def some_variables(seed: int) -> list[tuple]:
     draw = random.Random(seed)
+    shapes = [draw.choices(SIZES, k=draw.randint(0, 3)) for _ in range(60)]
     return [
-        (
-            f"v{index}",
-            tuple(
-                draw.choice((1, 3, 17, 256)) for _ in range(draw.randint(0, 3))
-            ),
-            draw.choice(("float32", "float16", "int64", "bool", "complex64")),
-        )
-        for index in range(number)
+        (f"v{index}", tuple(shape), draw.choice(DTYPES))
+        for index, shape in enumerate(shapes)
     ]
 
 
 @pytest.mark.parametrize("number_of_devices", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(10))
-def test_loads_differ_by_at_most_the_largest_variable(seed, number_of_devices):
+def test_loads_differ_by_at_most_the_largest_variable(number_of_devices):
     devices = [f"/device:GPU:{index}" for index in range(number_of_devices)]
-    place = p.LeastLoadedPlacement(devices)
-    largest = total = 0
-    for variable in some_variables(seed):
-        assert place(*variable) in devices
-        size = p.byte_size(*variable[1:])
-        largest, total = max(largest, size), total + size
-        loads = place.loads.values()
-        assert max(loads) - min(loads) <= largest
-        assert sum(loads) == total
+    for seed in range(10):
+        place = p.LeastLoadedPlacement(devices)
+        largest = total = 0
+        for variable in some_variables(seed):
+            assert place(*variable) in devices
+            size = p.byte_size(*variable[1:])
+            largest, total = max(largest, size), total + size
+            loads = place.loads.values()
+            assert max(loads) - min(loads) <= largest
+            assert sum(loads) == total
 
 
-def test_deterministic():
-    first, second = p.LeastLoadedPlacement(GPUS), p.LeastLoadedPlacement(GPUS)
-    for variable in some_variables(3):
-        assert first(*variable) == second(*variable)
-    assert first.placed == second.placed
+ON_CPU = {"small_device": CPU, "small_bytes": np.int64(100)}
+ON_FIRST = {"small_device": GPUS[0], "small_bytes": 100}
 
 
-def test_the_order_matters():
-    sizes = {"a": 4, "b": 4, "c": 8}
-
-    def loads(order):
-        place = p.LeastLoadedPlacement(GPUS[:2])
-        for name in order:
-            place(name, (sizes[name],), "int8")
-        return sorted(place.loads.values())
-
-    assert loads("cab") == [8, 8]
-    assert loads("abc") == [4, 12]
-
-
-def test_bytes_not_numbers():
-    place = p.LeastLoadedPlacement(GPUS[:2])
-    assert place("a", (3,), "float64") == GPUS[0]
-    assert place("b", (4,), "int8") == GPUS[1]
-    assert place("c", (4,), "int8") == GPUS[1]
-    assert place.loads == {GPUS[0]: 24, GPUS[1]: 8}
+@pytest.mark.parametrize(
+    "small, sizes, places",
+    [
+        # The order matters.
+        ({}, [4, 4, 8], [GPUS[0], GPUS[1], GPUS[0]]),
+        ({}, [8, 4, 4], [GPUS[0], GPUS[1], GPUS[1]]),
+        (ON_CPU, [99, 100, 200, 1], [CPU, GPUS[0], GPUS[1], CPU]),
+        # One of the devices, where they count.
+        (ON_FIRST, [99, 100], [GPUS[0], GPUS[1]]),
+        ({**ON_CPU, "small_bytes": 0}, [1], [GPUS[0]]),
+    ],
+)
+def test_places(small, sizes, places):
+    # Any iterable of devices.
+    place = p.LeastLoadedPlacement(iter(GPUS[:2]), **small)
+    loads = dict.fromkeys([*GPUS[:2], *places], 0)
+    for size, device in zip(sizes, places, strict=True):
+        assert place(f"of {size} bytes", (size,), "int8") == device
+        loads[device] += size
+    assert place.devices == tuple(GPUS[:2])
+    # The device of small ones is listed without any.
+    assert {**dict.fromkeys(place.loads, 0), **loads} == place.loads
 
 
 @pytest.mark.parametrize(
@@ -89,36 +86,16 @@ def test_unknown_sizes_count_nothing_and_are_told_once_each(
     assert "0 bytes" in caplog.records[0].getMessage()
 
 
-def test_small_ones_on_one_device():
-    place = p.LeastLoadedPlacement(GPUS[:2], CPU, small_bytes=100)
-    assert place("bias", (24,), "float32") == CPU
-    assert place("kernel", (25,), "float32") == GPUS[0]
-    assert place("other", (50,), "float32") == GPUS[1]
-    assert place("scalar", (), "float32") == CPU
-    assert place.loads == {GPUS[0]: 100, GPUS[1]: 200, CPU: 100}
-
-
-def test_small_ones_on_one_of_the_devices_count_there():
-    place = p.LeastLoadedPlacement(GPUS[:2], GPUS[0], small_bytes=100)
-    place("bias", (24,), "float32")
-    assert place("kernel", (25,), "float32") == GPUS[1]
-    assert list(place.loads) == GPUS[:2]
-
-
 def test_device_of():
     place = p.LeastLoadedPlacement(GPUS[:2])
+    with pytest.raises(kt.TowerError, match="none"):
+        place.device_of("kernel")
     for _ in range(3):
         place("kernel", (2,), "float32")
-    assert place.device_of("kernel") == GPUS[0]
-    assert place.device_of("kernel_1") == GPUS[1]
-    assert place.device_of("kernel_2") == GPUS[0]
+    names = ("kernel", "kernel_1", "kernel_2")
+    assert [*map(place.device_of, names)] == [GPUS[0], GPUS[1], GPUS[0]]
     with pytest.raises(kt.TowerError, match="'bias' .* kernel, kernel_1"):
         place.device_of("bias")
-
-
-def test_device_of_nothing():
-    with pytest.raises(kt.TowerError, match="none"):
-        p.LeastLoadedPlacement(GPUS).device_of("kernel")
 
 
 def test_clear():
@@ -144,64 +121,49 @@ def test_describe():
     ]
 
 
-@pytest.mark.parametrize("devices", [[], (), iter(()), None, "", CPU, 0, 3])
-def test_no_devices(devices):
-    with pytest.raises(kt.TowerError, match="names no devices"):
-        p.LeastLoadedPlacement(devices)
+OTHER_NAMES = ("/cpu:0", "/device:cpu:0", "/job:localhost/device:CPU:0", "/CPU")
+NO_NAMES = ("nowhere", "", 0, None, "/cpu:x", "CPU", "CPU:1", "device:CPU:1")
 
 
 @pytest.mark.parametrize(
-    "name", ["nowhere", "", 0, None, "/cpu:x", "CPU", "CPU:1", "device:CPU:1"]
+    "arguments, message",
+    [
+        *(
+            ((devices,), "names no devices")
+            for devices in ([], (), iter(()), None, "", CPU, 0, 3)
+        ),
+        *((([CPU, name],), "is not a device name") for name in NO_NAMES),
+        *(
+            (([CPU], name), "is not a device name")
+            for name in NO_NAMES
+            if name is not None
+        ),
+        (([*GPUS, GPUS[1]],), "GPU:1 more than once"),
+        *(
+            (([CPU, *GPUS, other],), f"has {CPU}, {other} more than once")
+            for other in OTHER_NAMES
+        ),
+        *(
+            ((GPUS, CPU, size), "small_bytes=.* 0 or more")
+            for size in (-1, 1.5, "1k", None, True)
+        ),
+    ],
 )
-def test_names_that_are_no_devices(name):
-    with pytest.raises(kt.TowerError, match="is not a device name"):
-        p.LeastLoadedPlacement([CPU, name])
-    if name is not None:
-        with pytest.raises(kt.TowerError, match="is not a device name"):
-            p.LeastLoadedPlacement([CPU], small_device=name)
+def test_what_cannot_be(arguments, message):
+    with pytest.raises(kt.TowerError, match=message):
+        p.LeastLoadedPlacement(*arguments)
 
 
-def test_doubled_devices():
-    with pytest.raises(kt.TowerError, match="GPU:1 more than once"):
-        p.LeastLoadedPlacement([*GPUS, GPUS[1]])
+def test_any_name_of_a_device():
+    for other in OTHER_NAMES:
+        place = p.LeastLoadedPlacement([CPU, GPUS[0]], other)
+        assert place("bias", (1,), "float32") == CPU
+        assert list(place.loads) == [CPU, GPUS[0]]
 
 
-@pytest.mark.parametrize(
-    "other",
-    ["/cpu:0", "/device:cpu:0", "/job:localhost/device:CPU:0", "/CPU"],
-)
-def test_two_names_of_one_device(other):
-    with pytest.raises(kt.TowerError) as error:
-        p.LeastLoadedPlacement([CPU, GPUS[0], other])
-    assert f"has {CPU}, {other} more than once" in str(error.value)
-    place = p.LeastLoadedPlacement([CPU, GPUS[0]], other)
-    assert place("bias", (1,), "float32") == CPU
-    assert list(place.loads) == [CPU, GPUS[0]]
-
-
-def test_any_iterable_of_devices():
-    place = p.LeastLoadedPlacement(name for name in GPUS)
-    assert place.devices == tuple(GPUS)
-    assert [place(name, (1,), "bool") for name in "abc"] == GPUS
-
-
-@pytest.mark.parametrize("small_bytes", [-1, 1.5, "1k", None, True])
-def test_small_bytes_that_are_none(small_bytes):
-    with pytest.raises(kt.TowerError, match="small_bytes=.* 0 or more"):
-        p.LeastLoadedPlacement(GPUS, CPU, small_bytes)
-
-
-def test_any_whole_number_of_small_bytes():
-    place = p.LeastLoadedPlacement(GPUS, CPU, np.int64(100))
-    assert place("bias", (24,), "float32") == CPU
-    assert p.LeastLoadedPlacement(GPUS, CPU, 0)("v", (), "bool") == GPUS[0]
-
-
-@pytest.mark.parametrize(
-    "name", ["/job:ps/task:1", "/cpu:0", "/job:worker/task:0/device:GPU:3"]
-)
-def test_devices_that_are_not_here(name):
-    assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
+def test_devices_that_are_not_here():
+    for name in ("/job:ps/task:1", "/job:worker/task:0/device:GPU:3"):
+        assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
 
 
 def test_byte_size():

@@ -7,17 +7,7 @@ import tensorflow as tf
 
 from keras_towers import jobs
 from tests.kit.ranks import check
-from tests.processes.small import (
-    COUNT,
-    RANK,
-    SHORT,
-    X,
-    Y,
-    assert_same_history,
-    assert_same_model,
-    model,
-    refused,
-)
+from tests.processes import small as s
 
 
 @contextlib.contextmanager
@@ -30,21 +20,11 @@ def initialized():
         jobs._job = None
 
 
-def as_one_process(mine, data):
-    """Train under a ``DataParallel``, and compare with one process."""
-    reference = model(seed=0)
-    wanted = reference.fit(*data, shuffle=False, verbose=0, epochs=2)
-    with keras.distribution.DataParallel().scope():
-        found = mine.fit(*data, shuffle=False, verbose=0, epochs=2)
-    assert_same_history(found, wanted)
-    assert_same_model(mine, reference)
-
-
 @check
 def a_job_has_to_be_joined():
-    mine = model()
-    with keras.distribution.DataParallel().scope(), refused("initialize()"):
-        mine.fit(X, Y, verbose=0)
+    mine = s.eager()
+    with keras.distribution.DataParallel().scope(), s.refused("initialize()"):
+        s.fit(mine)
 
 
 @check
@@ -54,35 +34,39 @@ def initialize_joins_the_job():
         distribution = keras.distribution.DataParallel()
         assert distribution.num_processes == 2
         assert distribution.num_model_replicas == 2
-        assert distribution.data_shard_id == RANK
-    with refused("num_processes=3", "made it 2"):
+        assert distribution.data_shard_id == s.RANK
+    with s.refused("num_processes=3", "made it 2"):
         keras.distribution.initialize(num_processes=3)
 
 
 @check
-def distribution_of_arrays():
-    with initialized():
-        as_one_process(model(seed=RANK), (X, Y))
-
-
-@check
 def distribution_of_a_dataset_that_does_not_divide():
-    data = tf.data.Dataset.from_tensor_slices((X[:SHORT], Y[:SHORT])).batch(7)
+    data = tf.data.Dataset.from_tensor_slices(
+        (s.X[: s.SHORT], s.Y[: s.SHORT])
+    ).batch(7)
     with initialized():
-        as_one_process(model(seed=RANK), (data,))
+        s.assert_as_one_process(
+            s.model(seed=s.RANK),
+            lambda mine: s.fit(mine, data, None, epochs=2),
+            strategy=keras.distribution.DataParallel().scope(),
+        )
 
 
 @check
 def distribution_with_own_data_of_each_rank():
     """``auto_shard_dataset=False``: the ranks' batches are one together."""
-    half = COUNT // 2
-    mine = model(seed=RANK)
-    part = slice(RANK * half, (RANK + 1) * half)
-    data = tf.data.Dataset.from_tensor_slices((X[part], Y[part])).batch(half)
+    own = (
+        tf.data.Dataset.from_tensor_slices((s.X, s.Y))
+        .shard(2, s.RANK)
+        .batch(25)
+    )
+    both = [s.X[0::2], s.X[1::2]], [s.Y[0::2], s.Y[1::2]]
+    both = [tf.concat(parts, 0) for parts in both]
     with initialized():
         distribution = keras.distribution.DataParallel(auto_shard_dataset=False)
-        with distribution.scope():
-            mine.fit(data, epochs=2, verbose=0)
-    reference = model(seed=0)
-    reference.fit(X, Y, epochs=2, batch_size=COUNT, shuffle=False, verbose=0)
-    assert_same_model(mine, reference)
+        s.assert_as_one_process(
+            s.eager(seed=s.RANK),
+            lambda mine: s.fit(mine, own, None, epochs=2),
+            reference=lambda it: s.fit(it, *both, epochs=2, batch_size=50),
+            strategy=distribution.scope(),
+        )

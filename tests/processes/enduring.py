@@ -1,15 +1,18 @@
-"""A worker of an elastic job that is disturbed from outside.
+"""A worker of an elastic job that is disturbed from outside, or by itself.
 
 argv: a folder, how gradients travel, the number of epochs, and the units of a
 hidden layer. A worker leaves a file with its process's number in the folder
-``workers`` when it trains, and rank 0 a line in ``steps`` for every batch. The
-last epoch does not end as long as the folder has a file ``stay``, and batches
-take longer with a file ``slow``. Who gets to the end compares with one process,
-whose weights are kept next to the folder for other jobs.
+``workers`` when it trains, and rank 0 a line in ``steps`` for every batch. What
+the folder has in it decides: the last epoch does not end with a file ``stay``;
+batches take longer with a file ``slow``; with a file ``victim`` rank 1 kills
+itself in batch 13 of the second epoch, and the others take longer until there
+are three again. Who gets to the end compares with one process, whose weights
+and losses are kept next to the folder for other jobs.
 """
 
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -24,7 +27,8 @@ from keras_towers import elastic
 FOLDER = pathlib.Path(sys.argv[1])
 COMPRESSION = None if sys.argv[2] == "default" else sys.argv[2]
 EPOCHS, UNITS = map(int, sys.argv[3:5])
-BATCH, SLOW_S = 24, 0.1
+UPDATES = os.environ.get("TESTED_UPDATES")
+BATCH, SLOW_S, LONELY_S = 24, 0.1, 0.5
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(480, 8)).astype("float32")
 Y = X[:, :3] * 0.5
@@ -41,8 +45,13 @@ def build():
             keras.layers.Dense(3),
         ]
     )
-    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    optimizer = keras.optimizers.SGD(0.005, momentum=0.5)
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model
+
+
+def fit(model, **options):
+    return model.fit(X, Y, BATCH, EPOCHS, verbose=0, **options)
 
 
 class Log(keras.callbacks.Callback):
@@ -63,6 +72,14 @@ class Log(keras.callbacks.Callback):
                 file.write(f"{self.epoch} {batch} {self.strategy.size}\n")
         if (FOLDER / "slow").exists():
             time.sleep(SLOW_S)
+        if (FOLDER / "killed").exists() and self.strategy.size < 3:
+            time.sleep(LONELY_S)
+        if self.strategy.rank == 1 and (self.epoch, batch) == (1, 13):
+            try:
+                (FOLDER / "victim").rename(FOLDER / "killed")
+            except FileNotFoundError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def on_epoch_end(self, epoch, logs=None):
         while epoch == EPOCHS - 1 and (FOLDER / "stay").exists():
@@ -75,31 +92,29 @@ def main():
 
     @elastic.run
     def train(state):
-        with kt.HorovodStrategy(compression=COMPRESSION) as strategy:
-            return model.fit(
-                X,
-                Y,
-                epochs=EPOCHS,
-                batch_size=BATCH,
-                verbose=0,
-                callbacks=[Log(strategy), elastic.Commit(state, every=4)],
-            )
+        options = {"compression": COMPRESSION, "updates": UPDATES}
+        with kt.HorovodStrategy(**options) as strategy:
+            commit = elastic.Commit(state, every=4)
+            return fit(model, callbacks=[Log(strategy), commit])
 
     history = train(state)
-    for one, other in zip(model.get_weights(), undisturbed(), strict=True):
+    *weights, losses, errors = undisturbed()
+    for one, other in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     assert history.epoch == list(range(EPOCHS))
+    np.testing.assert_allclose(history.history["loss"], losses, rtol=1e-4)
+    np.testing.assert_allclose(history.history["mae"], errors, rtol=1e-4)
     print(f"as undisturbed after {len(history.epoch)} epochs", flush=True)
 
 
 def undisturbed():
-    """The weights after the same training in one process."""
+    """The weights and losses after the same training in one process."""
     kept = FOLDER.parent / f"undisturbed-{UNITS}-{EPOCHS}.npz"
     if not kept.exists():
         model = build()
-        model.fit(X, Y, epochs=EPOCHS, batch_size=BATCH, verbose=0)
+        history = fit(model).history
         new = kept.with_suffix(f".{os.getpid()}.npz")
-        np.savez(new, *model.get_weights())
+        np.savez(new, *model.get_weights(), history["loss"], history["mae"])
         new.rename(kept)
     with np.load(kept) as file:
         return list(file.values())

@@ -1,6 +1,7 @@
 """A worker whose rank 1 fails in its third step, in the way argv names.
 
-argv: the fault, and ``strategy`` or ``dropin``: how ranks train together.
+argv: the fault, and what ranks train with: a strategy's name, or ``dropin``.
+Each process notes its number in the file ``processes``.
 """
 
 import contextlib
@@ -32,16 +33,18 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), getattr(signal, FAULT))
 
 
+with open("processes", "a") as file:
+    print(os.getpid(), file=file)
 if FAULT == "late" and RANK == 1:
     time.sleep(600)
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
 together = contextlib.nullcontext
 optimizer = keras.optimizers.SGD(0.01)
-if HOW == "strategy":
-    together = kt.HorovodStrategy
-else:
+if HOW == "dropin":
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer)
+else:
+    together = getattr(kt, HOW)
 model.compile(optimizer, "mse")
 x = np.ones((4000, 4), "float32")
 with together():

@@ -9,13 +9,11 @@ Each job has three workers and goes on with one. It has stood a trial if it ends
 with exit code 0 and whoever got to the end has the weights of one process that
 nobody disturbed. A second kill comes within ten seconds of the first. Results
 are added to ``results.jsonl`` in the folder, and next to it is what each job
-has printed; without ``--trials`` the table of what is there is printed. Trials
-are numbered from ``--seed``; the number decides who is killed when, as far as
-processes can repeat that.
+has printed. Trials are numbered from ``--seed``; the number decides who is
+killed when, as far as processes can repeat that.
 """
 
 import argparse
-import collections
 import contextlib
 import itertools
 import json
@@ -109,27 +107,11 @@ def trial(
     }
 
 
-def table(results: pathlib.Path) -> str:
-    """How many jobs survived, for each kind."""
-    counts = collections.defaultdict(list)
-    for line in results.read_text().splitlines():
-        one = json.loads(line)
-        kind = one["model"], one["travels"], one["kills"]
-        counts[kind].append(one["passed"])
-    rows = ["| weights, millions | compression | kills | as undisturbed |"]
-    rows.append("|---|---|---|---|")
-    rows += [
-        f"| {model} | {travels} | {kills} | {sum(found)} of {len(found)} |"
-        for (model, travels, kills), found in sorted(counts.items())
-    ]
-    return "\n".join(rows)
-
-
 def main() -> None:
-    """Run the trials that the command line asks for, and print the table."""
+    """Run the trials that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--trials", type=int, default=0, help="of each kind")
+    parser.add_argument("--trials", type=int, default=1, help="of each kind")
     parser.add_argument("--kills", type=int, default=1, choices=(1, 2))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--travels", nargs="+", default=TRAVELS)
@@ -137,16 +119,17 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    results = folder / "results.jsonl"
+    found = []
     for number, travels, model in itertools.product(
         range(options.trials), options.travels, options.models
     ):
         name = f"{model}-{travels}-{options.kills}-{options.seed + number}"
-        found = trial(folder / name, model, travels, options.kills)
-        with results.open("a") as file:
-            print(json.dumps(found), file=file)
-        print(json.dumps(found), flush=True)
-    print(table(results))
+        found.append(trial(folder / name, model, travels, options.kills))
+        with (folder / "results.jsonl").open("a") as file:
+            print(json.dumps(found[-1]), file=file)
+        print(json.dumps(found[-1]), flush=True)
+    passed = [one["passed"] for one in found]
+    print(f"as undisturbed: {sum(passed)} of {len(passed)}")
 
 
 if __name__ == "__main__":

@@ -1,284 +1,270 @@
-"""A worker of parameter servers: the exactness contract, and wrong usage."""
+"""A worker of parameter servers: what users do with several, and refusals.
+
+``REPETITIONS`` says how often models are trained that nobody may keep.
+"""
 
 import contextlib
-import dataclasses
-import functools
+import json
 import os
+import pathlib
 import sys
-from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
+import keras_towers as kt
+from keras_towers import tf_config
+from keras_towers.sync_replicas import resources
 from tests.exactness.cases import CASES
-from tests.exactness.contract import on_one_device
-from tests.kit.compare import assert_same, close, outcome
+from tests.kit.compare import outcome
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.ranks import CHECKS, check, main
-from tests.processes.small import (
-    COUNT,
-    RANK,
-    SHORT,
-    Messages,
-    Strategy,
-    X,
-    Y,
-    gather,
-    model,
-    refused,
-)
+from tests.kit.ranks import check, main
+from tests.processes import exact  # noqa: F401
+from tests.processes import small as s
 
-FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+REPETITIONS = int(os.environ.get("REPETITIONS", 3))
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 
 
-def same_model_on_all(mine, reference=None):
-    """Weights are equal on all workers, and near those of a reference."""
-    told = gather([w.tobytes() for w in mine.get_weights()])
-    assert all(other == told[0] for other in told)
-    assert_ordinary(mine)
-    if reference is not None:
-        for a, b in zip(
-            mine.get_weights(), reference.get_weights(), strict=True
-        ):
-            close(a, b)
-
-
-def comparable(result):
-    """Leave out what each worker has counted for itself."""
-    own = {
-        variable.path
-        for metric in result.model.metrics
-        for variable in metric.variables
-    }
-    values = [(path, value) for path, value in result.values if path not in own]
-    returned = {k: v for k, v in result.returned.items() if "val_" in k}
-    return dataclasses.replace(result, values=values, returned=returned)
-
-
-def trains_as_one_device(name, towers):
-    """Weights and optimizer: of one device, and on all workers."""
-    case = CASES[name]
-    strategy = Strategy(towers=towers)
-    try:
-        found = comparable(outcome(case.build, case.fit, strategy))
-        values = [(path, value.tobytes()) for path, value in found.values]
-    except BaseException:
-        # The others would take what the next check tells for this one's.
-        strategy._config.peers.gather_objects("failed")
-        raise
-    first, *others = strategy._config.peers.gather_objects(values)
-    for rank, other in enumerate(others, 1):
-        odd = [a for a, b in zip(first, other, strict=True) if a[1] != b[1]]
-        assert not odd, f"rank {rank} differs from rank 0: {odd}"
-    if RANK == 0:
-        assert_same(found, comparable(on_one_device(name)), case.tolerance)
-
-
-for case in CASES:
-    CHECKS[case] = functools.partial(trains_as_one_device, case, 1)
-    CHECKS[f"{case} on two towers"] = functools.partial(
-        trains_as_one_device, case, 2
-    )
+def train(mine, **options):
+    return s.fit(mine, **{"batch_size": 10, **options})
 
 
 @check
 def callbacks_reach_the_optimizer_once():
-    def trained(strategy):
-        made = model()
-        with strategy:
-            history = made.fit(
-                X,
-                Y,
-                batch_size=10,
-                epochs=4,
-                shuffle=False,
-                verbose=0,
-                validation_data=(X, Y),
-                callbacks=[
-                    keras.callbacks.ReduceLROnPlateau(
-                        "val_loss", factor=0.5, patience=0, min_delta=9.0
-                    ),
-                    keras.callbacks.LearningRateScheduler(
-                        lambda epoch, rate: rate * 0.9
-                    ),
-                ],
-            )
-        rate = float(made.optimizer.learning_rate)
-        return made, history.history["val_loss"], rate
+    def trained(mine):
+        plateau = keras.callbacks.ReduceLROnPlateau(
+            "val_loss", factor=0.5, patience=0, min_delta=9.0
+        )
+        schedule = keras.callbacks.LearningRateScheduler(
+            lambda epoch, rate: rate * 0.9
+        )
+        history = train(
+            mine,
+            epochs=3,
+            validation_data=(s.X, s.Y),
+            callbacks=[plateau, schedule],
+        ).history
+        return float(mine.optimizer.learning_rate), history["val_loss"]
 
-    found, losses, rate = trained(Strategy())
-    wanted, expected, wanted_rate = trained(contextlib.nullcontext())
-    assert rate == wanted_rate, (rate, wanted_rate)
-    close(losses, expected)
-    same_model_on_all(found, wanted)
+    mine, alone = s.model(), s.eager()
+    with s.Strategy(), s.Messages() as messages:
+        rate, losses = trained(mine)
+    assert not messages.have("weights will differ")
+    if s.RANK == 0:
+        wanted, expected = trained(alone)
+        assert rate == wanted, (rate, wanted)
+        np.testing.assert_allclose(losses, expected, rtol=2e-6)
+    s.assert_same_model(mine, alone)
 
 
 @check
-def worker_that_stops_leaves():
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = RANK == 1
+def one_that_stops_leaves_and_the_chief_ends_all():
+    for stops, epochs in ((1, (3, 1)), (0, (1, 1))):
 
-    mine = model()
-    with Strategy():
-        history = mine.fit(X, Y, epochs=3, verbose=0, callbacks=[Stop()])
-    assert len(history.epoch) == (1 if RANK else 3)
-    same_model_on_all(mine)
+        def stop(mine, stops=stops):
+            mine.stop_training = stops == s.RANK
+
+        mine = s.model()
+        with s.Strategy():
+            history = train(
+                mine, epochs=3, callbacks=[s.Does(on_epoch_end=stop)]
+            )
+        assert len(history.epoch) == epochs[s.RANK]
+        s.assert_same_model(mine)
+        assert_ordinary(mine)
 
 
 @check
 def best_weights_of_the_chief_are_restored():
-    mine = model()
+    mine = s.model()
     stop = keras.callbacks.EarlyStopping(
         "val_loss", patience=1, min_delta=9.0, restore_best_weights=True
     )
-    first = []
-
-    class Keep(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if not first:
-                first.extend(self.model.get_weights())
-
-    with Strategy():
-        mine.fit(
-            X,
-            Y,
-            epochs=5,
-            verbose=0,
-            validation_data=(X, Y),
-            callbacks=[Keep(), stop],
+    kept = []
+    keep = s.Does(on_epoch_end=lambda mine: kept.append(mine.get_weights()))
+    with s.Strategy():
+        train(
+            mine, epochs=5, validation_data=(s.X, s.Y), callbacks=[keep, stop]
         )
-    if RANK == 0:
-        for a, b in zip(first, mine.get_weights(), strict=True):
-            close(b, a)
-    same_model_on_all(mine)
+    if s.RANK == 0:
+        assert len(kept) == 2
+        for a, b in zip(kept[0], mine.get_weights(), strict=True):
+            np.testing.assert_allclose(b, a, atol=2e-6)
+    s.assert_same_model(mine)
 
 
 @check
 def chief_saves_a_plain_model_from_which_training_goes_on():
     folder = FOLDER / "saved"
-    mine, reference = model(), model()
-    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
-    strategy = Strategy()
-    with strategy:
-        save = keras.callbacks.ModelCheckpoint(folder / f"{RANK}.keras")
-        mine.fit(X, Y, epochs=2, callbacks=[save], **options)
-    gather("saved")
+    mine, alone = s.model(), s.eager()
+    with (strategy := s.Strategy()):
+        save = keras.callbacks.ModelCheckpoint(folder / f"{s.RANK}.keras")
+        train(mine, epochs=2, callbacks=[save])
+    s.gather("saved")
     assert not (folder / "1.keras").exists()
     loaded = keras.models.load_model(folder / "0.keras")
     assert_ordinary(loaded)
     with strategy:
-        loaded.fit(X, Y, epochs=2, **options)
-    reference.fit(X, Y, epochs=4, **options)
-    same_model_on_all(loaded, reference)
+        train(loaded, epochs=2)
+    if s.RANK == 0:
+        train(alone, epochs=4)
+    s.assert_same_model(loaded, alone)
 
 
 @check
-def two_models_and_two_fits_in_one_block():
-    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
+def models_and_fits_in_turns_also_in_another_block():
+    def trained(one, other, block):
+        with block():
+            one.layers[0].trainable = False
+            one.compile("sgd", "mse", run_eagerly=one.run_eagerly)
+            train(one)
+            train(other)
+            outputs = one.predict(s.X, verbose=0)
+        with block():
+            one.layers[0].trainable = True
+            one.compile("sgd", "mse", run_eagerly=one.run_eagerly)
+            train(one)
+        return outputs
 
-    def trained(strategy):
-        one, other = model(), model(outputs=3, seed=1)
-        with strategy:
-            one.fit(X, Y, epochs=2, **options)
-            other.fit(X, Y, **options)
-            one.fit(X, Y, **options)
-            outputs = one.predict(X, verbose=0)
-        return one, other, outputs
-
-    *found, outputs = trained(Strategy())
-    *wanted, expected = trained(contextlib.nullcontext())
-    close(outputs, expected)
-    for a, b in zip(found, wanted, strict=True):
-        same_model_on_all(a, b)
-
-
-@check
-def compiled_again_stopped_and_in_another_block():
-    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
-
-    class ChiefStops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = RANK == 0 or alone
-
-    def trained(strategy):
-        mine = model()
-        with strategy:
-            mine.layers[0].trainable = False
-            mine.compile("sgd", "mse")
-            mine.fit(X, Y, **options)
-            mine.layers[0].trainable = True
-            mine.compile("sgd", "mse")
-            mine.fit(X, Y, **options)
-            stopped = mine.fit(
-                X, Y, epochs=3, callbacks=[ChiefStops()], **options
-            )
-        with strategy:
-            mine.fit(X, Y, **options)
-        return mine, stopped.epoch
-
-    alone = False
-    mine, epochs = trained(Strategy())
-    alone = True
-    reference, expected = trained(contextlib.nullcontext())
-    assert epochs == expected == [0]
-    same_model_on_all(mine, reference)
+    mine = s.model(), s.model(seed=1)
+    alone = s.eager(), s.eager(seed=1)
+    outputs = trained(*mine, s.Strategy)
+    if s.RANK == 0:
+        wanted = trained(*alone, contextlib.nullcontext)
+        np.testing.assert_allclose(outputs, wanted, rtol=2e-6, atol=2e-6)
+    for one, other in zip(mine, alone, strict=True):
+        s.assert_same_model(one, other)
+        assert_ordinary(one)
 
 
 @check
 def unequal_lengths_end():
-    mine = model(seed=RANK)
-    count = (COUNT, SHORT)[RANK]
-    with Strategy(batches="each"):
-        history = mine.fit(
-            X[:count], Y[:count], batch_size=8, epochs=2, verbose=0
-        )
+    mine, count = s.model(seed=s.RANK), (s.COUNT, s.SHORT)[s.RANK]
+    with s.Strategy(batches="each"):
+        history = s.fit(mine, s.X[:count], s.Y[:count], batch_size=8, epochs=2)
     assert len(history.epoch) == 2
-    same_model_on_all(mine)
+    s.assert_same_model(mine)
     assert np.isfinite(mine.get_weights()[0]).all()
 
 
 @check
 def masks_are_of_the_own_part_and_warned_of():
-    for name, warned in (("mask", True), ("uneven", False)):
-        with Messages() as messages:
-            outcome(CASES[name].build, CASES[name].fit, Strategy())
-        assert messages.have("weights will differ") == warned, name
+    with s.Messages() as messages:
+        outcome(CASES["mask"].build, CASES["mask"].fit, s.Strategy())
+    assert messages.have("weights will differ")
 
 
 @check
 def other_usage_is_refused():
-    mine = model()
-    strategy = Strategy()
-    with refused("trains by fit() only"), strategy:
-        mine.train_on_batch(X, Y)
+    mine, strategy = s.model(), s.Strategy()
+    with s.refused("trains by fit() only"), strategy:
+        mine.train_on_batch(s.X, s.Y)
     assert_ordinary(mine)
-    mine.compile("sgd", "mse", run_eagerly=True)
-    with refused("needs compiled steps"), strategy:
-        mine.fit(X, Y, verbose=0)
-    gather("refused")
-    mine = model(outputs=3 + RANK)
-    mine.compile("sgd", keras.losses.cosine_similarity)
-    with refused("dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"), strategy:
-        mine.fit(X, np.zeros((COUNT, 1)), verbose=0)
+    with s.refused("needs compiled steps"), strategy:
+        s.fit(s.eager())
+    s.gather("refused")
+    mine = s.model(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity)
+    with s.refused("dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"), strategy:
+        s.fit(mine, y=np.zeros((s.COUNT, 1)))
     assert_ordinary(mine)
 
 
 @check
 def model_is_ordinary_after_an_error_in_every_worker():
+    class PowerCut(Exception):
+        pass
+
     class Fail(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1:
-                raise RuntimeError("power cut")
+                raise PowerCut
 
-    mine = model()
-    with pytest.raises(RuntimeError), Strategy():
-        mine.fit(X, Y, batch_size=10, verbose=0, callbacks=[Fail()])
+    mine = s.model()
+    with pytest.raises(PowerCut), s.Strategy():
+        train(mine, callbacks=[Fail()])
     assert_ordinary(mine)
-    mine.fit(X, Y, verbose=0)
+    s.fit(mine)
+
+
+def assert_counted(strategy, updates, used):
+    """The chief has counted gradients, which the others do not know."""
+    counts, size = strategy.counts, len(s.gather(None))
+    if s.RANK == 0:
+        found = counts.updates, counts.used, counts.dropped
+        assert found == (updates, (used,) * size, (0,) * size), counts
+
+
+@check
+def trains_exactly_again_and_again():
+    x, y = s.X[:36], s.Y[:36]
+    alone, held = s.eager(optimizer="adam"), []
+    if s.RANK == 0:
+        s.fit(alone, x, y, batch_size=12, epochs=2)
+    for _ in range(REPETITIONS):
+        mine = s.model(optimizer="adam")
+        with kt.SyncReplicasStrategy() as strategy:
+            s.fit(mine, x, y, batch_size=12, epochs=2)
+        s.assert_same_model(mine, alone)
+        assert_counted(strategy, 6, 6)
+        held.append(len(resources.known()))
+    # Those of the last few models only.
+    assert held[-1] == held[-2], held
+
+
+@check
+def workers_compute_several_gradients_of_an_update():
+    x, y = s.X[:48], s.Y[:48]
+    mine, alone = s.model(optimizer="adam"), s.eager(optimizer="adam")
+    with kt.SyncReplicasStrategy(2 * len(s.gather(None))) as strategy:
+        s.fit(mine, x, y, batch_size=12, epochs=2)
+    if s.RANK == 0:
+        s.fit(alone, x, y, batch_size=24, epochs=2)
+    s.assert_same_model(mine, alone)
+    assert_counted(strategy, 4, 8)
+
+
+def memory_of_server():
+    """MiB of the job's only parameter server, which is on this machine."""
+    servers = list(tf_config.required().ps)
+
+    def serves(process):
+        with contextlib.suppress(psutil.Error, ValueError, KeyError):
+            told = json.loads(process.environ()[tf_config.VARIABLE])
+            known = told["cluster"]["ps"]
+            return told["task"]["type"] == "ps" and known == servers
+        return False
+
+    (server,) = filter(serves, psutil.process_iter())
+    return server.memory_info().rss / 2**20
+
+
+@check
+def server_does_not_grow_with_models_strategies_and_optimizers():
+    def large():
+        """A model of which a server that kept it would show: 8 MB a copy."""
+        layers = [keras.layers.Dense(2000), keras.layers.Dense(2)]
+        made = keras.Sequential([keras.layers.Input((1000,)), *layers])
+        made.compile("adam", "mse")
+        return made
+
+    x = np.random.default_rng(1).normal(size=(16, 1000)).astype("float32")
+    strategy, mine, found = kt.SyncReplicasStrategy(), large(), []
+    for number in range(3 + 2 * REPETITIONS):
+        if number % 3 == 0:
+            mine = large()
+        elif number % 3 == 1:
+            mine.compile("adam", "mse")
+        else:
+            strategy = kt.SyncReplicasStrategy()
+        with strategy:
+            s.fit(mine, x, x[:, :2], batch_size=8)
+        found.append(memory_of_server())
+    # Of each fit it would keep two to four copies of 8 MB.
+    first, last = found[2], found[-1]
+    assert last - first < 12 * (len(found) - 3), found
 
 
 if __name__ == "__main__":

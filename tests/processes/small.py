@@ -1,10 +1,14 @@
 """A small model, its data, and what is asserted of it on every rank."""
 
+import contextlib
 import logging
 import os
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_towers as kt
@@ -20,18 +24,37 @@ Y = GENERATOR.normal(size=(COUNT, 3)).astype("float32")
 SPEC = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 3)))
 
 
-def model(outputs=3, seed=0, **options):
+def model(
+    *more, outputs=3, seed=0, before=0, optimizer="sgd", loss="mse", **options
+):
+    """A compiled model, with more layers at its end.
+
+    Layers made before it count in the names of its own.
+    """
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
+    for _ in range(before):
+        keras.layers.Dense(1)
     built = keras.Sequential(
         [
             keras.layers.Input((4,)),
             keras.layers.Dense(8, "relu"),
             keras.layers.Dense(outputs),
+            *more,
         ]
     )
-    built.compile("sgd", "mse", metrics=["mae"], **options)
+    built.compile(optimizer, loss, **{"metrics": ["mae"], **options})
     return built
+
+
+def eager(*more, **options):
+    """Likewise, where steps are not what is tested: tracing takes long."""
+    return model(*more, run_eagerly=True, **options)
+
+
+def fit(mine, x=X, y=Y, **options):
+    """``fit`` in order."""
+    return mine.fit(x, y, **{"shuffle": False, "verbose": 0, **options})
 
 
 def forget_seed():
@@ -51,8 +74,12 @@ def assert_equal_on_ranks(value):
 
 
 def assert_same_model(one, other=None):
+    """Weights are equal on all ranks, and on rank 0 those of the other model.
+
+    Only rank 0 needs to have trained the other one.
+    """
     assert_equal_on_ranks([w.tobytes() for w in one.get_weights()])
-    if other is not None:
+    if other is not None and RANK == 0:
         for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
@@ -63,18 +90,37 @@ def assert_same_history(one, other):
         np.testing.assert_allclose(one.history[key], values, rtol=2e-6)
 
 
+def assert_as_one_process(
+    mine, act=fit, alone=None, reference=None, strategy=None
+):
+    """Train a model on the ranks, and compare with one process.
+
+    Args:
+        mine: the model.
+        act: trains it, and returns its ``History``.
+        alone: the model of one process; on rank 0, which compares.
+        reference: trains that one; like ``act`` where it is None.
+        strategy: of the ranks.
+    """
+    with strategy or Strategy():
+        found = act(mine)
+    assert_equal_on_ranks(found.history)
+    if RANK == 0:
+        alone = alone or eager()
+        wanted = (reference or act)(alone)
+    # Ranks meet in it, whatever is found behind.
+    assert_same_model(mine, alone)
+    if RANK == 0:
+        assert_same_history(found, wanted)
+
+
+@contextlib.contextmanager
 def refused(*words):
-    class Context:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, kind, error, trace):
-            assert kind and issubclass(kind, kt.TowerError), (kind, error)
-            for word in words:
-                assert word in str(error), (word, str(error))
-            return True
-
-    return Context()
+    """What is done in the block is an error that says all of the words."""
+    with pytest.raises(kt.TowerError) as error:
+        yield
+    for word in words:
+        assert word in str(error.value), (word, str(error.value))
 
 
 class Messages(logging.Handler):
@@ -93,3 +139,12 @@ class Messages(logging.Handler):
 
     def have(self, words):
         return any(words in text for text in self.texts)
+
+
+class Does(keras.callbacks.Callback):
+    """Does something with the model at events."""
+
+    def __init__(self, **events):
+        super().__init__()
+        for event, does in events.items():
+            setattr(self, event, lambda *a, does=does, **k: does(self.model))

@@ -2,127 +2,91 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.exactness import models as m
 from tests.fit.data import test_rows
-from tests.fit.step import (
-    test_attributes,
-    test_named_logs,
-    test_xla,
-    written,
-)
-from tests.kit.compare import assert_exact, close
+from tests.fit.step import test_named_logs, test_xla, written
+from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled
-from tests.processes.small import Strategy, assert_equal_on_ranks
+from tests.processes.small import RANK, Strategy, assert_equal_on_ranks
 
 
-def trained(model):
-    # The last batch of five is uneven; the batches of one leave a rank idle.
-    history = model.fit(
-        X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0
-    ).history
-    losses = [
-        model.train_on_batch(X[start : start + 1], Y[start : start + 1])
-        for start in range(3)
-    ]
-    return history, losses
+def assert_exact(make, act):
+    """What is done on the ranks is what is done by one process."""
+    found = outcome(make, act, Strategy())
+    state = getattr(found.model, "state", list)()
+    assert_equal_on_ranks([w.tobytes() for w in found.model.get_weights()])
+    if RANK == 0:
+        wanted = outcome(make, act)
+        assert_same(found, wanted, 5e-6)
+        for one, other in zip(
+            state, getattr(wanted.model, "state", list)(), strict=True
+        ):
+            np.testing.assert_allclose(one, other, rtol=5e-6, atol=5e-6)
 
 
-def exact(name):
-    """A step of ``written`` gives what one process gives, on both ranks."""
-    make = written.made(written.CASES[name])
-    states = []
+class Writing(written.Counting, written.BatchMeans):
+    """Writes sums, counts, and means over the batch, also natively."""
 
+    def prepare(self):
+        written.Counting.prepare(self)
+        written.BatchMeans.prepare(self)
+        self.native = tf.Variable(tf.zeros(X.shape[1]), trainable=False)
+
+    def after(self, x, p):
+        written.Counting.after(self, x, p)
+        written.BatchMeans.after(self, x, p)
+        self.native.assign(0.7 * self.native + 0.3 * tf.reduce_mean(x, 0))
+
+    def state(self):
+        return [self.native.numpy()]
+
+
+@check
+def state_that_a_step_writes_whatever_runs_in_between():
     def act(model):
-        returned = trained(model)
-        states.append(model)
-        return returned
+        between = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: model.predict(X[:7], verbose=0)
+        )
+        # The last batch of five is uneven; a batch of one leaves a rank idle.
+        history = model.fit(
+            *(X, Y, 12, 2, 0), shuffle=False, callbacks=[between]
+        )
+        return history.history, model.train_on_batch(X[:1], Y[:1])
 
-    assert_exact(make, act, Strategy(), tolerance=5e-6)
-    one, ranks = (getattr(model, "state", list)() for model in states)
-    for found, wanted in zip(ranks, one, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
-    weights = [weight.tobytes() for weight in states[1].get_weights()]
-    assert_equal_on_ranks(weights)
-
-
-@check
-def written_state():
-    # What a step writes in its own way: state that layers track or do not, a
-    # trained weight, sums and counts, means over the batch, plain variables.
-    for name in (
-        "Averaging",
-        "Target",
-        "ClippingSometimes",
-        "Counting",
-        "BatchMeans",
-        "Native",
-    ):
-        exact(name)
-
-
-@check
-def tensors_in_attributes():
-    for make in (test_attributes.MAKES["keeping"], test_attributes.quantizing):
-        assert_exact(make, test_attributes.trained, Strategy(), tolerance=5e-6)
+    assert_exact(written.made(Writing), act)
 
 
 @check
 def logs_by_what_they_are():
     # The states of metrics, on the other hand, are each rank's own.
-    make, act = written.made(test_named_logs.Reporting), test_named_logs.trained
-    wanted = act(make())
-    with Strategy():
-        found = act(make())
-    keras.tree.map_structure(lambda a, b: close(a, b, 5e-6), found, wanted)
-
-
-@check
-def state_is_averaged_whatever_runs_in_between():
     def act(model):
-        def predict(epoch, logs=None):
-            model.predict(X[:7], verbose=0)
+        returned = test_named_logs.trained(model)
+        for metric in (model.hits, *model.metrics, *vars(model)["hidden"]):
+            metric.reset_state()
+        return returned
 
-        note = keras.callbacks.LambdaCallback(on_epoch_begin=predict)
-        return model.fit(
-            X,
-            Y,
-            batch_size=12,
-            epochs=2,
-            shuffle=False,
-            verbose=0,
-            callbacks=[note],
-        )
-
-    make = written.made(written.BatchMeans)
-    assert_exact(make, act, Strategy(), tolerance=5e-6)
+    assert_exact(written.made(test_named_logs.Reporting), act)
 
 
 @check
 def xla_compiles_what_each_rank_computes():
-    make = compiled(
-        test_xla.dense,
-        test_xla.clipped_and_scaled,
-        jit_compile=True,
-    )
-
     def act(model):
-        returned = test_xla.used(model)
+        returned = test_xla.trained(model)
         # Every rank has counted its own part.
         model.reset_metrics()
         return returned
 
-    assert_exact(make, act, Strategy(), tolerance=5e-6)
+    make = compiled(
+        test_xla.dense, test_xla.clipped_and_scaled, jit_compile=True
+    )
+    assert_exact(make, act)
 
 
 @check
 def parts_with_other_numbers_of_rows():
-    def act(model):
-        # The last batches of 6 and 9 rows have three units, for two ranks.
-        for few, many in ((8, 16), (6, 9)):
-            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
-
     class Semi(test_rows.SemiSupervised):
         def train_step(self, data):
             return super().train_step(data[0])
@@ -132,4 +96,9 @@ def parts_with_other_numbers_of_rows():
         model.compile(keras.optimizers.SGD(0.005))
         return model
 
-    assert_exact(make, act, Strategy(), tolerance=5e-6)
+    def act(model):
+        # The last batches of 6 and 9 rows have three units, for two ranks.
+        for few, many in ((8, 16), (6, 9)):
+            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
+
+    assert_exact(make, act)

@@ -1,16 +1,17 @@
 """Workers that are killed or fail while others train, and new ones."""
 
-import contextlib
 import itertools
-import os
-import signal
-import time
+import urllib.error
+import urllib.request
 
+import psutil
 import pytest
 
-from tests.kit.long import long_but
+from keras_towers import rendezvous
 from tests.launching.jobs import Launched
+from tests.processes import kill_trials
 
+pytestmark = pytest.mark.slow
 # An error of the script's own that sounds like a lost connection.
 OWN_ERROR = """
 import keras, numpy as np, tensorflow as tf
@@ -36,9 +37,20 @@ train(elastic.State(model))
 """
 
 
-@pytest.mark.slow
+def enduring(
+    folder, options, travels, epochs, units, *holds, warm=True, **variables
+):
+    """Start a job in a new folder, with files that hold it."""
+    folder.mkdir()
+    for hold in holds:
+        (folder / hold).touch()
+    worker = "-m", "tests.processes.enduring", str(folder), travels
+    arguments = (*options, *worker, str(epochs), str(units))
+    return Launched(folder, arguments, warm=warm, **variables)
+
+
 @pytest.mark.parametrize(
-    "updates", long_but("once".__eq__, ("once", "sharded"))
+    "updates", ["once", pytest.param("sharded", marks=pytest.mark.long)]
 )
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     tmp_path, updates
@@ -48,20 +60,22 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         "#!/bin/sh\n" + "".join(f"echo 127.0.0.{n}:1\n" for n in (1, 2, 3))
     )
     hosts.chmod(0o755)
-    done = Launched(
-        tmp_path,
+    folder = tmp_path / "job"
+    done = enduring(
+        folder,
         ("--min-np", "2", "--max-np", "3")
         + ("--host-discovery-script", str(hosts))
-        + ("--blacklist-cooldown-range", "3", "5")
-        + ("-m", "tests.processes.survivors", str(tmp_path)),
+        # The others are to have gone on before there is a new one.
+        + ("--blacklist-cooldown-range", "8", "10"),
+        *("default", 6, 16, "victim"),
         TESTED_UPDATES=updates,
     ).finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
-    assert done.out.count("as undisturbed, after [0, 1, 2, 3, 4, 5]") == 3
+    assert done.out.count("as undisturbed after 6 epochs") == 3
     steps = [
         tuple(map(int, line.split()))
-        for line in (tmp_path / "steps").read_text().splitlines()
+        for line in (folder / "steps").read_text().splitlines()
     ]
     sizes = [size for size, _ in itertools.groupby(s for _, _, s in steps)]
     assert sizes == [3, 2, 3]
@@ -74,49 +88,69 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     assert len(rest) == 8
 
 
-@pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("travels", ["none", "default"])
-def test_two_are_killed_in_a_row(tmp_path, travels):
-    done = _two_killed(tmp_path / "first", travels)
-    if "gloo::EnforceNotMet" in done.err:
+def test_two_are_killed_in_a_row(tmp_path):
+    found = kill_trials.trial(tmp_path / "first", "2", "default", kills=2)
+    if found["aborted"]:
         # Now and then Gloo takes what was meant for a broken connection for a
         # message on the new one, and ends its process, which nobody can catch.
-        done = _two_killed(tmp_path / "second", travels)
-    assert done.code == 0, done.out + done.err
-    assert 1 <= done.out.count("as undisturbed after 6 epochs") <= 3
-    assert "Traceback" not in done.err
-    assert "retracing" not in done.err
+        found = kill_trials.trial(tmp_path / "second", "2", "default", kills=2)
+    assert found["passed"], found
 
 
-def _two_killed(folder, travels):
-    folder.mkdir()
-    (folder / "stay").touch()
-    job = Launched(
-        folder,
-        ("--min-np", "1", "-np", "3", "--blacklist-cooldown-range", "1", "5")
-        + ("-m", "tests.processes.enduring", str(folder), travels)
-        + ("6", "1400"),
-    )
-    job.wait_for(folder / "steps", lines=3)
-    until = time.monotonic() + 30
-    while len(first := list((folder / "workers").iterdir())) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    (folder / "stay").unlink()
-    os.kill(int(first[0].name), signal.SIGKILL)
-    time.sleep(3)
-    # The others connect anew, or a new worker comes.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(first[1].name), signal.SIGKILL)
-    return job.finish(120)
-
-
-@pytest.mark.slow
 def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
     (tmp_path / "script.py").write_text(OWN_ERROR)
-    done = Launched(tmp_path, ("--min-np", "2", "script.py")).finish(60)
+    arguments = "--min-np", "2", "script.py"
+    done = Launched(tmp_path, arguments, warm=True).finish(100)
     assert done.code == 1, done.out + done.err
     assert "UnknownError: Horovod: Read error [a]" in done.err
     # Nobody has tried it again.
     assert done.out.count("training") == 2
+
+
+def listening(process):
+    return {
+        connection.laddr
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
+    """What others on the machine can see of a job, and ask of it."""
+    folder = tmp_path / "job"
+    job = enduring(
+        *(folder, ("--min-np", "2", "--verbose"), "default", 1, 4, "stay"),
+        warm=False,
+        # A proxy that nobody may be asked through.
+        http_proxy="http://127.0.0.1:9",
+    )
+    try:
+        job.wait_for(folder / "steps", lines=20)
+        launcher = psutil.Process(job.process.pid)
+        family = [launcher, *job.family()]
+        everything = [a for process in family for a in listening(process)]
+        assert {address.ip for address in everything} == {"127.0.0.1"}
+        ((_, port),) = listening(launcher)
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/keras_towers/hosts_updated",
+            data=b"[9e9, 1]",
+            method="PUT",
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(asked, timeout=30)
+        secrets = {
+            process.environ()[rendezvous.SECRET]
+            for process in family
+            if rendezvous.SECRET in process.environ()
+        }
+        (secret,) = secrets
+        for process in family:
+            line = " ".join(process.cmdline())
+            assert secret not in line
+            assert rendezvous.token(secret) not in line
+    finally:
+        (folder / "stay").unlink()
+        done = job.finish(100)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("as undisturbed after 1 epochs") == 2

@@ -1,6 +1,5 @@
 """Ranks that other launchers start train one model."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -8,38 +7,14 @@ import sys
 
 import pytest
 
-from keras_towers.launching import clusters
-from tests.launching.jobs import ROOT
+from tests.kit.launchers import inherited
+from tests.kit.warm import environment
+from tests.launching.jobs import ROOT, Launched
+from tests.processes import started
 
+pytestmark = pytest.mark.slow
 LIMIT_S = 100
 RANKS = 2
-
-# The last batch is uneven, so that the shares of the ranks differ.
-SCRIPT = """
-import json, os, sys
-import keras, numpy as np
-import keras_towers as kt
-
-random = np.random.default_rng(0)
-x = random.normal(size=(21, 3)).astype("float32")
-y = x.sum(axis=1, keepdims=True)
-keras.utils.set_random_seed(1)
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-size = 1
-if len(sys.argv) > 1:
-    strategy = kt.HorovodStrategy()
-    size = strategy.size
-    with strategy:
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    import keras_towers.horovod as hvd
-
-    hvd.init()
-    assert hvd.size() == size and hvd.rank() == strategy.rank
-else:
-    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-print(json.dumps([size, [float(w) for w in model.get_weights()[0][:, 0]]]))
-"""
 
 
 def of_slurm(rank):
@@ -65,69 +40,86 @@ def of_torchrun(rank):
 
 
 @pytest.fixture
-def start(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+def jobs(tmp_path):
+    """Starts processes of a job, and asserts what they have trained."""
     running = []
 
-    def start(*before, arguments=("over ranks",), **variables):
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in clusters.RANK_VARIABLES
+    def start(job, *before, warm=True, **variables):
+        (tmp_path / job).mkdir(exist_ok=True)
+        paths = str(ROOT), os.environ["PYTHONPATH"]
+        own = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "KERAS_TOWERS_MEETING_TIMEOUT": "60",
         }
-        path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
-        own = {"PYTHONPATH": path, "KERAS_TOWERS_MEETING_TIMEOUT": "60"}
+        worker = "tests.processes.started", tmp_path / job, "HorovodStrategy"
         running.append(
             subprocess.Popen(
-                [*before, sys.executable, str(script), *arguments],
-                env={**inherited, **own, **variables},
-                stdout=subprocess.PIPE,
+                [*before, sys.executable, "-m", *map(str, worker)],
+                env={
+                    **inherited(),
+                    **own,
+                    **environment(warm),
+                    **variables,
+                },
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
         )
-        return running[-1]
 
-    yield start
+    def assert_trained(*jobs):
+        for process in running:
+            _, error = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, error[-3000:]
+        for job in jobs:
+            started.assert_as_one_process(tmp_path / job, RANKS)
+
+    yield start, assert_trained
     for process in running:
         process.kill()
         process.communicate()
 
 
-def results(*processes):
-    """What was printed, in lines of JSON."""
-    lines = []
-    for process in processes:
-        out, error = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, error[-3000:]
-        lines += map(json.loads, out.splitlines())
-    return lines
+def test_two_jobs_at_once_get_the_weights_of_one_process(jobs):
+    start, assert_trained = jobs
+    for variables in (of_slurm, of_torchrun):
+        for rank in reversed(range(RANKS)):
+            start(variables.__name__, **variables(rank))
+    assert_trained("of_slurm", "of_torchrun")
 
 
-@pytest.mark.slow
-def test_two_jobs_at_once_get_the_weights_of_one_process(start):
-    both = [
-        start(**variables(rank))
-        for variables in (of_slurm, of_torchrun)
-        for rank in reversed(range(RANKS))
-    ]
-    alone = start(arguments=())
-    ((_, wanted),) = results(alone)
-    found = results(*both)
-    assert len(found) == 2 * RANKS
-    for size, weights in found:
-        assert size == RANKS
-        assert weights == pytest.approx(wanted, abs=1e-6)
-        assert weights == found[0][1]
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
-def test_mpirun(start):
+def test_mpirun(jobs):
+    start, assert_trained = jobs
     options = ["--oversubscribe", "--bind-to", "none", "-np", str(RANKS)]
     if os.getuid() == 0:
         options.append("--allow-run-as-root")
-    found = results(start("mpirun", *options))
-    assert [size for size, _ in found] == [RANKS] * RANKS
-    assert found[0] == found[1]
+    start("by_mpirun", "mpirun", *options, warm=False)
+    assert_trained("by_mpirun")
+
+
+SCRIPT = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = np.ones((40, 4), "float32")
+model.fit(x, x[:, :2], verbose=0)
+model.save("model.keras")
+same = keras.models.load_model("model.keras").get_weights()
+for one, other in zip(same, model.get_weights()):
+    print("differ by", abs(one - other).max())
+"""
+
+
+@pytest.mark.long
+def test_an_unmodified_script_saves_once(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ("--strategy", "multi-worker", "-np", "2", "train.py")
+    done = Launched(tmp_path, options, warm=True).finish(LIMIT_S)
+    assert done.code == 0, done.out + done.err
+    for rank in range(RANKS):
+        assert f"[worker {rank}] differ by 0.0" in done.out
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["model.keras", "train.py"]

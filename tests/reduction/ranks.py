@@ -63,3 +63,16 @@ def on_ranks(size, function):
 def random_tensors(rank, shapes, dtype=tf.float32):
     generator = np.random.default_rng(rank)
     return [tf.cast(generator.normal(size=s), dtype) for s in shapes]
+
+
+def assert_sums(results, inputs, tolerance):
+    """Every rank has the sums of all inputs, to the last bit alike."""
+    for result in results:
+        for index, total in enumerate(result):
+            wanted = sum(row[index].numpy() for row in inputs)
+            assert total.dtype == inputs[0][index].dtype
+            assert total.shape == wanted.shape
+            first = results[0][index].numpy()
+            assert total.numpy().tobytes() == first.tobytes()
+            scale = max(1, np.abs(wanted).max(initial=0))
+            np.testing.assert_allclose(total, wanted, atol=tolerance * scale)

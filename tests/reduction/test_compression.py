@@ -14,7 +14,7 @@ from keras_towers.reduction.compression import (
 )
 from keras_towers.reduction.exchange import buckets
 from keras_towers.transport import SingleProcess
-from tests.reduction.ranks import on_ranks, random_tensors
+from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
 SHAPES = [(7, 3), (), (5,), (0, 4), (1, 1), (1000,)]
 FORMS = [
@@ -23,73 +23,65 @@ FORMS = [
     (fp16_shards, 2e-3),
     (bf16_shards, 2e-2),
 ]
+ROUNDING = [form for form, _ in FORMS[1:]]
 
 
 def summed(size, exchange, tensors_of):
-    def rank(transport):
-        tensors = tensors_of(transport.rank)
-        return exchange(transport, tensors, "k")
+    return on_ranks(
+        size,
+        lambda transport: exchange(transport, tensors_of(transport.rank), "k"),
+    )[0]
 
-    return on_ranks(size, rank)[0]
 
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1, tf.float32), (2, tf.float64), (3, tf.float32)]
+)
 @pytest.mark.parametrize(("exchange", "tolerance"), FORMS)
 def test_sums_of_all_ranks_alike(exchange, tolerance, size, dtype):
-    results = summed(
-        size, exchange, lambda rank: random_tensors(rank, SHAPES, dtype)
-    )
     inputs = [random_tensors(rank, SHAPES, dtype) for rank in range(size)]
-    for result in results:
-        for index, (total, first) in enumerate(
-            zip(result, results[0], strict=True)
-        ):
-            wanted = sum(row[index].numpy() for row in inputs)
-            assert total.dtype == dtype
-            assert total.shape == SHAPES[index]
-            assert total.numpy().tobytes() == first.numpy().tobytes()
-            scale = max(1, np.abs(wanted).max(initial=0))
-            np.testing.assert_allclose(total, wanted, atol=tolerance * scale)
+    results = summed(size, exchange, lambda rank: inputs[rank])
+    assert_sums(results, inputs, tolerance)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-@pytest.mark.parametrize("exchange", [fp16, fp16_shards, bf16_shards])
-def test_16_bits_travel_as_they_are(exchange, dtype):
-    value = tf.cast([1.0009765625, 1.0078125, 3], dtype)
-    for result in summed(2, exchange, lambda rank: [value * (1 - rank)]):
-        assert result[0].dtype == dtype
-        assert tf.reduce_all(result[0] == value)
+@pytest.mark.parametrize("exchange", ROUNDING)
+def test_16_bits_travel_as_they_are(exchange):
+    values = [
+        tf.cast([1.0009765625, 1.0078125, 3], dtype)
+        for dtype in (tf.float16, tf.bfloat16)
+    ]
+    for result in summed(
+        2, exchange, lambda rank: [value * (1 - rank) for value in values]
+    ):
+        for value, total in zip(values, result, strict=True):
+            np.testing.assert_array_equal(total, value, strict=True)
 
 
-@pytest.mark.parametrize("exchange", [fp16, fp16_shards, bf16_shards])
+@pytest.mark.parametrize("exchange", ROUNDING)
 def test_integers_are_refused(exchange):
     with pytest.raises(TowerError, match="gradient 1 is int32"):
         exchange(SingleProcess(), [tf.ones(2), tf.constant([1])], "k")
 
 
-@pytest.mark.parametrize("exchange", [fp16, fp16_shards])
-def test_what_float16_cannot_hold_is_seen(exchange):
-    # 6e4 fits, the sum of two does not; 1e6 does not fit.
-    rows = [tf.constant([6e4, 1e6, np.nan, 1.0])] * 2
-    for (result,) in summed(2, exchange, lambda rank: [rows[rank]]):
-        assert np.isinf(result[:2]).all()
-        assert np.isnan(result[2])
-        assert result[3] == 2
+BEYOND = [6e4, 1e6, np.nan, 1.0]  # The sum of two is too large; each is.
 
 
-def test_bfloat16_has_the_range_of_float32():
-    rows = [tf.constant([2.0**100, np.inf, np.nan])] * 2
-    for (result,) in summed(2, bf16_shards, lambda rank: [rows[rank]]):
-        np.testing.assert_array_equal(result, [2.0**101, np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("exchange", "row", "expected"),
+    [
+        (fp16, BEYOND, [np.inf, np.inf, np.nan, 2]),
+        (fp16_shards, BEYOND, [np.inf, np.inf, np.nan, 2]),
+        (bf16_shards, [2.0**100, np.inf, np.nan], [2.0**101, np.inf, np.nan]),
+    ],
+)
+def test_what_16_bits_cannot_hold_is_seen(exchange, row, expected):
+    for (result,) in summed(2, exchange, lambda rank: [tf.constant(row)]):
+        np.testing.assert_array_equal(result, expected)
 
 
-def test_nothing_to_sum():
+def test_nothing_to_sum_and_shapes_that_are_not_known():
     for exchange, _ in FORMS:
         assert exchange(SingleProcess(), [], "k") == []
 
-
-def test_shapes_that_are_not_known():
     @tf.function(input_signature=[tf.TensorSpec([None, 2])] * 2)
     def run(a, b):
         return fp16_shards(SingleProcess(), [a, b], "k")
@@ -100,30 +92,19 @@ def test_shapes_that_are_not_known():
 
 
 def test_last_gradients_travel_first():
-    tensors = [
-        tf.zeros(10),
-        tf.zeros(30),
-        tf.zeros(3, tf.float64),
-        tf.zeros(20),
-        tf.zeros(1),
-    ]
+    tensors = [tf.zeros(n) for n in (10, 30, 3, 20, 1)]
+    tensors[2] = tf.cast(tensors[2], tf.float64)
     assert buckets(tensors, range(5), limit=80) == [[4, 3], [2], [1], [0]]
     assert buckets(tensors, [0, 1], limit=10**6) == [[1, 0]]
 
 
 @pytest.mark.parametrize(
-    ("exchange", "dtype"),
-    [
-        (fp16, tf.float16),
-        (fp16_shards, tf.float16),
-        (bf16_shards, tf.bfloat16),
-    ],
+    ("exchange", "dtype", "bits"),
+    [(fp16, tf.float16, 10), (bf16_shards, tf.bfloat16, 7)],
 )
-def test_error_feedback_makes_up_for_rounding(exchange, dtype):
+def test_error_feedback_makes_up_for_rounding(exchange, dtype, bits):
     # A third of the way between two numbers of the short format.
-    value = tf.constant([1 + float(np.ldexp(1 / 3, -10))] * 3)
-    if dtype == tf.bfloat16:
-        value = tf.constant([1 + float(np.ldexp(1 / 3, -7))] * 3)
+    value = tf.constant([1 + 2.0**-bits / 3] * 3)
 
     def total(exchange):
         @tf.function
@@ -154,22 +135,12 @@ def test_error_feedback_of_another_model_under_the_same_key():
         assert result.shape == shape
 
 
-@pytest.mark.parametrize(
-    ("name", "exchange"),
-    [
-        (None, exact),
-        ("none", exact),
-        ("fp16", fp16),
-        ("fp16-shards", fp16_shards),
-        ("bf16", bf16_shards),
-        (fp16_shards, fp16_shards),
-    ],
-)
-def test_names(name, exchange):
-    assert resolve(name) is exchange
-
-
-def test_feedback_has_a_memory_of_its_own():
+def test_names():
+    names = (None, "none", "fp16", "fp16-shards", "bf16")
+    known = [exact, exact, fp16, fp16_shards, bf16_shards]
+    assert [resolve(name) for name in names] == known
+    assert resolve(fp16_shards) is fp16_shards
+    # Each has a memory of its own.
     assert resolve("bf16-feedback") is not resolve("bf16-feedback")
 
 

@@ -1,11 +1,12 @@
-"""Asynchronous towers are a strategy like the others outside training, too."""
+"""Asynchronous towers learn, and are a strategy like others otherwise."""
 
 import keras
 import pytest
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 import keras_towers as kt
-from keras_towers.strategies import registry
+from tests.exactness import models as m
 from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
@@ -14,78 +15,91 @@ from tests.strategies.async_cases import dataset
 pytestmark = pytest.mark.core
 
 
+def test_learning():
+    """With sparse gradients, scaled losses, and layers that keep a state."""
+    digits = load_digits()
+    x, y = digits.data.astype("int32"), digits.target
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((64,), dtype="int32"),
+            keras.layers.Embedding(17, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.1),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(10),
+        ]
+    )
+    inner = keras.optimizers.AdamW(0.003, clipnorm=1.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    model.compile(optimizer, m.cross_entropy(), metrics=["accuracy"])
+    with kt.AsyncTowerStrategy(2):
+        model.fit(x[:1400], y[:1400], epochs=5, verbose=0)
+        assert model.evaluate(x[1400:], y[1400:], verbose=0)[1] > 0.7
+    assert int(inner.iterations) == 5 * 44
+
+
 def test_other_methods_are_exact(tmp_path):
-    model = classifier(keras.layers.BatchNormalization())
-    with kt.AsyncTowerStrategy(3) as strategy:
-        fit(model, epochs=2)
+    model, reference = (
+        classifier(keras.layers.BatchNormalization()) for _ in range(2)
+    )
+    reference.run_eagerly = True
+    wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(2)]
+    with kt.AsyncTowerStrategy(2):
+        close([model.train_on_batch(X[:9], Y[:9]) for _ in range(2)], wanted)
+        for mine, other in zip(model.weights, reference.weights, strict=True):
+            close(mine, other)
+        fit(model)
         inside = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         outputs = model.predict(X, batch_size=BATCH, verbose=0)
         model.save(tmp_path / "inside.keras")
-    close(model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
-    close(model.predict(X, batch_size=BATCH, verbose=0), outputs)
-    model.save(tmp_path / "after.keras")
-    for name in ("inside", "after"):
-        loaded = keras.models.load_model(tmp_path / f"{name}.keras")
-        close(loaded.predict(X, verbose=0), outputs)
-        assert int(loaded.optimizer.iterations) == 2 * STEPS
-    # And on one device, and on towers that wait.
-    fit(model)
-    with kt.TowerStrategy(2):
-        fit(model)
-    with strategy:
-        fit(model)
-    assert int(model.optimizer.iterations) == 5 * STEPS
-
-
-def test_train_on_batch_is_that_of_one_device():
-    reference, model = classifier(), classifier()
-    wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(3)]
-    with kt.AsyncTowerStrategy(3):
-        close([model.train_on_batch(X[:9], Y[:9]) for _ in range(3)], wanted)
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        close(mine, other)
+    loaded = keras.models.load_model(tmp_path / "inside.keras")
+    for one in (model, loaded):
+        one.run_eagerly = True
+        close(one.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
+        close(one(X), outputs)
+        assert int(one.optimizer.iterations) == 2 + STEPS
 
 
 def test_a_model_built_inside_and_a_custom_loop():
     strategy = kt.strategy("async", towers=2)
-    assert isinstance(strategy, tf.distribute.Strategy)
     with strategy.scope():
         model = classifier(optimizer=lambda: keras.optimizers.SGD(0.1))
-    fit(model, epochs=2)
-    assert int(model.optimizer.iterations) == 2 * STEPS
+    fit(model)
+    reference = classifier(optimizer=lambda: keras.optimizers.SGD(0.1))
+    reference.set_weights(model.get_weights())
+
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = model.loss(y, model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return loss
 
     @tf.function
-    def step(x, y):
-        def on_replica(x, y):
-            with tf.GradientTape() as tape:
-                loss = model.loss(y, model(x))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return loss
-
-        return strategy.run(on_replica, (x, y))
+    def on_replicas(x, y):
+        return strategy.run(step, (model, x, y))
 
     with strategy.scope():
-        losses = strategy.experimental_local_results(step(X, Y))
-    assert len(losses) == 2
-    assert int(model.optimizer.iterations) == 2 * STEPS + 1
+        losses = strategy.experimental_local_results(on_replicas(X, Y))
+    close(losses, [step(reference, X, Y) / 2] * 2)
+    # Here the towers wait for each other.
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine, other)
+    assert int(model.optimizer.iterations) == STEPS + 1
 
 
-def test_says_what_runs():
-    assert "async" in registry.strategy_names()
-    said = kt.strategy("async", towers=3, scale_gradient=False).describe()
+@pytest.mark.parametrize("scale", [True, False])
+def test_says_what_runs(scale):
+    strategy = kt.strategy("async", towers=3, scale_gradient=scale)
+    assert isinstance(strategy, tf.distribute.Strategy)
+    said = strategy.describe()
     assert said.startswith("AsyncTowerStrategy: 3 towers (/device:CPU:0 to")
-    assert "not scaled" in said
-    assert kt.AsyncTowerStrategy(2).mode == "async"
+    assert f"gradients are {'scaled by 1/3' if scale else 'not scaled'}" in said
+    assert strategy.mode == "async"
 
 
-def test_bad_input():
-    with pytest.raises(kt.TowerError, match="0"):
-        kt.AsyncTowerStrategy(0)
-    with pytest.raises(kt.TowerError, match="GPU:7"):
-        kt.AsyncTowerStrategy(["/device:GPU:7"])
-    with pytest.raises(kt.TowerError, match="does not take .*mode"):
-        kt.strategy("async", mode="nccl")
+def test_data_that_does_not_fit():
     model = classifier()
     with kt.AsyncTowerStrategy(2) as strategy:
         with pytest.raises(kt.TowerError, match="distributed dataset"):
@@ -96,5 +110,6 @@ def test_bad_input():
         ):
             with pytest.raises(kt.TowerError, match="empty"):
                 model.fit(nothing, verbose=0)
+        # Fewer examples than towers are enough.
         model.fit(X[:1], Y[:1], verbose=0)
     assert_ordinary(model)

@@ -1,6 +1,7 @@
-"""What is said where a ``MultiWorkerTowerStrategy`` cannot be."""
+"""Where a strategy of several processes cannot be, and what a rank takes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -9,7 +10,9 @@ import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers.launching import clusters
 from keras_towers.launching.tf_cluster import local_cluster, task_environment
+from keras_towers.rendezvous import OWN_GPUS
 from keras_towers.strategies import base
+from keras_towers.strategies.processes import devices_of_rank
 
 pytestmark = pytest.mark.core
 
@@ -26,12 +29,9 @@ def place(monkeypatch):
     return be
 
 
-def test_without_a_cluster(place):
+def test_tasks_that_do_not_train(place):
     with pytest.raises(TowerError, match="TF_CONFIG is not set"):
         kt.MultiWorkerTowerStrategy()
-
-
-def test_tasks_that_do_not_train(place):
     place("evaluator", 0, worker=["a:1", "b:1"], evaluator=["c:1"])
     with pytest.raises(TowerError, match="evaluator 0 at c:1, and Multi"):
         kt.strategy("multi-worker")
@@ -47,8 +47,8 @@ def test_times_that_cannot_be(place, name, seconds):
 
 def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
-    with local_cluster({"worker": 2}) as clusters:
-        for name, value in task_environment(clusters[0]).items():
+    with local_cluster({"worker": 2}) as tasks:
+        for name, value in task_environment(tasks[0]).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(TowerError, match="before the first tensor"):
             kt.MultiWorkerTowerStrategy()
@@ -74,3 +74,25 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
     base._warn_of_others.cache_clear()
     told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
     assert told == (index is not None)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_devices_of_rank(own, monkeypatch):
+    """A launcher may show each rank its own GPUs alone."""
+    there, visible = ["first", "second"], []
+    monkeypatch.delenv(OWN_GPUS, raising=False)
+    if own:
+        monkeypatch.setenv(OWN_GPUS, "1")
+        del there[0]
+    for name, stand_in in {
+        "list_physical_devices": lambda kind: there,
+        "set_visible_devices": lambda mine, kind: visible.extend(mine),
+        "get_visible_devices": lambda kind: visible,
+    }.items():
+        monkeypatch.setattr(tf.config, name, stand_in)
+    rank = SimpleNamespace(rank=1, local_rank=1)
+    assert devices_of_rank(rank, 1) == [0]
+    assert visible == ["second"]
+    if not own:
+        with pytest.raises(TowerError, match="its machine has only 2"):
+            devices_of_rank(rank, 2)

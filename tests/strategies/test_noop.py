@@ -6,14 +6,22 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
-from keras_towers.fit.calls import noop
 from tests.exactness import models as m
-from tests.kit.compare import weights_of
+from tests.kit.compare import close
+from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import compiled
-from tests.strategies.test_bad_input import Before
+from tests.strategies.async_cases import callback
+from tests.strategies.before import Before
 
 X, Y = m.FEATURES, m.LABELS
+# Quicker than a trace, where anything is computed.
+make = compiled(run_eagerly=True)
+
+
+def fit(model, x=X, y=Y, **options):
+    """``fit``; data other than arrays has its targets."""
+    y = y if isinstance(x, np.ndarray) else None
+    return model.fit(x, y, **{"verbose": 0, **options})
 
 
 class Told(keras.callbacks.Callback):
@@ -24,88 +32,68 @@ class Told(keras.callbacks.Callback):
         self.calls = []
 
     def __getattribute__(self, name):
-        if not name.startswith("on_") or name.endswith(
-            ("_train_begin_", "set")
-        ):
+        if not name.startswith("on_"):
             return super().__getattribute__(name)
 
         def note(*args, logs=None):
             self.calls.append((name, *(a for a in args if isinstance(a, int))))
+            # Fails where steps go on for ever.
+            assert len(self.calls) < 1000
 
         return note
-
-
-def told(act, strategy=None):
-    model, callback = compiled()(), Told()
-    if strategy is None:
-        act(model, callback)
-    else:
-        with strategy:
-            act(model, callback)
-    return callback.calls
 
 
 def dataset(batches=4):
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(batches)
 
 
-class Lazy(keras.utils.PyDataset):
-    """Data that says how long it is, and is asked for nothing else."""
+UNKNOWN = dataset().filter(lambda x, y: True)
 
-    def on_epoch_begin(self):
-        raise AssertionError("told")
 
-    on_epoch_end = on_epoch_begin
+class Sized(keras.utils.PyDataset):
+    """Data of so many batches, which notes what it is asked for."""
+
+    def __init__(self, length):
+        super().__init__(workers=2)
+        self.length = length
+        self.asked = []
 
     def __len__(self):
-        return 5
+        return self.length
 
     def __getitem__(self, index):
-        raise AssertionError("read")
+        self.asked.append(index)
+        return X[:4], Y[:4]
+
+    def on_epoch_begin(self):
+        self.asked.append("begin")
 
 
-class Unread:
-    """Batches that a dataset may be asked for only to find its end."""
+def counted(read):
+    """Batches that note in a list that they are read."""
 
-    def __init__(self):
-        self.read = 0
+    def count(x):
+        read.append(len(x))
+        return x
 
-    def dataset(self, known):
-        def count(x):
-            self.read += 1
-            return x
+    def counting(x, y):
+        return tf.ensure_shape(tf.py_function(count, [x], x.dtype), x.shape), y
 
-        def counted(x, y):
-            read = tf.py_function(count, [x], x.dtype)
-            return tf.ensure_shape(read, x.shape), y
-
-        data = dataset().map(counted)
-        return data if known else data.filter(lambda x, y: True)
+    return dataset().map(counting)
 
 
 CALLS = {
-    "arrays": {"x": X, "y": Y, "epochs": 2},
-    "uneven": {"x": X[:53], "y": Y[:53], "batch_size": 8},
+    "uneven": {"x": X[:53], "y": Y[:53], "batch_size": 8, "epochs": 2},
     "dataset": {"x": dataset(), "epochs": 2},
-    "unknown length": {"x": dataset().filter(lambda x, y: True), "epochs": 2},
+    "unknown length": {"x": UNKNOWN, "epochs": 2},
     "steps": {"x": dataset().repeat(), "epochs": 3, "steps_per_epoch": 2},
     "too few": {"x": dataset(), "epochs": 2, "steps_per_epoch": 6},
-    "part of it": {"x": X, "y": Y, "epochs": 3, "steps_per_epoch": 1},
-    "resumed": {"x": X, "y": Y, "epochs": 4, "initial_epoch": 2},
-    "validation": {
-        "x": X,
-        "y": Y,
-        "epochs": 4,
-        "validation_split": 0.3,
-        "validation_freq": 2,
-    },
-    "validation data": {
-        "x": X,
-        "y": Y,
-        "validation_data": dataset(),
-        "validation_steps": 2,
-    },
-    "class weights": {"x": X, "y": Y, "class_weight": {0: 1.0, 1: 2.0, 2: 1}},
+    "resumed": {"epochs": 4, "initial_epoch": 2},
+    "split": {"epochs": 4, "validation_split": 0.3, "validation_freq": 2},
+    "validated": {"validation_data": dataset(), "validation_steps": 2},
+    "no example": {"validation_data": (X[:0], Y[:0])},
+    "no batch": {"validation_data": dataset(0)},
+    "no step": {"validation_data": UNKNOWN, "validation_steps": -1},
 }
 
 
@@ -118,42 +106,28 @@ CALLS = {
     ],
 )
 def test_callbacks_are_told_what_keras_tells(name, steps_per_execution):
-    def act(model, callback):
+    def told():
+        model, told = make(), Told()
         model.steps_per_execution = steps_per_execution
-        model.fit(verbose=0, callbacks=[callback], **CALLS[name])
+        fit(model, callbacks=[told], **CALLS[name])
+        return told.calls
 
-    assert told(act, kt.NoOpStrategy()) == told(act)
+    wanted = told()
+    with kt.NoOpStrategy():
+        assert told() == wanted
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_no_data():
-    model, callback = compiled()(), Told()
+def test_no_data(capsys):
+    model, told = make(), Told()
     was = Before(model)
     with kt.NoOpStrategy():
-        history = model.fit(
-            epochs=3, steps_per_epoch=5, verbose=0, callbacks=[callback]
-        )
-    assert history.epoch == [0, 1, 2]
-    assert history.history == {}
-    ends = [call for call in callback.calls if call[0] == "on_train_batch_end"]
+        history = model.fit(epochs=3, steps_per_epoch=5, callbacks=[told])
+    assert (history.epoch, history.history) == ([0, 1, 2], {})
+    ends = [call for call in told.calls if call[0] == "on_train_batch_end"]
     assert len(ends) == 15
+    assert "Epoch 3/3" in capsys.readouterr().out
     was.assert_still()
-
-
-class Ends(keras.callbacks.Callback):
-    """Fails where steps go on for ever."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        assert batch < 100
-
-    on_test_batch_begin = on_train_batch_begin
-
-
-class Empty(keras.utils.PyDataset):
-    """Data of no batch."""
-
-    def __len__(self):
-        return 0
 
 
 @pytest.mark.parametrize(
@@ -162,225 +136,160 @@ class Empty(keras.utils.PyDataset):
         ({"x": X[:0], "y": Y[:0]}, "the dataset is empty"),
         ({"x": dataset(0)}, "the dataset is empty"),
         ({"x": dataset(0), "steps_per_epoch": 3}, "the dataset is empty"),
-        ({"x": Empty()}, "the dataset is empty"),
-        ({"steps_per_epoch": -1}, "steps_per_epoch=-1"),
-        ({"x": X, "y": Y, "steps_per_epoch": -2}, "steps_per_epoch=-2"),
+        ({"x": Sized(0)}, "the dataset is empty"),
+        ({"x": None}, "neither data nor .* steps_per_epoch"),
+        ({"x": None, "steps_per_epoch": -1}, "steps_per_epoch=-1"),
+        ({"steps_per_epoch": -2}, "steps_per_epoch=-2"),
         ({"x": dataset().repeat(), "steps_per_epoch": -1}, "whole number, 1"),
-        ({"x": X, "y": Y, "batch_size": -100}, "batch_size=-100"),
+        ({"batch_size": -100}, "batch_size=-100"),
     ],
 )
 def test_no_step(given, said):
-    model, callback = compiled()(), Told()
+    model, told = make(), Told()
     was = Before(model)
     with pytest.raises(kt.TowerError, match=said), kt.NoOpStrategy():
-        model.fit(verbose=0, callbacks=[callback, Ends()], **given)
-    assert not callback.calls
+        fit(model, callbacks=[told], **given)
+    assert not told.calls
     was.assert_still()
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"validation_data": (X[:0], Y[:0])},
-        {"validation_data": dataset(0)},
-        {
-            "validation_data": dataset().filter(lambda x, y: True),
-            "validation_steps": -1,
-        },
-    ],
-)
-def test_validation_of_no_step(given):
-    def act(model, callback):
-        model.fit(X, Y, verbose=0, callbacks=[callback, Ends()], **given)
-
-    assert told(act, kt.NoOpStrategy()) == told(act)
-
-
-def test_neither_data_nor_steps():
-    model = compiled()()
-    was = Before(model)
-    with (
-        pytest.raises(kt.TowerError, match="steps_per_epoch"),
-        kt.NoOpStrategy(),
-    ):
-        model.fit(epochs=3)
-    was.assert_still()
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        m.momentum,
-        lambda: keras.optimizers.AdamW(
-            0.1, use_ema=True, ema_overwrite_frequency=2
-        ),
-        lambda: keras.optimizers.LossScaleOptimizer(m.momentum()),
-    ],
-)
-def test_nothing_changes(optimizer):
-    model = compiled(optimizer=optimizer)()
-    for _ in range(3):
-        # Not fit, whose end puts averages in place of the weights.
-        model.train_on_batch(X, Y)
-    before = weights_of(model)
-    state = [v.numpy() for v in model.optimizer.variables]
-    with kt.NoOpStrategy():
-        model.fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y))
-        assert model.train_on_batch(X, Y) == []
-        assert model.train_on_batch(X, Y, return_dict=True) == {}
-    for name, value in weights_of(model).items():
-        np.testing.assert_array_equal(value, before[name])
-    for value, was in zip(model.optimizer.variables, state, strict=True):
-        np.testing.assert_array_equal(value.numpy(), was)
-
-
-def test_it_trains_as_ever_afterwards():
-    model, other = compiled()(), compiled()()
-    with kt.NoOpStrategy():
-        model.fit(X, Y, epochs=2, verbose=0, validation_data=(X, Y))
-    histories = []
-    for one in (model, other):
-        keras.utils.set_random_seed(3)
-        history = one.fit(X, Y, verbose=0, validation_data=(X, Y))
-        histories.append(history.history)
-    assert histories[0] == histories[1]
-    with kt.TowerStrategy(2):
-        model.fit(X, Y, verbose=0)
 
 
 def test_data_is_not_read():
-    unread = Unread()
-    model = compiled()()
+    read, sized, model = [], Sized(5), make()
     with kt.NoOpStrategy():
-        model.fit(unread.dataset(known=True), epochs=3, verbose=0)
-        model.fit(Lazy(workers=2), epochs=3, verbose=0, validation_data=Lazy())
-        assert unread.read == 0
-        model.fit(unread.dataset(known=False), verbose=0)
-    assert unread.read == 4
+        fit(model, counted(read), epochs=3)
+        fit(model, sized, epochs=3, validation_data=sized)
+        assert not read and not sized.asked
+        fit(model, counted(read).filter(lambda x, y: True))
+    assert len(read) == 4
 
 
-def test_after_an_error_everything_is_as_it_was():
-    class Fail(keras.callbacks.Callback):
-        def on_test_batch_end(self, batch, logs=None):
-            raise KeyboardInterrupt
+@pytest.mark.parametrize("use_ema", [True, False])
+def test_nothing_changes(use_ema):
+    optimizer = m.momentum(use_ema=True, ema_overwrite_frequency=2)
+    if not use_ema:
+        optimizer = keras.optimizers.LossScaleOptimizer(m.momentum())
+    model = compiled(optimizer=lambda: optimizer, run_eagerly=True)()
+    for _ in range(3):
+        # Not fit, whose end puts averages in place of the weights.
+        model.train_on_batch(X, Y)
+    was = Before(model)
+    state = [v.numpy() for v in model.optimizer.variables]
+    with kt.NoOpStrategy():
+        fit(model, epochs=3, validation_data=(X, Y))
+        assert model.train_on_batch(X, Y) == []
+        assert model.train_on_batch(X, Y, return_dict=True) == {}
+    was.assert_still()
+    for value, before in zip(model.optimizer.variables, state, strict=True):
+        np.testing.assert_array_equal(value.numpy(), before)
 
-    model = compiled()()
-    model.fit(X, Y, verbose=0)
+
+def test_it_trains_as_ever_after_an_error():
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+
+    with kt.NoOpStrategy():
+        # What is built inside is no strategy's afterwards.
+        model = make()
+    other = make()
+    for one in (model, other):
+        one.train_on_batch(X, Y)
     was, function = Before(model), model.train_function
+    stops = callback(on_test_batch_end=stop)
     with pytest.raises(KeyboardInterrupt), kt.NoOpStrategy():
-        model.fit(X, Y, verbose=0, validation_data=(X, Y), callbacks=[Fail()])
+        fit(model, validation_data=(X, Y), callbacks=[stops])
     was.assert_still()
     assert model.train_function is function
     names = {"make_train_function", "make_test_function"}
     assert not names & set(vars(model))
     assert "finalize_variable_values" not in vars(model.optimizer)
+    found, wanted = (
+        fit(one, shuffle=False, validation_data=(X, Y)).history
+        for one in (model, other)
+    )
+    assert found == wanted
 
 
-def test_a_model_built_inside():
-    with kt.NoOpStrategy():
-        model = compiled()()
-        was = weights_of(model)
-        model.fit(X, Y, verbose=0)
-        for name, value in weights_of(model).items():
-            np.testing.assert_array_equal(value, was[name])
-    assert model._distribute_strategy is None
-    for variable in model.variables:
-        assert not isinstance(variable._value, compat.DistributedVariable)
-    assert model.fit(X, Y, verbose=0).history["loss"]
-
-
-def not_built():
-    model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile(m.momentum(), m.cross_entropy())
-    return model
-
-
-class Batches(keras.utils.PyDataset):
-    """Data whose shapes are those of its batches."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return X[:4], Y[:4]
-
-
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "sequence"])
-def test_a_model_that_is_not_built_gets_its_weights(tmp_path, kind):
-    unread = Unread()
-    given = {
-        "arrays": (X, Y),
-        "dataset": (unread.dataset(known=True),),
-        "sequence": (Batches(),),
-    }[kind]
+@pytest.mark.parametrize("data", [None, X, "dataset", Sized(3)])
+def test_a_model_that_is_not_built_gets_its_weights(tmp_path, data):
+    read, at_start = [], []
+    data = counted(read) if isinstance(data, str) else data
     path = str(tmp_path / "kept.weights.h5")
     keep = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-    at_start = []
-    begin = keras.callbacks.LambdaCallback(
+    begin = callback(
         on_train_begin=lambda logs: at_start.extend(model.get_weights())
     )
-    model = not_built()
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile(m.momentum(), m.cross_entropy(), run_eagerly=True)
     with kt.NoOpStrategy():
-        model.fit(*given, verbose=0, callbacks=[keep, begin])
-    assert unread.read == 0
+        if data is None:
+            fit(model, None, steps_per_epoch=2)
+            assert not model.built
+            model.train_on_batch(X, Y)
+            assert len(model.get_weights()) == 2
+            return
+        fit(model, data, callbacks=[keep, begin])
+    assert not read
     assert model.optimizer.built
     model.load_weights(path)
     for value, was in zip(model.get_weights(), at_start, strict=True):
         np.testing.assert_array_equal(value, was)
-    for variable in model.variables:
-        assert not isinstance(variable._value, compat.DistributedVariable)
-    model.fit(X, Y, verbose=0)
-
-
-def test_a_batch_builds_a_model():
-    model = not_built()
-    with kt.NoOpStrategy():
-        model.train_on_batch(X, Y)
-    assert len(model.get_weights()) == 2
-
-
-def test_a_model_that_is_not_built_stays_so_without_data():
-    model = not_built()
-    with kt.NoOpStrategy():
-        model.fit(steps_per_epoch=2, verbose=0)
-    assert not model.built
-    model.fit(X, Y, verbose=0)
-
-
-def test_a_model_of_another_strategy():
-    with kt.TowerStrategy(2).scope():
-        model = compiled()()
-    with (
-        pytest.raises(kt.TowerError, match="lives on another"),
-        kt.NoOpStrategy() as strategy,
-    ):
-        strategy._components.calls.run(
-            "fit", keras.Model.fit, model, (X, Y), {}
-        )
-
-
-def test_progress_bar(capsys):
-    with kt.NoOpStrategy():
-        compiled()().fit(epochs=2, steps_per_epoch=7)
-    assert "Epoch 2/2" in capsys.readouterr().out
+    assert_ordinary(model)
+    fit(model)
 
 
 def test_a_real_strategy_by_name():
-    strategy = kt.strategy("noop")
+    strategy = kt.strategy("noop", logs={"loss": 1.0})
     assert isinstance(strategy, kt.NoOpStrategy)
-    assert isinstance(strategy, tf.distribute.Strategy)
     assert strategy.num_replicas_in_sync == 1
     assert "nothing is computed" in strategy.describe()
-    assert kt.strategy("noop", logs={"loss": 1.0}).logs == {"loss": 1.0}
+    assert strategy.logs == {"loss": 1.0}
     with strategy.scope():
-        variable = tf.Variable(1.0)
-        strategy.run(lambda: variable.assign_add(1.0))
-    assert float(variable.numpy()) == 2.0
+        assert strategy.run(lambda: tf.constant(2.0) + 1.0) == 3.0
 
 
-def test_steps_alone():
-    steps = noop.Steps(X, batch_size=10)
-    assert [begin for begin, _, _ in iter(steps._enumerate_iterator())] == list(
-        range(7)
-    )
+def test_logs_for_callbacks_that_need_a_number(tmp_path):
+    given = {"loss": 0.5, "accuracy": 0.25}
+    model, seen = make(), []
+    callbacks = [
+        callback(on_train_batch_end=lambda batch, logs: seen.append(logs)),
+        keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}-{val_loss}.keras"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.EarlyStopping("val_loss", patience=2),
+    ]
+    with kt.NoOpStrategy(given):
+        history = fit(
+            model, epochs=9, validation_data=(X, Y), callbacks=callbacks
+        )
+        assert model.train_on_batch(X, Y) == [0.5, 0.25]
+    both = {**given, **{f"val_{name}": given[name] for name in given}}
+    assert history.history == {name: [both[name]] * 3 for name in both}
+    assert seen[0] == given
+    assert (tmp_path / "3-0.5.keras").exists()
+
+
+def test_callbacks_may_compute_and_stop():
+    model = make()
+    wanted = model.evaluate(X, Y, verbose=0)
+    predicted = model.predict(X, verbose=0)
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            close(self.model.evaluate(X, Y, verbose=0), wanted)
+            close(self.model.predict(X, verbose=0), predicted)
+            close(self.model.test_on_batch(X, Y), wanted)
+            assert self.model.train_on_batch(X, Y) == []
+
+        def on_train_batch_end(self, batch, logs=None):
+            close(self.model.predict_on_batch(X), predicted)
+            self.model.stop_training = self.params["epochs"] == 5
+
+    with kt.NoOpStrategy():
+        for epochs, ran in ((2, [0, 1]), (5, [0])):
+            history = fit(
+                model,
+                epochs=epochs,
+                callbacks=[Evaluate()],
+                validation_data=(X, Y),
+            )
+            assert history.epoch == ran
+        close(model.evaluate(X, Y, verbose=0), wanted)

@@ -14,6 +14,15 @@ DEVICE = "/device:CPU:1"
 _numbers = itertools.count()
 
 
+def run(operations, *args):
+    @tf.function(autograph=False)
+    def function(*args):
+        with tf.control_dependencies(operations(*args)):
+            return tf.constant(True)
+
+    function(*args)
+
+
 class Averaged:
     """One accumulator, as it is used by replicas and by their coordinator."""
 
@@ -24,17 +33,12 @@ class Averaged:
         self.taken = 0
 
     def push(self, grad, step, number=0):
-        @tf.function(autograph=False)
-        def push(grad):
-            done = self.accumulators.push(
-                [grad],
-                tf.constant(step, tf.int64),
-                tf.constant(number, "int64"),
-            )
-            with tf.control_dependencies(done):
-                return tf.constant(True)
-
-        push(grad)
+        run(
+            lambda grad: self.accumulators.push(
+                [grad], tf.constant(step, "int64"), tf.constant(number, "int64")
+            ),
+            grad,
+        )
 
     def take(self, count):
         (average,) = tf.function(self.accumulators.take, autograph=False)(
@@ -43,13 +47,7 @@ class Averaged:
         return average
 
     def begin_anew(self, step):
-        @tf.function(autograph=False)
-        def begin():
-            begun = self.accumulators.begin_anew(tf.constant(step, tf.int64))
-            with tf.control_dependencies(begun):
-                return tf.constant(True)
-
-        begin()
+        run(lambda: self.accumulators.begin_anew(tf.constant(step, "int64")))
 
 
 def slices(rows, values, shape=(5, 2)):
@@ -67,33 +65,28 @@ def rows_of(average):
     )
 
 
-def test_mean_of_dense_gradients():
-    averaged = Averaged((2, 3))
-    for number in range(4):
-        averaged.push(tf.fill((2, 3), float(number)), step=0)
-    close(averaged.take(4), np.full((2, 3), 1.5))
-    # Nothing of it is left.
-    averaged.push(tf.fill((2, 3), 7.0), step=1)
-    close(averaged.take(1), np.full((2, 3), 7.0))
-
-
-def test_all_that_have_come_are_averaged():
-    averaged = Averaged(())
-    for number in range(4):
-        averaged.push(tf.constant(float(number)), step=0)
-    close(averaged.take(2), 1.5)
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_gradients_that_are_too_old_are_dropped(sparse):
     averaged = Averaged((5, 2), sparse=sparse)
     value = slices([0], [1.0]) if sparse else tf.ones((5, 2))
     bad = slices([0], [np.nan]) if sparse else tf.fill((5, 2), np.nan)
-    averaged.push(value, step=0)
-    averaged.take(1)
-    averaged.push(bad, step=0)
-    averaged.push(value, step=1)
-    close(tf.convert_to_tensor(averaged.take(1)), tf.convert_to_tensor(value))
+
+    def is_average(step):
+        averaged.push(bad, step - 1)
+        averaged.push(value, step)
+        average = tf.convert_to_tensor(averaged.take(1))
+        close(average, tf.convert_to_tensor(value))
+
+    # All that have come are averaged, be they more than were waited for.
+    averaged.push(value, step=0, number=1)
+    is_average(0)
+    is_average(1)
+    # Beginning anew drops what is left, be it nothing.
+    averaged.push(bad, step=2)
+    averaged.begin_anew(3)
+    is_average(3)
+    averaged.begin_anew(7)
+    is_average(7)
 
 
 def test_every_slice_is_kept():
@@ -110,12 +103,9 @@ def test_every_slice_is_kept():
         (4, 2.5),
     ]
     assert average.dense_shape.numpy().tolist() == [5, 2]
-
-
-def test_gradients_without_any_slice_count():
-    averaged = Averaged((5, 2), sparse=True)
-    averaged.push(slices([], []), step=0, number=0)
-    averaged.push(slices([3], [8.0]), step=0, number=1)
+    # Gradients without any slice count.
+    averaged.push(slices([], []), step=1, number=0)
+    averaged.push(slices([3], [8.0]), step=1, number=1)
     assert rows_of(averaged.take(2)) == [(3, 4.0)]
 
 
@@ -141,20 +131,3 @@ def test_dtypes(dtype, sparse):
 def test_a_dtype_that_has_no_average_is_refused(dtype):
     with pytest.raises(TowerError, match=f"weight is of dtype {dtype.name}"):
         Averaged((2,), dtype)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_beginning_anew_drops_what_is_left(sparse):
-    averaged = Averaged((5, 2), sparse=sparse)
-    value = slices([0], [1.0]) if sparse else tf.ones((5, 2))
-    bad = slices([0], [np.nan]) if sparse else tf.fill((5, 2), np.nan)
-    averaged.push(bad, step=0)
-    averaged.begin_anew(1)
-    averaged.push(bad, step=0)
-    averaged.push(value, step=1)
-    close(tf.convert_to_tensor(averaged.take(1)), tf.convert_to_tensor(value))
-    # Where nothing is left, too.
-    averaged.begin_anew(5)
-    averaged.push(bad, step=4)
-    averaged.push(value, step=5)
-    close(tf.convert_to_tensor(averaged.take(1)), tf.convert_to_tensor(value))

@@ -17,7 +17,7 @@ from keras_towers.sync_replicas.quotas import quotas
 from tests.kit.leaving import Boom
 
 DEVICE = "/device:CPU:0"
-SECONDS = 20
+SECONDS = 60
 _numbers = itertools.count()
 
 
@@ -57,11 +57,11 @@ class Played:
         advance()
         return averaged
 
-    def push(self, replica, tells=True):
-        """Push the gradient of a replica that has a token."""
+    def push(self, *replicas, tells=True):
+        """Push the gradients of replicas that have a token."""
 
         @tf.function(autograph=False)
-        def arrive():
+        def arrive(replica):
             step = tf.constant(self.step[replica], tf.int64)
             if tells:
                 self.group.arrive(replica, step)
@@ -73,10 +73,14 @@ class Played:
                 gradient=tf.one_hot(replica, size, dtype=tf.float64),
             )
 
-        arrive()
+        for replica in replicas:
+            arrive(replica)
 
-    def token(self, replica):
-        """Wait for a token; return its number."""
+    def tokens(self, *replicas):
+        """Wait for a token of each; return their numbers."""
+        return [self._token(replica) for replica in replicas]
+
+    def _token(self, replica):
         found = []
 
         def wait():
@@ -118,82 +122,37 @@ def test_quotas():
     assert quotas(5, 2) == [3, 2]
 
 
-def test_one_gradient_of_each_replica():
-    with played(2, 2) as game:
-        for step in range(3):
-            game.push(0)
-            game.push(1)
-            assert [game.token(0), game.token(1)] == [step + 1] * 2
-        assert game.updates == [2, 2, 2]
-        counts = game.counts()
-    assert (counts.updates, counts.used, counts.dropped) == (3, (3, 3), (0, 0))
-    assert str(counts) == "3 updates; used by replica: 3 3; dropped: 0 0"
-
-
-def test_several_gradients_of_each_replica():
-    with played(2, 5) as game:
-        game.push(0)
-        assert game.token(0) == 0
-        game.push(0)
-        assert game.token(0) == 0
-        game.push(0)
-        assert not game.has_token(0)
-        game.push(1)
-        assert game.token(1) == 0
-        game.push(1)
-        assert game.token(0) == 1
-        assert game.updates == [5]
-        assert game.counts().used == (3, 2)
-
-
-def test_what_comes_too_late_is_dropped():
-    with played(3, 2) as game:
-        game.push(0)
-        game.push(1)
-        assert [game.token(0), game.token(1)] == [1, 1]
-        # Too late; it may go on at once.
-        game.push(2)
-        assert game.token(2) == 1
-        game.push(2)
-        game.push(0)
-        assert game.token(2) == 2
-        assert game.updates == [2, 2]
-        counts = game.counts()
-    assert counts.used == (2, 1, 1)
-    assert counts.dropped == (0, 0, 1)
-
-
 def test_replicas_that_have_left_are_not_waited_for():
     with played(3, 3) as game:
-        game.push(0)
-        game.push(1)
+        game.push(0, 1)
         game.group.tell(Event.LEFT, 2)
-        assert game.token(0) == 1
+        assert game.tokens(0) == [1]
         assert game.updates == [2]
-        assert game.token(1) == 1
+        assert game.tokens(1) == [1]
         game.group.tell(Event.LEFT, 1)
         game.push(0)
-        assert game.token(0) == 2
+        assert game.tokens(0) == [2]
+        # The end lets replicas go.
+        game.group.end(1)
+        assert game.tokens(1)[0] < 0
 
 
 def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
     with played(2, 2) as game:
-        game.push(0)
-        game.push(1)
-        assert [game.token(0), game.token(1)] == [1, 1]
+        game.push(0, 1)
+        assert game.tokens(0, 1) == [1, 1]
         game.push(1)
         assert game.group.come_back(1) == 2
         # Its gradient is there already: it waits for the next update.
         game.coordinator.wait()
         assert not game.has_token(1)
         game.push(0)
-        assert [game.token(0), game.token(1)] == [2, 2]
+        assert game.tokens(0, 1) == [2, 2]
         # Now it dies before it has pushed.
         assert game.group.come_back(1) == 2
-        assert game.token(1) == 2
-        game.push(0)
-        game.push(1)
-        assert game.token(0) == 3
+        assert game.tokens(1) == [2]
+        game.push(0, 1)
+        assert game.tokens(0) == [3]
         assert game.updates == [2, 2, 2]
         assert game.counts().used == (3, 3)
 
@@ -202,46 +161,41 @@ def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
     with played(2, 2) as game:
         game.push(1, tells=False)
         assert game.group.come_back(1) == 0
-        assert game.token(1) == 0
-        game.push(1)
-        game.push(0)
-        assert [game.token(0), game.token(1)] == [1, 1]
-        game.push(0)
-        game.push(1)
+        assert game.tokens(1) == [0]
+        game.push(1, 0)
+        assert game.tokens(0, 1) == [1, 1]
+        game.push(0, 1)
         # It is counted, and nobody waits for its arrival.
-        assert [game.token(0), game.token(1)] == [2, 2]
+        assert game.tokens(0, 1) == [2, 2]
         assert game.updates == [3, 2]
 
 
 def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
-    with played(3, 2) as game:
-        game.group.tell(Event.LOST, 2)
-        game.push(0)
-        game.coordinator.wait()
-        assert game.updates == []
-        game.group.tell(Event.LEFT, 1)
-        assert game.token(0) == 1
-        game.push(0)
-        assert game.token(0) == 2
-        # One that goes on is waited for again.
-        game.step[2] = 2
-        game.push(2)
-        game.push(0)
-        assert [game.token(0), game.token(2)] == [3, 3]
-        game.push(0)
-        game.coordinator.wait()
-        assert game.updates == [1, 1, 2]
-    with played(2, 2) as game:
-        game.group.tell(Event.LOST, 1)
-        game.push(0)
-        game.coordinator.wait()
-        assert game.updates == []
+    for replicas in (2, 3):
+        with played(replicas, 2) as game:
+            game.group.tell(Event.LOST, replicas - 1)
+            game.push(0)
+            game.coordinator.wait()
+            assert game.updates == []
+            if replicas == 2:
+                continue
+            game.group.tell(Event.LEFT, 1)
+            assert game.tokens(0) == [1]
+            game.push(0)
+            assert game.tokens(0) == [2]
+            # One that goes on is waited for again.
+            game.step[2] = 2
+            game.push(2, 0)
+            assert game.tokens(0, 2) == [3, 3]
+            game.push(0)
+            game.coordinator.wait()
+            assert game.updates == [1, 1, 2]
 
 
 def test_a_thread_that_hangs_is_not_waited_for():
     game = Played(1, 1, limit_s=0.5)
     free = threading.Event()
-    game.coordinator._apply = lambda count, tokens: free.wait(SECONDS) and []
+    game.coordinator._apply = lambda count, tokens: free.wait(60) and []
     game.push(0)
     for wait in (game.coordinator.flush, game.coordinator.end):
         with pytest.raises(TowerError, match="has not been applied for 0.5 s"):
@@ -251,39 +205,12 @@ def test_a_thread_that_hangs_is_not_waited_for():
     assert not game.coordinator.is_alive()
 
 
-def test_flush_applies_what_there_is():
-    with played(2, 4) as game:
-        game.push(1)
-        game.coordinator.wait()
-        assert game.updates == []
-        game.coordinator.flush()
-        assert game.updates == [1]
-        game.coordinator.flush()
-        assert game.updates == [1]
-        assert game.counts().used == (0, 1)
-
-
-def test_shared_tokens():
-    with played(2, 3, shared=True) as game:
-        # One more than the two that need none.
-        game.push(0)
-        assert game.token(0) == 0
-        game.push(0)
-        game.push(1)
-        assert [game.token(0) for _ in range(3)] == [1, 1, 1]
-        assert game.updates == [3]
-        assert game.counts().used == (2, 1)
-
-
-def test_the_end_lets_replicas_go():
-    with played(2, 2) as game:
-        game.group.end(1)
-        assert game.token(1) < 0
-
-
 def test_an_error_ends_it():
+    def fail(count, tokens):
+        raise Boom
+
     game = Played(1, 1)
-    game.coordinator._apply = lambda count, tokens: _fail()
+    game.coordinator._apply = fail
     game.push(0)
     game.coordinator.join(SECONDS)
     assert not game.coordinator.is_alive()
@@ -292,21 +219,3 @@ def test_an_error_ends_it():
     # Nobody waits for what will not come.
     game.coordinator.flush()
     game.coordinator.end()
-
-
-def _fail():
-    raise Boom
-
-
-@pytest.mark.parametrize("fits", [1, 2])
-def test_counts_are_those_of_one_fit(fits):
-    name = f"tests/coordinator_{next(_numbers)}"
-    group = Group(name, DEVICE, 1, 1, False)
-    group.initialise()
-    for _ in range(fits - 1):
-        anew = tf.function(group.begin_anew, autograph=False)
-        anew()
-    assert group.global_step() == fits - 1
-    counts = Coordinator(group, lambda *_: [], lambda _: None).counts
-    assert (counts.updates, counts.used, counts.dropped) == (0, (0,), (0,))
-    group.destroy()

@@ -3,26 +3,23 @@
 import dataclasses
 import inspect
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.timeline.advice import advise
 from keras_towers.timeline.measured import Measured
+from keras_towers.timeline.source import source_of
 
 pytestmark = pytest.mark.core
 
-EVEN = np.full(4, 0.08)
+EVEN, SLOW = np.full(4, 0.08), np.array([0.08, 0.08, 0.16, 0.08])
+PHASES = {"input": 0.001, "compute": 0.08, "wait": 0.002, "reduction": 0.008}
+PHASES |= {"update": 0.006, "rest": 0.002, "callbacks": 0.001}
 GOOD = Measured(
-    {
-        "input": 0.001,
-        "compute": 0.08,
-        "wait": 0.002,
-        "reduction": 0.008,
-        "update": 0.006,
-        "rest": 0.002,
-        "callbacks": 0.001,
-    },
+    PHASES,
     EVEN,
     [f"tower {k}" for k in range(4)],
     options=tuple(inspect.signature(kt.TowerStrategy).parameters),
@@ -32,161 +29,134 @@ GOOD = Measured(
 )
 
 
-def changed(compute=EVEN, phases=(), **facts):
-    phases = GOOD.phases | dict(phases)
-    return dataclasses.replace(GOOD, phases=phases, compute=compute, **facts)
+def changed(phases=(), **facts):
+    return dataclasses.replace(GOOD, phases=PHASES | dict(phases), **facts)
 
 
-def test_nothing_stands_out():
-    assert advise(GOOD) == []
+def of_input(source="dataset", **medians):
+    return changed({"input": 0.1}, source=source, medians=medians)
 
 
-EPOCHS = {
-    "steps": 1.0,
-    "tracing": 9.0,
-    "validation": 0.0,
-    "ends of epochs": 0.0,
-}
-SLOW = np.array([0.08, 0.08, 0.16, 0.08])
-RANKS = {
-    "strategy": "HorovodStrategy",
-    "options": tuple(inspect.signature(kt.HorovodStrategy).parameters),
-    "ranks": 4,
-}
-CASES = {
-    "input": (changed(phases={"input": 0.1}), "prefetch(tf.data.AUTOTUNE)"),
-    "input of a generator": (
-        changed(phases={"input": 0.1}, source="generator"),
-        "keras.utils.PyDataset with workers=4",
-    ),
-    "input of a PyDataset": (
-        changed(phases={"input": 0.1}, source="PyDataset"),
-        "max_queue_size",
-    ),
-    "input of arrays": (
-        changed(phases={"input": 0.1}, source="arrays"),
-        "input for 50% of a step (100.00 ms): compile(..., steps_per_exec",
-    ),
-    "input every so often": (
-        changed(phases={"input": 0.1}, medians={"input": 0.001}),
-        "100.00 ms on average, every so often: 1.00 ms at the median",
-    ),
-    "start of small steps": (
-        Measured({"input": 1e-3, "compute": 1e-3}, EVEN, GOOD.names),
+def of_wait(**facts):
+    return changed({"wait": 0.06}, **facts)
+
+
+def of_ranks():
+    options = tuple(inspect.signature(kt.HorovodStrategy).parameters)
+    facts = {"strategy": "HorovodStrategy", "options": options}
+    return changed({"reduction": 0.1}, ranks=4, **facts)
+
+
+def of_update(**facts):
+    return changed({"update": 0.1}, **facts)
+
+
+def of_epochs(validation=0.0, ends=0.0, phases=(), first=0.0):
+    seconds = {"steps": 1.0, "tracing": 9.0, "validation": validation}
+    seconds["ends of epochs"] = ends
+    return changed(phases, seconds=seconds, first_validation=first)
+
+
+def starts(seconds, **facts):
+    phases = {"input": seconds, "compute": seconds}
+    return Measured(phases, EVEN, GOOD.names, **facts)
+
+
+def of_one_device(**facts):
+    return Measured({"step": 0.1, "callbacks": 0.0}, np.empty(0), **facts)
+
+
+AT_ONCE = {"source": "arrays", "steps_per_execution": 16}
+BEST = "several times."  # without other options
+CASES = [
+    (GOOD, None),
+    (of_input(), "prefetch(tf.data.AUTOTUNE)"),
+    (of_input("generator"), "keras.utils.PyDataset with workers=4"),
+    (of_input("PyDataset"), "max_queue_size"),
+    (of_input("DataLoader"), "num_workers=4"),
+    (of_input("arrays"), "for 50% of a step (100.00 ms): compile(..., steps_"),
+    (of_input(input=0.001), "average, every so often: 1.00 ms at the median"),
+    # Arrays may start an epoch slowly.
+    (of_input("arrays", input=0.001), None),
+    (
+        starts(1e-3),
         "starting a step takes 50% of a step (1.00 ms): compile(..., "
         "steps_per_execution=16)",
     ),
-    "validation": (
-        changed(seconds=EPOCHS | {"validation": 3.0}, first_validation=1.0),
-        "validation takes 67% of the time of epochs (3.00 s)",
+    (starts(1e-3, **AT_ONCE), None),
+    (starts(0.1, **AT_ONCE), None),
+    (
+        of_epochs(validation=5.0, first=3.0),
+        "validation takes 67% of the time of epochs (5.00 s)",
     ),
-    "ends of epochs": (
-        changed(seconds=EPOCHS | {"ends of epochs": 1.0}),
-        "callbacks take 50% of the time of epochs at their ends (1.00 s)",
-    ),
-    "callbacks": (changed(phases={"callbacks": 0.05}), "verbose=2"),
-    "a slow tower": (
-        changed(SLOW, {"wait": 0.06}),
-        "tower 2 computes 2.0 times",
-    ),
-    "towers in turn": (
-        changed(phases={"wait": 0.06}),
-        "now for one, now for another",
-    ),
-    "reduction": (changed(phases={"reduction": 0.1}), "(packer=True)"),
-    "reduction over ranks": (
-        changed(phases={"reduction": 0.1}, **RANKS),
-        'HorovodStrategy(compression="bf16")',
-    ),
-    "update by each": (
-        changed(phases={"update": 0.1}, updates="each"),
-        'TowerStrategy(updates="once")',
-    ),
-    "shared update on the host": (
-        changed(phases={"update": 0.1}, updates="sharded"),
-        'TowerStrategy(updates="once")',
-    ),
-    "update on accelerators": (
-        changed(phases={"update": 0.1}, cores=None),
+    # A single one may be its trace.
+    (of_epochs(validation=5.0, first=5.0), None),
+    (of_epochs(ends=1.0), "callbacks take 50% of the time of epochs at their"),
+    (changed({"callbacks": 0.05}), "verbose=2"),
+    (of_wait(compute=SLOW), "tower 2 computes 2.0 times"),
+    (of_wait(), "now for one, now for another"),
+    (changed({"reduction": 0.1}), "(packer=True)"),
+    (of_ranks(), 'HorovodStrategy(compression="bf16")'),
+    (of_update(updates="each"), 'TowerStrategy(updates="once")'),
+    (of_update(updates="sharded"), 'TowerStrategy(updates="once")'),
+    (of_update(), BEST),
+    (
+        of_update(cores=None),
         'TowerStrategy(updates="sharded") or TowerStrategy(updates="each")',
     ),
-    "update by each accelerator": (
-        changed(phases={"update": 0.1}, cores=None, updates="each"),
-        'try TowerStrategy(updates="sharded").',
-    ),
-    "cores": (changed(cores=2), "4 towers share 2 cores"),
-    "traces": (changed(traces=(7, 9.0)), "7 calls traced the step"),
-    "idle": (changed(busy=0.4), "idle for 60%"),
-    "one device": (
-        Measured({"step": 0.1, "callbacks": 0.0}, np.empty(0)),
-        "virtual_towers",
-    ),
-}
+    (of_update(cores=None, updates="each"), 'try TowerStrategy(updates="sha'),
+    (of_update(cores=None, towers=1), '; try TowerStrategy(updates="each").'),
+    (of_update(cores=None, updates="sharded"), BEST),
+    (changed(cores=2), "4 towers share 2 cores"),
+    (of_wait(cores=2), "4 towers share 2 cores"),
+    (changed(traces=(7, 9.0)), "7 calls traced the step"),
+    (changed(busy=0.4), "idle for 60%"),
+    (of_one_device(), "virtual_towers"),
+    # Steps that are not known may run on several.
+    (of_one_device(towers=2), None),
+    (of_one_device(ranks=2), None),
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_advice(name):
-    measured, wanted = CASES[name]
-    (line,) = advise(measured)
-    assert wanted in line
+@pytest.mark.parametrize(("measured", "wanted"), CASES)
+def test_advice(measured, wanted):
+    lines = advise(measured)
+    assert len(lines) == (wanted is not None)
+    assert all(wanted in line for line in lines)
 
 
 @pytest.mark.parametrize(
-    "best",
-    [{"updates": "once"}, {"updates": "sharded", "cores": None}],
-    ids=["host", "accelerators"],
+    ("measured", "first"),
+    [
+        (changed({"callbacks": 0.05, "input": 0.2}), "input"),
+        # What is long in short steps is behind what fit waits for.
+        (of_epochs(ends=4.0, phases={"callbacks": 0.05}), "at their ends"),
+    ],
 )
-def test_the_best_update_for_the_devices_needs_no_other(best):
-    (line,) = advise(changed(phases={"update": 0.1}, **best))
-    assert "updates=" not in line
+def test_the_largest_part_comes_first(measured, first):
+    lines = advise(measured)
+    assert first in lines[0]
+    assert "callbacks" in lines[1]
+    assert "of a step" in lines[1]
 
 
-def test_a_single_tower_has_none_to_share_the_update_with():
-    alone = {"cores": None, "towers": 1, "ranks": 4}
-    (line,) = advise(changed(phases={"update": 0.1}, **alone))
-    assert line.endswith('TowerStrategy(updates="each").')
+class OfKeras(keras.utils.PyDataset):
+    """Of any length."""
 
 
-@pytest.mark.parametrize("seconds", [1e-3, 0.1])
-def test_arrays_that_start_many_steps_at_once_need_no_advice(seconds):
-    phases = {"input": seconds, "compute": seconds}
-    facts = {"source": "arrays", "steps_per_execution": 16}
-    assert advise(Measured(phases, EVEN, GOOD.names, **facts)) == []
+class DataLoader:
+    """As of PyTorch."""
 
 
-def test_arrays_that_start_an_epoch_slowly_need_no_advice():
-    rare = {"source": "arrays", "medians": {"input": 0.001}}
-    assert advise(changed(phases={"input": 0.1}, **rare)) == []
-
-
-@pytest.mark.parametrize("many", [{"towers": 2}, {"towers": 1, "ranks": 2}])
-def test_steps_that_are_not_known_may_run_on_towers(many):
-    assert advise(Measured({"step": 0.1}, np.empty(0), **many)) == []
-
-
-def test_a_single_validation_may_be_its_trace():
-    seconds = EPOCHS | {"validation": 5.0}
-    assert advise(changed(seconds=seconds, first_validation=5.0)) == []
-
-
-def test_what_is_long_in_short_steps_comes_behind_what_fit_waits_for():
-    seconds = EPOCHS | {"ends of epochs": 4.0}
-    lines = advise(changed(phases={"callbacks": 0.05}, seconds=seconds))
-    assert ["ends" in lines[0], "callbacks" in lines[1]] == [True, True]
-
-
-def test_more_towers_than_cores_are_why_they_wait():
-    lines = advise(changed(phases={"wait": 0.06}, cores=2))
-    assert lines == advise(changed(cores=2))
-
-
-def test_the_largest_phase_comes_first():
-    lines = advise(changed(phases={"callbacks": 0.05, "input": 0.2}))
-    assert ["input" in lines[0], "callbacks" in lines[1]] == [True, True]
-
-
-def test_options_that_are_named_exist():
-    strategy = set(inspect.signature(kt.TowerStrategy).parameters)
-    ranks = set(inspect.signature(kt.HorovodStrategy).parameters)
-    assert {"packer", "updates"} <= strategy
-    assert {"packer", "updates", "compression"} <= ranks
+@pytest.mark.parametrize(
+    ("x", "source"),
+    [
+        (tf.data.Dataset.range(3), "dataset"),
+        (OfKeras(), "PyDataset"),
+        ((n for n in range(3)), "generator"),
+        (type("Own", (DataLoader,), {})(), "DataLoader"),
+        (EVEN, "arrays"),
+    ],
+)
+def test_sources_of_data(x, source):
+    assert source_of(x) == source

@@ -1,9 +1,13 @@
-"""Keys of collectives: alike on all ranks, never twice in one function."""
+"""Keys and numbers of collectives: alike on all ranks, never twice."""
+
+import hashlib
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 
-from keras_towers.transport import next_key
+from keras_towers import TowerError
+from keras_towers.transport import instances, next_key
 
 pytestmark = pytest.mark.core
 
@@ -23,24 +27,35 @@ def test_every_function_counts_anew_over_its_inner_ones():
     def inner():
         return note()
 
-    def outer():
+    @tf.function(autograph=False)
+    def outer(x):
         note()
         tf.cond(tf.constant(True), note, lambda: 1)
         inner()
         seen.append(next_key("other"))
 
-    tf.function(outer, autograph=False)()
-    assert seen == ["kt.sum.1", "kt.sum.2", "kt.sum.3", "kt.other.1"]
+    # A second trace uses the same keys.
+    for size in (2, 3):
+        outer(tf.zeros([size]))
+        assert seen[:2] == ["kt.sum.1", "kt.sum.2"]
+        assert seen[-1] == "kt.other.1"
+        seen.clear()
 
 
-def test_a_second_trace_uses_the_same_keys():
-    seen = []
+def test_numbers_depend_on_what_is_asked_only():
+    first, second = instances.InstanceKeys(), instances.InstanceKeys()
+    names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
+    numbers = [first.number(*name) for name in names]
+    assert numbers == [second.number(*name) for name in reversed(names)][::-1]
+    assert numbers == [first.number(*name) for name in names]
+    assert len(set(numbers)) == 3
+    assert all(0 <= number < 2**31 for number in numbers)
 
-    @tf.function
-    def step(x):
-        seen.append(next_key("sum"))
-        return x
 
-    step(tf.zeros([2]))
-    step(tf.zeros([3]))
-    assert seen == ["kt.sum.1", "kt.sum.1"]
+def test_two_collectives_with_one_number_are_refused(monkeypatch):
+    same = SimpleNamespace(digest=lambda: b"same")
+    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
+    keys = instances.InstanceKeys()
+    assert keys.number("a") == keys.number("a")
+    with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
+        keys.number("b")

@@ -1,122 +1,104 @@
 """Which ranks are waited for, and when that is said."""
 
+import dataclasses
+import itertools
 import logging
-import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from keras_towers.rendezvous import Rendezvous
 from keras_towers.transport import stall
 from keras_towers.transport.stall import Progress, waited_for
+from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.core
 
-
-def test_a_rank_whose_beat_stands_still_has_stopped():
-    before = {
-        1: Progress(7, "step 3", beat=5),
-        2: Progress(7, "step 3", beat=5),
-    }
-    now = {1: Progress(7, "step 3", beat=5), 2: Progress(7, "step 3", beat=6)}
-    found = waited_for(Progress(7, "step 3"), before, now)
-    assert found == {1: "has stopped giving signs of life"}
+STEP = Progress(7, "step 3", 5)
 
 
-def test_a_rank_that_stopped_before_it_left_word():
-    found = waited_for(Progress(7, "step 3"), {1: None}, {1: None})
-    assert found == {1: "has given no sign of life"}
-
-
-def test_a_rank_that_is_behind_is_told_with_its_place():
-    now = {1: Progress(6, "step 2 of fit", 9), 2: Progress(5, "", 9)}
-    found = waited_for(Progress(7, "step 3 of fit"), {}, now)
-    assert found == {
-        1: "is still in step 2 of fit",
-        2: "is still outside of training",
-    }
-
-
-def test_ranks_that_are_as_far_are_not_waited_for():
-    now = {1: Progress(7, "step 3", 1), 2: Progress(8, "step 4", 1)}
-    assert waited_for(Progress(7, "step 3"), {}, now) == {}
-
-
-def test_a_rank_that_waits_in_another_place_is_told_with_it():
-    now = {1: Progress(7, "the end of epoch 1", 1), 2: Progress(7, "", 1)}
-    assert waited_for(Progress(7, "step 3 of fit"), {}, now) == {
-        1: "is in the end of epoch 1",
-        2: "is outside of training",
-    }
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        (STEP, STEP, "has stopped giving signs of life"),
+        (STEP, Progress(7, "step 3", 6), None),
+        (None, None, "has given no sign of life"),
+        (STEP, Progress(6, "step 2 of fit", 9), "is still in step 2 of fit"),
+        (STEP, Progress(5, "", 9), "is still outside of training"),
+        (STEP, Progress(8, "step 4", 9), None),
+        # It waits, too, but for something else.
+        (STEP, Progress(7, "the end of epoch 1", 9), "is in the end of epoch"),
+        (STEP, Progress(7, "", 9), "is outside of training"),
+    ],
+)
+def test_which_ranks_are_waited_for(before, now, found):
+    said = waited_for(STEP, {1: before}, {1: now}).get(1, "None")
+    assert said.startswith(str(found))
 
 
 class Store:
-    """What the ranks of one process leave, in its memory."""
+    """What another rank leaves, alive or stopped; counts the signs of ours."""
 
-    def __init__(self):
-        self.places = {}
+    def __init__(self, other, alive):
+        self.other = other
+        self.beats = itertools.count() if alive else itertools.repeat(1)
+        self.signs = 0
 
     def put(self, rank, place):
-        self.places[rank] = Progress(place.position, place.what, place.beat)
+        self.signs += 1
 
     def get(self, rank):
-        return self.places.get(rank)
+        return dataclasses.replace(self.other, beat=next(self.beats))
 
 
 @pytest.fixture
-def watches():
+def watch():
     started = []
 
-    def start(*args, **kwargs):
-        started.append(stall.StallWatch(*args, **kwargs))
+    def start(store, marks, **options):
+        started.append(stall.StallWatch(0, 2, store, 0.3, **options))
+        for mark in marks:
+            started[-1].mark(mark)
         started[-1].start()
-        return started[-1]
 
     yield start
-    for watch in started:
-        watch.stop()
-        watch.join(5)
-        assert not watch.is_alive()
+    for one in started:
+        one.stop()
+        one.join(60)
+        assert not one.is_alive()
 
 
-def test_who_waits_warns_and_who_trains_does_not(watches, caplog):
-    store = Store()
+STEPS = ["step 1", "step 2", "step 3"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "other", "alive", "said"),
+    [
+        (STEPS, Progress(2, "step 2"), True, "rank 1 is still in step 2."),
+        (STEPS, Progress(4, "step 4"), True, None),
+        # Outside of training there is nothing to wait for.
+        ([*STEPS, ""], Progress(2, "step 2"), False, None),
+    ],
+)
+def test_who_waits_warns(watch, caplog, marks, other, alive, said):
+    store = Store(other, alive)
     with caplog.at_level(logging.WARNING, "keras_towers"):
-        fast, slow = (watches(rank, 2, store, 1.2) for rank in (0, 1))
-        for step in range(3):
-            fast.mark(f"step {step}")
-            slow.mark(f"step {step}")
-        fast.mark("step 3")
-        time.sleep(3)
-    texts = {record.getMessage() for record in caplog.records}
-    assert any("rank 1 is still in step 2" in text for text in texts)
-    assert all("rank 0 has waited" in text for text in texts)
+        watch(store, marks)
+        # Six signs are given until a warning is due.
+        wait_until(lambda: store.signs > 24 or caplog.records)
+    texts = [record.getMessage() for record in caplog.records]
+    assert bool(texts) == bool(said)
+    if said:
+        assert texts[0].startswith("rank 0 has waited for ")
+        assert texts[0].endswith(f" s in step 3: {said}")
 
 
-def test_nothing_is_said_outside_of_training(watches, caplog):
-    store = Store()
-    with caplog.at_level(logging.WARNING, "keras_towers"):
-        one, other = (watches(rank, 2, store, 0.3) for rank in (0, 1))
-        one.mark("step 0")
-        one.mark("")
-        other.mark("step 0")
-        time.sleep(0.9)
-    assert not any("rank 0 has" in r.getMessage() for r in caplog.records)
-
-
-def test_the_job_is_ended_at_last(watches, monkeypatch, capfd):
-    ended = threading.Event()
+def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
     codes = []
-
-    def leave(code):
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(stall.os, "_exit", leave)
-    watch = watches(0, 2, store := Store(), 0.3, shutdown_s=0.5)
-    store.put(1, Progress(1, "step 0", beat=1))
-    watch.mark("step 0")
-    assert ended.wait(10)
+    monkeypatch.setattr(stall.os, "_exit", codes.append)
+    store = Store(Progress(1, "step 0"), alive=False)
+    watch(store, ["step 0"], shutdown_s=0.5)
+    assert wait_until(lambda: codes)
     assert codes[0] == 75
     error = capfd.readouterr().err
     assert "rank 1 has stopped giving signs of life" in error
@@ -132,6 +114,14 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
     assert stall.from_environment(0, 1) is None
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
     assert stall.from_environment(0, 2) is None
+
+
+def test_what_a_rank_leaves_is_read_by_others():
+    left = {}
+    board = SimpleNamespace(put=left.__setitem__, get=left.get)
+    stall.Store(board).put(1, STEP)
+    assert stall.Store(board).get(1) == STEP
+    assert stall.Store(board).get(2) is None
 
 
 def test_a_server_that_is_gone_is_no_error():

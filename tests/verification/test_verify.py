@@ -1,25 +1,28 @@
 """What verify says of miniatures of well-known models."""
 
 import keras
+import numpy as np
 import pytest
-from keras import layers
+import tensorflow as tf
+from keras import layers, ops
 
 import keras_towers as kt
 from keras_towers.verification import Kind
-from tests.kit.long import long_but
-from tests.verification import coupled as c
+from tests.exactness import coupled as c
+from tests.exactness import models as e
 from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
-XENT = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def verify(model, *data, **options):
-    return kt.verify(model, *data, batch_size=8, **options)
+def verify(model, *data, batches=1, **options):
+    if len(data) != 1 or isinstance(data[0], (np.ndarray, dict)):
+        options["batch_size"] = 8
+    return kt.verify(model, *data, batches=batches, **options)
 
 
-def own(cls):
-    return m.compiled(cls(), None)
+def kinds(report):
+    return sorted(finding.kind for finding in report.findings)
 
 
 class Jitter(layers.Layer):
@@ -29,151 +32,166 @@ class Jitter(layers.Layer):
         return x + keras.random.uniform((), seed=3)
 
 
+class AddsLoss(layers.Layer):
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(0.01 * self.reduce(x**2))
+        return x
+
+
+class First(m.MSE):
+    """Learns from one number of each example."""
+
+    def __init__(self, number):
+        super().__init__(8, 3)
+        self.number = number
+
+    def loss_of(self, data):
+        x = ops.reshape(self.number(data[0]), (-1, 1))
+        return super().loss_of((ops.cast(x, "float32"), data[1]))
+
+
+def _strings():
+    words = np.array(["a", "b", "c", "d"])[np.arange(m.ROWS) % 4]
+    lookup = layers.StringLookup(vocabulary=["a", "b", "c", "d"])
+    data = tf.data.Dataset.from_tensor_slices((words, Y))
+    return m.own(First, lookup), data.batch(8)
+
+
+def _ragged():
+    rows = tf.ragged.constant([[1.0] * (1 + k % 5) for k in range(m.ROWS)])
+    data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(7)
+    return m.own(First, lambda x: tf.reduce_sum(x, axis=1)), data
+
+
+def _two_headed():
+    model = e.two_headed()
+    losses = {"label": e.cross_entropy(), "target": "mse"}
+    model.compile("adam", losses, metrics={"target": ["mae"]})
+    x = {"features": X, "tokens": e.TOKENS[: m.ROWS]}
+    return model, x, {"label": m.LABELS, "target": e.TARGETS[: m.ROWS]}
+
+
+def _gan():
+    model = m.Gan()
+    model.compile()
+    return model, {"latent": X[:, ::-1].copy(), "real": X}
+
+
+def _plain(loss="mse", **options):
+    return m.compiled(m.classifier(), loss, **options)
+
+
+def _with(*middle):
+    return m.compiled(m.classifier(*middle)), X, Y
+
+
+def _batches():
+    for start in range(0, m.ROWS, 8):
+        yield X[start : start + 8], Y[start : start + 8]
+
+
+SGD = keras.optimizers.SGD
 SAFE = {
-    "a-scalar-is-drawn": lambda: (
-        m.compiled(keras.Sequential([Jitter(), m.classifier()])),
-        X,
-        Y,
+    "metrics": lambda: (_plain(metrics=["mae"]), X, Y),
+    "eager": lambda: (_plain(run_eagerly=True), X, Y),
+    "sum": lambda: (_plain(keras.losses.MeanSquaredError("sum")), X, Y),
+    "weighted mean": lambda: (
+        _plain(keras.losses.MeanSquaredError("mean_with_sample_weight")),
+        *(X, Y, m.WEIGHTS),
     ),
-    "dense": lambda: (m.compiled(m.classifier(), metrics=["mae"]), X, Y),
-    "sum": lambda: (
-        m.compiled(m.classifier(), keras.losses.MeanSquaredError("sum")),
-        X,
-        Y,
+    "sample weights": lambda: (
+        _plain(e.cross_entropy(), weighted_metrics=["accuracy"]),
+        *(X, m.LABELS, m.WEIGHTS),
     ),
-    "weighted-mean": lambda: (
-        m.compiled(
-            m.classifier(),
-            keras.losses.MeanSquaredError("mean_with_sample_weight"),
-        ),
-        X,
-        Y,
-        m.WEIGHTS,
-    ),
-    "sample-weights": lambda: (
-        m.compiled(m.classifier(), XENT, weighted_metrics=["accuracy"]),
-        X,
-        m.LABELS,
-        m.WEIGHTS,
-    ),
-    "clipnorm": lambda: (
-        m.compiled(
-            m.classifier(),
-            optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.01),
-        ),
-        X,
-        Y,
-    ),
-    "loss-scale": lambda: (
-        m.compiled(
-            m.classifier(),
-            optimizer=keras.optimizers.LossScaleOptimizer(m.adam()),
-        ),
-        X,
-        Y,
-    ),
-    "accumulation": lambda: (
-        m.compiled(
-            m.classifier(),
-            optimizer=keras.optimizers.SGD(
-                0.1, momentum=0.9, gradient_accumulation_steps=2
+    "clipped and scaled": lambda: (
+        _plain(
+            optimizer=keras.optimizers.LossScaleOptimizer(
+                SGD(0.1, global_clipnorm=0.01)
             ),
         ),
-        X,
-        Y,
+        *(X, Y),
     ),
-    "masks": lambda: (m.compiled(m.gpt(), XENT), m.TOKENS, m.TOKEN_LABELS),
-    "synchronized": lambda: (
-        m.compiled(m.classifier(layers.BatchNormalization(synchronized=True))),
-        X,
-        Y,
+    "accumulation": lambda: (
+        _plain(optimizer=SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)),
+        *(X, Y),
     ),
-    "vq-vae": lambda: (
-        m.compiled(
-            keras.Sequential(
-                [
-                    keras.Input((6,)),
-                    layers.Dense(4),
-                    m.VectorQuantizer(),
-                    layers.Dense(3),
-                ]
-            )
-        ),
-        X,
-        Y,
+    "mask": lambda: (
+        m.compiled(e.with_mask(), e.cross_entropy()),
+        *(e.SENTENCES[: m.ROWS], e.SENTENCE_LABELS[: m.ROWS]),
     ),
-    "triplets": lambda: (own(m.Triplets), (X, X + 0.1, X[::-1].copy())),
-    "cyclegan": lambda: (_cyclegan(), {"x": X, "y": X[::-1].copy()}),
-    "own-step": lambda: (own(m.MSE), X, Y),
+    "synchronized": lambda: _with(layers.BatchNormalization(synchronized=True)),
+    "a scalar is drawn": lambda: _with(Jitter()),
+    "added mean": lambda: _with(AddsLoss(ops.mean)),
+    "two heads": _two_headed,
+    "gan": _gan,
+    "strings": _strings,
+    "ragged": _ragged,
+    "generator": lambda: (_plain(), _batches()),
 }
-
-
-def _cyclegan():
-    model = m.CycleGAN()
-    model.compile()
-    return model
-
-
-def _gan(cls):
-    model = cls()
-    model.compile()
-    return model
 
 
 @pytest.mark.parametrize("name", SAFE)
 def test_safe(name):
-    report = verify(*SAFE[name]())
+    batches = 3 if name == "accumulation" else 1
+    report = verify(*SAFE[name](), batches=batches)
     assert report.safe, str(report)
     assert "safe to split" in str(report)
     assert not report.remedies
 
 
-# Their draws differ, and nothing else.
-DRAWING = {
-    "vae": lambda: (own(m.VAE), X),
-    "dcgan": lambda: (_gan(m.GAN), X),
-    "wgan-gp": lambda: (_gan(m.WGAN), X),
-    "ddim": lambda: (own(m.DDIM), X),
-    "dropout": lambda: (m.compiled(m.classifier(layers.Dropout(0.3))), X, Y),
-    "noise": lambda: (
-        m.compiled(m.classifier(layers.GaussianNoise(0.3))),
-        X,
-        Y,
-    ),
-}
-
-
 @pytest.mark.parametrize(
-    "name", long_but(("vae", "wgan-gp", "dropout").__contains__, DRAWING)
+    "make",
+    [lambda: (m.own(m.VAE), X), lambda: _with(layers.Dropout(0.3))],
+    ids=["vae", "dropout"],
 )
-def test_only_draws_differ(name):
-    report = verify(*DRAWING[name]())
+def test_only_draws_differ(make):
+    model, *data = make()
+    report = verify(model, *data)
     assert kinds(report) == [Kind.RANDOM], str(report)
     assert 'random="global"' in report.remedies[0]
+    report = verify(model, *data, random="global")
+    assert report.safe, str(report)
 
 
-def kinds(report):
-    return sorted(finding.kind for finding in report.findings)
+class Writes(m.MSE):
+    """Writes and logs what is no mean over the examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = tf.Variable(0.0, trainable=False)
+        self.seen = self.scalar()
+
+    def train_step(self, data):
+        x = data[0]
+        self.plain.assign_add(tf.reduce_sum(x))
+        self.seen.assign(self.seen + ops.cast(ops.shape(x)[0], "float32"))
+        return {**super().train_step(data), "largest": ops.max(x)}
 
 
-def _simclr_with(layer):
-    model = c.SimCLR()
-    model.body = keras.Sequential([layers.Dense(8), layer, layers.Dense(4)])
-    return m.compiled(model, None), X
+class UpdatesSometimes(m.MSE):
+    """Updates weights twice for a large batch."""
+
+    def train_step(self, data):
+        if int(ops.shape(data[0])[0]) >= 8:
+            super().train_step(data)
+        return super().train_step(data)
 
 
-def _dropping_simclr():
-    return _simclr_with(layers.Dropout(0.3))
-
-
-def _normalizing_simclr():
-    return _simclr_with(layers.BatchNormalization())
+class NeedsPairs(m.MSE):
+    def loss_of(self, data):
+        if int(ops.shape(data[0])[0]) < 8:
+            raise ValueError("a batch needs 8 rows")
+        return super().loss_of(data)
 
 
 def _stateful():
     return keras.Sequential(
         [
-            keras.Input(batch_shape=(8, 4, 6)),
+            keras.Input(batch_shape=(8, 4, 3)),
             layers.LSTM(5, stateful=True),
             layers.Dense(3),
         ]
@@ -182,93 +200,114 @@ def _stateful():
 
 def _fixed():
     x = keras.Input(batch_shape=(8, 6))
-    return keras.Model(x, layers.Dense(3)(keras.ops.reshape(x, (8, 6))))
+    return keras.Model(x, layers.Dense(3)(ops.reshape(x, (8, 6))))
+
+
+def _function():
+    model = m.own(m.Clipping)
+    model.train_step = tf.function(model.train_step)
+    return model, X, Y
 
 
 UNSAFE = {
-    "simclr": (lambda: (own(c.SimCLR), X), [Kind.COUPLES]),
-    "barlow": (lambda: (own(c.Barlow), X), [Kind.COUPLES]),
-    "supervised": (
-        lambda: (own(c.SupervisedContrastive), X, m.LABELS),
-        [Kind.COUPLES],
+    "sum": (lambda: (m.own(m.SSE), X, Y), Kind.SUM),
+    "added sum": (lambda: _with(AddsLoss(ops.sum)), Kind.SUM),
+    "batch norm": (lambda: _with(layers.BatchNormalization()), Kind.BATCH_NORM),
+    "written": (
+        lambda: (m.own(Writes), X, Y),
+        *(Kind.LOG, Kind.PLAIN_VARIABLE, Kind.STATE),
     ),
-    "nnclr": (lambda: (own(c.NNCLR), X), [Kind.COUPLES, Kind.STATE]),
-    "switch": (lambda: (own(c.Switch), X, Y), [Kind.COUPLES]),
-    "masked-mean": (
-        lambda: (own(c.MaskedMean), X, Y, m.MASK),
-        [Kind.COUPLES],
-    ),
-    "penalty": (lambda: (own(c.BatchMeanPenalty), X, Y), [Kind.COUPLES]),
-    "clipping": (lambda: (own(c.Clipping), X, Y), [Kind.CHANGED_BY_HAND]),
-    "sam": (lambda: (own(c.SAM), X, Y), [Kind.CHANGED_BY_HAND]),
-    "simclr-clipping": (
-        lambda: (own(c.ClippingSimCLR), X),
-        [Kind.CHANGED_BY_HAND, Kind.COUPLES],
-    ),
-    "sum": (lambda: (own(c.SSE), X, Y), [Kind.SUM]),
-    "added-sum": (
-        lambda: (m.compiled(m.classifier(c.AddsSum())), X, Y),
-        [Kind.SUM],
-    ),
-    "batch-norm": (
-        lambda: (
-            m.compiled(m.classifier(layers.BatchNormalization())),
-            X,
-            Y,
-        ),
-        [Kind.BATCH_NORM],
-    ),
-    "batch-norm-dropout": (
-        lambda: (
-            m.compiled(
-                m.classifier(layers.BatchNormalization(), layers.Dropout(0.3))
-            ),
-            X,
-            Y,
-        ),
-        [Kind.BATCH_NORM, Kind.RANDOM],
-    ),
-    "plain-variable": (
-        lambda: (own(c.WritesPlainVariable), X, Y),
-        [Kind.PLAIN_VARIABLE],
-    ),
-    "averages": (
-        lambda: (own(c.Averages), X, Y),
-        [Kind.PLAIN_VARIABLE, Kind.STATE],
-    ),
-    "counter": (lambda: (own(c.CountsExamples), X, Y), [Kind.STATE]),
-    "log": (lambda: (own(c.LogsMaximum), X, Y), [Kind.LOG]),
-    "dropout-simclr": (_dropping_simclr, [Kind.COUPLES, Kind.RANDOM]),
-    "updates": (lambda: (own(c.UpdatesSometimes), X, Y), [Kind.UPDATES]),
-    "batch-norm-simclr": (_normalizing_simclr, [Kind.BATCH_NORM, Kind.COUPLES]),
-    "fails": (lambda: (own(c.NeedsPairs), X, Y), [Kind.FAILS]),
-    "stateful": (
-        lambda: (m.compiled(_stateful()), m.WALKS, Y),
-        [Kind.STATEFUL],
-    ),
-    "fixed": (
-        lambda: (m.compiled(_fixed()), X, Y),
-        [Kind.FIXED_BATCH],
+    "function": (_function, Kind.CHANGED_BY_HAND),
+    "updates": (lambda: (m.own(UpdatesSometimes), X, Y), Kind.UPDATES),
+    "fails": (lambda: (m.own(NeedsPairs), X, Y), Kind.FAILS),
+    "stateful": (lambda: (m.compiled(_stateful()), m.WALKS, Y), Kind.STATEFUL),
+    "fixed": (lambda: (m.compiled(_fixed()), X, Y), Kind.FIXED_BATCH),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_unsafe(name):
+    make, *expected = UNSAFE[name]
+    report = verify(*make())
+    assert kinds(report) == sorted(expected), str(report)
+    assert not report.safe
+
+
+@pytest.fixture
+def of_each_tower(monkeypatch):
+    """What a step asks of all towers it gets of its own."""
+
+    def mean(values, mask=None, axis=None):
+        mask = 1.0 if mask is None else tf.cast(mask, values.dtype)
+        total = tf.reduce_sum(tf.ones_like(values) * mask, axis)
+        return tf.reduce_sum(values * mask, axis) / total
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kt, "gather", lambda rows: rows)
+        patch.setattr(kt, "mean", mean)
+        patch.setattr(kt, "reduce_gradients", lambda gradients: gradients)
+        patch.setattr(kt, "clip_by_global_norm", tf.clip_by_global_norm)
+        yield patch
+
+
+COUPLED = {
+    "simclr": ((c.simclr,), Kind.COUPLES),
+    "queue": ((c.nnclr,), Kind.COUPLES, Kind.STATE),
+    "masked mean": ((c.masked_mean,), Kind.COUPLES),
+    "penalty": ((c.penalty_on_a_mean,), Kind.COUPLES),
+    "clipped": ((c.plain, c.clipped), Kind.CHANGED_BY_HAND),
+    "sam": ((c.plain, c.sharpness_aware), Kind.CHANGED_BY_HAND),
+    "simclr clipped": (
+        (c.simclr, c.clipped),
+        *(Kind.CHANGED_BY_HAND, Kind.COUPLES),
     ),
 }
 
 
-# Losses that couple as another one does, and pairs of what is also alone.
-REPEATS = (
-    "barlow",
-    "supervised",
-    "simclr-clipping",
-    "batch-norm-dropout",
-    "batch-norm-simclr",
-    "dropout-simclr",
-)
-
-
-@pytest.mark.parametrize(
-    "name", long_but(lambda name: name not in REPEATS, UNSAFE)
-)
-def test_unsafe(name):
-    make, expected = UNSAFE[name]
-    report = verify(*make())
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_couples_and_its_remedy(name, of_each_tower):
+    made, *expected = COUPLED[name]
+    report = verify(c.coupled(*made)(), X, m.LABELS)
     assert kinds(report) == sorted(expected), str(report)
-    assert not report.safe
+    of_each_tower.undo()
+    report = verify(c.coupled(*made)(), X, m.LABELS)
+    assert report.safe, str(report)
+
+
+class Trained(c.Coupled):
+    """With layers that do something else in training."""
+
+    def __init__(self):
+        super().__init__(c.simclr)
+        middle = [layers.BatchNormalization(), layers.Dropout(0.3)]
+        self.body = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(8), *middle, layers.Dense(4)]
+        )
+
+    def unit(self, x):
+        return tf.math.l2_normalize(self.body(x, training=True), 1)
+
+
+def test_several_causes_are_told_apart(of_each_tower):
+    model = m.own(Trained)
+    report = verify(model, X, m.LABELS)
+    assert kinds(report) == [Kind.BATCH_NORM, Kind.COUPLES, Kind.RANDOM]
+    of_each_tower.undo()
+    report = verify(model, X, m.LABELS, exact=True)
+    assert report.safe, str(report)
+
+
+def test_batch_norm_of_the_global_batch():
+    model, *data = _with(layers.BatchNormalization())
+    assert verify(model, *data, batch_norm="global").safe
+
+
+def test_functions_of_tensorflow_draw_others():
+    class Noisy(m.MSE):
+        def loss_of(self, data):
+            x = data[0] + tf.random.normal(tf.shape(data[0]))
+            return super().loss_of((x, data[1]))
+
+    report = verify(m.own(Noisy), X, Y, random="global")
+    assert kinds(report) == [Kind.RANDOM]
+    assert "keras.random" in report.remedies[0]

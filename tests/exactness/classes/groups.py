@@ -1,7 +1,8 @@
 """Trains recipes side by side in one model, on one device and on towers."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -22,56 +23,93 @@ Recipes = Mapping[str, Recipe]
 Values = dict[str, np.ndarray]
 
 
-def compare(recipes: Recipes, towers: int, eager: bool = False) -> str:
+@dataclasses.dataclass
+class Group:
+    """A compiled model of several parts, and what it is trained with.
+
+    Attributes:
+        model: the model, whose optimizers are built.
+        data: of ``fit``.
+        state: its variables by name.
+        in_graph: whether one device must run it in a graph, as towers do.
+    """
+
+    model: keras.Model
+    data: dict[str, Any]
+    state: dict[str, keras.Variable]
+    in_graph: bool = False
+
+    def trained(self, strategy: Any = None, eager: bool = False) -> Values:
+        """Fit; return the variables and the history, and begin anew."""
+        model = self.model
+        before = [variable.numpy() for variable in model.variables]
+        first = {name: v.numpy() for name, v in self.state.items()}
+        # Compiled anew it would have to build its losses and metrics again.
+        model.run_eagerly, model.train_function = eager, None
+        keras.utils.set_random_seed(11)
+        with strategy or contextlib.nullcontext():
+            history = model.fit(
+                **self.data, batch_size=BATCH, shuffle=False, verbose=0
+            ).history
+        found = {name: v.numpy() for name, v in self.state.items()}
+        for variable, value in zip(model.variables, before, strict=False):
+            variable.assign(value)
+        for name, value in first.items():
+            self.state[name].assign(value)
+        logs = {f"log {name}": np.asarray(v) for name, v in history.items()}
+        return {**found, **logs}
+
+
+def compare(
+    parts: Mapping[str, Any],
+    towers: int,
+    make: Callable[[Any], Group],
+    eager: bool = False,
+) -> str:
     """Compare ``exact=True`` with one device.
 
     Args:
-        recipes: parts of one model.
+        parts: of one model.
         towers: the number of towers.
+        make: makes a group of parts.
         eager: whether the one device may run without a graph, which is faster.
 
     Returns:
         What differs, and what ``fit`` told; empty if nothing does.
     """
     said = ""
+    # The same names, layers and seeds every time.
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(5)
     try:
-        eager = eager and not any(r.in_graph for r in recipes.values())
-        wanted = _trained(recipes, None, eager)
+        group = make(parts)
+        wanted = group.trained(eager=eager and not group.in_graph)
         with told.heard() as heard:
-            found = _trained(recipes, kt.TowerStrategy(towers, exact=True))
+            found = group.trained(kt.TowerStrategy(towers, exact=True))
         told_of = [f"tells: {one.message}" for one in heard]
         said = "; ".join(filter(None, [_differences(found, wanted), *told_of]))
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-    if said and len(recipes) > 1:
+    if said and len(parts) > 1:
         # Which of them it is.
-        alone = [compare({n: r}, towers, eager) for n, r in recipes.items()]
+        alone = [compare({n: p}, towers, make, eager) for n, p in parts.items()]
         return "\n".join(filter(None, alone)) or f"together: {said}"
-    return said and f"{next(iter(recipes))}: {said}"
+    return said and f"{next(iter(parts))}: {said}"
 
 
-def _trained(recipes: Recipes, strategy: Any, eager: bool = False) -> Values:
-    """Build and fit a model; return its variables and its history by name."""
-    # The same names, layers and seeds every time.
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(5)
+def of_recipes(recipes: Recipes) -> Group:
+    """Make a model of all recipes."""
     x, model = _model(recipes)
-    y, weights, parts = _targets(recipes)
-    model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager, **parts)
-    keras.utils.set_random_seed(11)
-    with _no_graph_optimizer(), strategy or contextlib.nullcontext():
-        history = model.fit(
-            x,
-            y,
-            sample_weight=weights,
-            batch_size=BATCH,
-            shuffle=False,
-            verbose=0,
-        ).history
-    return {
-        **{v.path: v.numpy() for v in model.variables if "seed" not in v.path},
-        **{f"log {name}": np.asarray(log) for name, log in history.items()},
-    }
+    y, weights, compiled = _targets(recipes)
+    # What XLA compiles takes longer, and is the same.
+    model.compile(keras.optimizers.SGD(0.05), jit_compile=False, **compiled)
+    model.optimizer.build(model.trainable_variables)
+    return Group(
+        model,
+        {"x": x, "y": y, "sample_weight": weights},
+        {v.path: v for v in model.variables if "seed" not in v.path},
+        any(recipe.in_graph for recipe in recipes.values()),
+    )
 
 
 def _model(recipes: Recipes) -> tuple[list[Any], keras.Model]:
@@ -115,23 +153,20 @@ def _targets(recipes: Recipes) -> Any:
     weights: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {"loss": {}}
     for name, recipe in recipes.items():
+        key = JOINED if recipe.y is None else _slot(name, recipe)
+        if key not in y:
+            y[key] = recipe.y
+            weights[key] = np.ones(EXAMPLES)
+            parts["loss"][key] = keras.losses.MeanSquaredError()
         if recipe.y is None:
-            continue
-        key = _slot(name, recipe)
-        y[key] = recipe.y
-        weights[key] = np.ones(EXAMPLES)
+            y[key] = random.normal(size=(EXAMPLES, 1))
         if recipe.weighted:
             weights[key] = random.random(EXAMPLES) + 0.5
-        parts["loss"][key] = keras.losses.MeanSquaredError()
         for kind, make in recipe.compiled.items():
             if kind == "loss":
                 parts[kind][key] = make()
             else:
                 parts.setdefault(kind, {}).setdefault(key, []).append(make())
-    if any(recipe.y is None for recipe in recipes.values()):
-        y[JOINED] = random.normal(size=(EXAMPLES, 1))
-        weights[JOINED] = np.ones(EXAMPLES)
-        parts["loss"][JOINED] = "mse"
     weighted = any(recipe.weighted for recipe in recipes.values())
     return y, weights if weighted else None, parts
 
@@ -146,7 +181,7 @@ def _slot(name: str, recipe: Recipe) -> str:
 def told_of(recipes: Recipes, towers: int) -> list[str]:
     """What ``fit`` tells of recipes with ``exact=True``."""
     with told.heard() as heard:
-        _trained(recipes, kt.TowerStrategy(towers, exact=True))
+        of_recipes(recipes).trained(kt.TowerStrategy(towers, exact=True))
     return [one.message for one in heard]
 
 
@@ -163,15 +198,3 @@ def _differences(found: Values, wanted: Values) -> str:
         if not largest <= TOLERANCE:
             off[name] = largest
     return ", ".join(f"{name} differs by {d:.1e}" for name, d in off.items())
-
-
-@contextlib.contextmanager
-def _no_graph_optimizer() -> Iterator[None]:
-    """Leave out what makes a graph faster: each runs for two steps only."""
-    option = "disable_meta_optimizer"
-    before = tf.config.optimizer.get_experimental_options().get(option, False)
-    tf.config.optimizer.set_experimental_options({option: True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({option: before})

@@ -1,11 +1,9 @@
 """Recipes for every loss and metric of Keras."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers
 
 from tests.exactness.classes.recipes import (
@@ -57,95 +55,72 @@ ROUNDED = (
     lambda x: keras.ops.round(head(x, 1, "relu")) + 0 * head(x),
 )
 
-LOSSES: dict[str, tuple[np.ndarray, Callable]] = {
-    "BinaryCrossentropy": BINARY,
-    "BinaryFocalCrossentropy": BINARY,
-    "CTC": TOKENS,
-    "CategoricalCrossentropy": CLASSES,
-    "CategoricalFocalCrossentropy": CLASSES,
-    "CategoricalGeneralizedCrossEntropy": LABELS,
-    "CategoricalHinge": CLASSES,
-    "Circle": GROUPS,
-    "CosineSimilarity": NUMBERS,
-    "Dice": POINTS,
-    "Hinge": SIGNS,
-    "Huber": NUMBERS,
-    "KLDivergence": SHARES,
-    "LogCosh": NUMBERS,
-    "MeanAbsoluteError": NUMBERS,
-    "MeanAbsolutePercentageError": POSITIVE,
-    "MeanSquaredError": NUMBERS,
-    "MeanSquaredLogarithmicError": POSITIVE,
-    "Poisson": POSITIVE,
-    "SparseCategoricalCrossentropy": LABELS,
-    "SquaredHinge": SIGNS,
-    "Tversky": POINTS,
-}
 
-METRICS: dict[str, tuple[tuple[np.ndarray, Callable], dict[str, Any]]] = {
-    **dict.fromkeys(
-        (
-            *("AUC", "BinaryAccuracy", "BinaryCrossentropy"),
-            *("FalseNegatives", "FalsePositives", "Precision", "Recall"),
-            *("TrueNegatives", "TruePositives"),
-        ),
-        (BINARY, {}),
+def _named(*rows: Any) -> dict[str, Any]:
+    """Data and arguments by the name of a class; a row may name several."""
+    return {
+        name: (data, arguments)
+        for names, data, *arguments in rows
+        for name in names.split()
+    }
+
+
+LOSSES = _named(
+    ("BinaryCrossentropy BinaryFocalCrossentropy", BINARY),
+    ("CTC", TOKENS),
+    ("CategoricalCrossentropy CategoricalFocalCrossentropy", CLASSES),
+    ("CategoricalHinge", CLASSES),
+    (
+        "CategoricalGeneralizedCrossEntropy SparseCategoricalCrossentropy",
+        LABELS,
     ),
-    **dict.fromkeys(
-        (
-            *("PrecisionAtRecall", "RecallAtPrecision"),
-            *("SensitivityAtSpecificity", "SpecificityAtSensitivity"),
-        ),
-        (BINARY, {"": 0.5}),
-    ),
-    "BinaryIoU": (BINARY, {"target_class_ids": [0, 1]}),
-    **dict.fromkeys(
-        (
-            *("CategoricalAccuracy", "CategoricalCrossentropy"),
-            *("CategoricalHinge", "F1Score"),
-        ),
-        (CLASSES, {}),
-    ),
-    "FBetaScore": (CLASSES, {"beta": 2.0, "average": "weighted"}),
-    "TopKCategoricalAccuracy": (CLASSES, {"k": 2}),
-    "SparseCategoricalAccuracy": (COLUMN, {}),
-    "SparseCategoricalCrossentropy": (COLUMN, {}),
-    "SparseTopKCategoricalAccuracy": (COLUMN, {"k": 2}),
-    "OneHotIoU": (CLASSES, {"num_classes": 4, "target_class_ids": [0, 2]}),
-    "OneHotMeanIoU": (CLASSES, {"num_classes": 4}),
-    "Accuracy": (ROUNDED, {}),
-    "IoU": (BINARY, {"num_classes": 2, "target_class_ids": [0]}),
-    "MeanIoU": (BINARY, {"num_classes": 2}),
-    "Hinge": (SIGNS, {}),
-    "SquaredHinge": (SIGNS, {}),
-    "KLDivergence": (SHARES, {}),
-    "Poisson": (POSITIVE, {}),
-    "MeanAbsolutePercentageError": (POSITIVE, {}),
-    "MeanSquaredLogarithmicError": (POSITIVE, {}),
-    **dict.fromkeys(
-        (
-            *("ConcordanceCorrelation", "PearsonCorrelation", "R2Score"),
-            *("CosineSimilarity", "LogCoshError", "MeanAbsoluteError"),
-            *("MeanSquaredError", "RootMeanSquaredError"),
-        ),
-        (NUMBERS, {}),
-    ),
-    "MeanMetricWrapper": (NUMBERS, {"": keras.losses.mean_squared_error}),
-}
+    ("Circle", GROUPS),
+    ("CosineSimilarity Huber LogCosh MeanAbsoluteError", NUMBERS),
+    ("MeanSquaredError", NUMBERS),
+    ("Dice Tversky", POINTS),
+    ("Hinge SquaredHinge", SIGNS),
+    ("KLDivergence", SHARES),
+    ("MeanAbsolutePercentageError MeanSquaredLogarithmicError", POSITIVE),
+    ("Poisson", POSITIVE),
+)
+
+METRICS = _named(
+    ("AUC BinaryAccuracy BinaryCrossentropy Precision Recall", BINARY),
+    ("FalseNegatives FalsePositives TrueNegatives TruePositives", BINARY),
+    ("PrecisionAtRecall RecallAtPrecision", BINARY, 0.5),
+    ("SensitivityAtSpecificity SpecificityAtSensitivity", BINARY, 0.5),
+    ("BinaryIoU", BINARY, [0, 1]),
+    ("IoU", BINARY, 2, [0]),
+    ("MeanIoU", BINARY, 2),
+    ("CategoricalAccuracy CategoricalCrossentropy", CLASSES),
+    ("CategoricalHinge F1Score", CLASSES),
+    ("FBetaScore", CLASSES, "weighted", 2.0),
+    ("TopKCategoricalAccuracy", CLASSES, 2),
+    ("OneHotIoU", CLASSES, 4, [0, 2]),
+    ("OneHotMeanIoU", CLASSES, 4),
+    ("SparseCategoricalAccuracy SparseCategoricalCrossentropy", COLUMN),
+    ("SparseTopKCategoricalAccuracy", COLUMN, 2),
+    ("Accuracy", ROUNDED),
+    ("Hinge SquaredHinge", SIGNS),
+    ("KLDivergence", SHARES),
+    ("MeanAbsolutePercentageError MeanSquaredLogarithmicError", POSITIVE),
+    ("Poisson", POSITIVE),
+    ("ConcordanceCorrelation PearsonCorrelation R2Score", NUMBERS),
+    ("CosineSimilarity LogCoshError MeanAbsoluteError", NUMBERS),
+    ("MeanSquaredError RootMeanSquaredError", NUMBERS),
+    ("MeanMetricWrapper", NUMBERS, keras.losses.mean_squared_error),
+)
 
 # Of one value, which compile() takes no metric of.
-VALUES = {
-    "Mean": lambda name: keras.metrics.Mean(f"{name}_mean"),
-    "Sum": lambda name: keras.metrics.Sum(f"{name}_sum"),
-}
+VALUES = ("Mean", "Sum")
 
 # Why the one device runs in a graph, too.
 LOGS = "Keras's logs of several losses are others without a graph"
 
-# "none" leaves a loss for each example.
+# None leaves a loss for each example.
 REDUCTIONS = (
     *("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"),
-    "none",
+    None,
 )
 # Axes over which one number for each example is left.
 _EACH = {"Dice": (1, 2, 3), "Tversky": (1, 2, 3)}
@@ -153,14 +128,13 @@ _EACH = {"Dice": (1, 2, 3), "Tversky": (1, 2, 3)}
 
 def loss_recipes(name: str) -> dict[str, Recipe]:
     """A loss with each reduction, with and without sample weights."""
-    y, predict = LOSSES[name]
-    cls = getattr(keras.losses, name)
+    (y, predict), _ = LOSSES[name]
     options: list[dict[str, Any]] = [{}]
     if name in _EACH:
         options.append({"axis": _EACH[name]})
     return {
         " ".join(
-            [name, reduction, *["weighted"] * weighted, *map(str, option)]
+            [name, str(reduction), *["weighted"] * weighted, *map(str, option)]
         ): Recipe(
             X,
             predict,
@@ -168,9 +142,7 @@ def loss_recipes(name: str) -> dict[str, Recipe]:
             y,
             {
                 "loss": functools.partial(
-                    cls,
-                    reduction=None if reduction == "none" else reduction,
-                    **option,
+                    getattr(keras.losses, name), reduction=reduction, **option
                 )
             },
             weighted=weighted,
@@ -183,12 +155,7 @@ def loss_recipes(name: str) -> dict[str, Recipe]:
 
 
 class Watch(layers.Layer):
-    """Updates a metric of one value with what goes through.
-
-    Args:
-        metric: the metric.
-        weighted: whether the values have weights.
-    """
+    """Updates a metric of one value with what goes through."""
 
     def __init__(self, metric: keras.metrics.Metric, weighted: bool):
         super().__init__()
@@ -201,32 +168,20 @@ class Watch(layers.Layer):
         return x
 
 
-def _watched(make: Callable[[str], Any], weighted: bool) -> Recipe:
-    name = f"watched_{'weighted' * weighted}"
-    return Recipe(X, lambda x: Watch(make(name), weighted)(x), "linear")
+def _metric(name: str, weighted: bool) -> Recipe:
+    cls = getattr(keras.metrics, name)
+    if name in VALUES:
+        called = f"{name}_{weighted}".lower()
+        return Recipe(X, lambda x: Watch(cls(called), weighted)(x), "linear")
+    (y, predict), arguments = METRICS[name]
+    kind = "weighted_metrics" if weighted else "metrics"
+    made = {kind: functools.partial(cls, *arguments)}
+    return Recipe(X, predict, None, y, made, weighted, LOGS)
 
 
 def metric_recipes(name: str) -> dict[str, Recipe]:
     """A metric, without and with sample weights."""
-    if name in VALUES:
-        make = VALUES[name]
-        return {
-            name: _watched(make, False),
-            f"{name} weighted": _watched(make, True),
-        }
-    (y, predict), options = METRICS[name]
-    positional = [value for key, value in options.items() if not key]
-    named = {key: value for key, value in options.items() if key}
-    make = functools.partial(getattr(keras.metrics, name), *positional, **named)
     return {
-        name: Recipe(X, predict, None, y, {"metrics": make}, in_graph=LOGS),
-        f"{name} weighted": Recipe(
-            X,
-            predict,
-            None,
-            y,
-            {"weighted_metrics": make},
-            weighted=True,
-            in_graph=LOGS,
-        ),
+        name: _metric(name, weighted=False),
+        f"{name} weighted": _metric(name, weighted=True),
     }

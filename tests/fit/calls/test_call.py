@@ -1,16 +1,26 @@
 """A call of Keras inside another one, and what a call leaves behind."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import same_model
+from tests.exactness import models as m
+from tests.kit.compare import assert_exact, same_model
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import X, Y, classifier, fit
+from tests.kit.training import X, Y, fit, linear
 
 pytestmark = pytest.mark.core
+
+
+def compiled(cls, **options):
+    keras.utils.set_random_seed(5)
+    model = cls([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", m.cross_entropy(), **options)
+    return model
 
 
 class OwnLogs(keras.Sequential):
@@ -25,8 +35,7 @@ class OwnLogs(keras.Sequential):
 
 @pytest.mark.parametrize("strategy", [kt.TowerStrategy, kt.AsyncTowerStrategy])
 def test_validation_ends_its_own_steps_alone(strategy):
-    model = OwnLogs([keras.Input((X.shape[1],)), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+    model = compiled(OwnLogs)
     with strategy(2) as running:
         history = fit(model, validation_data=(X, Y))
     assert history["mine"] == [1.0]
@@ -57,53 +66,24 @@ def with_held(optimizer):
             optimizer.apply_gradients(zip(grads, weights, strict=True))
             return {"loss": loss}
 
-    keras.utils.set_random_seed(5)
-    model = Model(
-        [keras.Input((X.shape[1],)), keras.layers.Dense(3, "softmax")]
+    return compiled(Model)
+
+
+def test_an_optimizer_that_no_model_holds():
+    assert_exact(
+        lambda: with_held(Signs(0.01, momentum=0.9)),
+        lambda model: fit(model, epochs=2),
+        kt.TowerStrategy(3),
     )
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
-    return model
-
-
-@pytest.mark.parametrize(
-    "optimizer", [Signs, lambda rate: keras.optimizers.SGD(rate, 0.9)]
-)
-def test_an_optimizer_that_no_model_holds(optimizer):
-    reference = with_held(optimizer(0.01))
-    model = with_held(optimizer(0.01))
-    fit(reference, epochs=2)
-    with kt.TowerStrategy(3):
-        fit(model, epochs=2)
-    same_model(model, reference)
-
-
-def test_an_optimizer_that_no_model_holds_on_asynchronous_towers():
     optimizer = keras.optimizers.SGD(0.01)
-    model = with_held(optimizer)
     with kt.AsyncTowerStrategy(2):
-        fit(model, epochs=3)
+        fit(with_held(optimizer), epochs=3)
     assert int(optimizer.iterations) == 12
-
-
-def test_code_of_ones_own_in_the_middle_of_fit():
-    """It is not a step of Keras: its data is not split."""
-    found = []
-    x = np.arange(6.0)
-
-    class Runs(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            strategy = self.model.distribute_strategy
-            sums = strategy.run(tf.reduce_sum, args=(tf.constant(x),))
-            found.extend(strategy.experimental_local_results(sums))
-
-    with kt.TowerStrategy(3):
-        fit(classifier(), x=X[:16], y=Y[:16], callbacks=[Runs()])
-    assert [float(value) for value in found] == [15.0] * 3
 
 
 def test_a_function_that_was_made_between_calls():
     """It was made for XLA, which cannot compile a step of many devices."""
-    reference, model = classifier(), classifier(jit_compile=True)
+    reference, model = linear(), linear(jit_compile=True)
     fit(reference, epochs=2)
     with kt.TowerStrategy(2):
         fit(model)
@@ -113,20 +93,32 @@ def test_a_function_that_was_made_between_calls():
     assert_ordinary(model)
 
 
-@pytest.mark.parametrize("make", [None, kt.NoOpStrategy, kt.TowerStrategy])
-def test_marked_callbacks_run_where_there_is_one_process(make):
-    seen = []
-    note = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append(epoch)
-    )
-    callbacks = [kt.ChiefOnly(note), kt.EveryRank(note)]
-    model = classifier()
-    if make is None:
-        fit(model, epochs=2, callbacks=callbacks)
-    else:
-        with make():
-            fit(model, epochs=2, callbacks=callbacks)
-    assert seen == [0, 0, 1, 1]
+def test_marked_callbacks_run_where_there_is_one_process():
+    for block in (None, kt.NoOpStrategy(), kt.TowerStrategy(2)):
+        seen = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, seen=seen: seen.append(epoch)
+        )
+        model = linear(run_eagerly=True)
+        with block or contextlib.nullcontext():
+            fit(model, 2, callbacks=[kt.ChiefOnly(note), kt.EveryRank(note)])
+        assert seen == [0, 0, 1, 1]
+
+
+def test_entering_twice_is_refused_and_harmless():
+    model = linear()
+    strategy = kt.TowerStrategy(3)
+    other = kt.TowerStrategy(2)
+    with strategy:
+        with pytest.raises(kt.TowerError, match="entered already"):
+            strategy.__enter__()
+        with pytest.raises(kt.TowerError, match="inside the scope of"):
+            other.__enter__()
+        fit(model)
+    assert_ordinary(model)
+    with other:
+        fit(model)
+    assert_ordinary(model)
 
 
 class OwnLoop(keras.Sequential):
@@ -139,46 +131,6 @@ class OwnLoop(keras.Sequential):
             return strategy.run(self.train_step, args=(batch,))
 
         self.train_function = train
-
-
-def test_a_train_function_of_ones_own():
-    def make():
-        keras.utils.set_random_seed(5)
-        model = OwnLoop(
-            [keras.Input((X.shape[1],)), keras.layers.Dense(3, "softmax")]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy()
-        model.compile("sgd", loss, run_eagerly=True)
-        return model
-
-    reference, model = make(), make()
-    fit(reference, epochs=2)
-    with kt.TowerStrategy(3):
-        fit(model, epochs=2)
-    same_model(model, reference)
-
-
-def test_a_function_that_a_callback_runs_on_the_towers():
-    model = classifier()
-    seen = []
-    with kt.TowerStrategy(3) as strategy:
-        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
-
-        @tf.function
-        def add(value):
-            total.assign_add(value)
-            return total.read_value()
-
-        def run(epoch, logs):
-            results = strategy.run(add, args=(tf.constant(1.0),))
-            seen.extend(strategy.experimental_local_results(results))
-
-        callback = keras.callbacks.LambdaCallback(on_epoch_end=run)
-        for eager in (False, True):
-            model.run_eagerly = eager
-            fit(model, epochs=1, callbacks=[callback])
-        run(0, {})
-    assert [float(value) for value in seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
 
 
 class _Slotted:
@@ -199,10 +151,43 @@ class SlottedLoop(OwnLoop):
         self.train_function = _Slotted(self.train_function)
 
 
-def test_a_train_function_of_any_type():
-    model = SlottedLoop([keras.Input((X.shape[1],)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    with kt.TowerStrategy(2):
-        for _ in range(2):
-            history = model.fit(X, X[:, :3], batch_size=16, verbose=0).history
-    assert np.isfinite(history["loss"]).all()
+@pytest.mark.parametrize("cls", [OwnLoop, SlottedLoop])
+def test_a_train_function_of_ones_own(cls):
+    assert_exact(
+        lambda: compiled(cls, run_eagerly=True),
+        lambda model: [fit(model), fit(model)],
+        kt.TowerStrategy(3),
+    )
+
+
+def test_a_function_that_a_callback_runs_on_the_towers():
+    """It is not a step of Keras: its data is not split."""
+    model = linear()
+    totals, sums = [], []
+    x = np.arange(6.0)
+    with kt.TowerStrategy(3) as strategy:
+        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+
+        @tf.function
+        def add(value):
+            total.assign_add(value)
+            return total.read_value()
+
+        def run(epoch, logs):
+            # What the model names is what Keras runs its steps by.
+            by = model.distribute_strategy
+            found = by.run(tf.reduce_sum, args=(tf.constant(x),))
+            sums.extend(strategy.experimental_local_results(found))
+            add_up()
+
+        def add_up():
+            found = strategy.run(add, args=(tf.constant(1.0),))
+            totals.extend(strategy.experimental_local_results(found))
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=run)
+        for eager in (False, True):
+            model.run_eagerly = eager
+            fit(model, callbacks=[callback])
+        add_up()
+    assert [float(v) for v in totals] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+    assert [float(v) for v in sums] == [15.0] * 6

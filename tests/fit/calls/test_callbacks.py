@@ -6,90 +6,61 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
 from tests.kit.compare import assert_exact, same_model
-from tests.kit.ordinary import Originals, assert_ordinary
-from tests.kit.training import STEPS, X, Y, adam, classifier, fit
+from tests.kit.long import long_but
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import STEPS, X, Y, adam, fit, linear
 
 callbacks = keras.callbacks
 VALIDATION = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 9}
 
 
-def test_logs_of_every_batch():
-    """Not only the epoch's: each batch's logs are those of one device."""
-
-    def act(model):
-        seen = []
-        note = callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(
-                {"batch": batch, **logs}
-            ),
-            on_test_batch_end=lambda batch, logs: seen.append(dict(logs)),
-        )
-        fit(model, callbacks=[note], **VALIDATION)
-        assert len(seen) == STEPS + 3
-        return seen
-
-    assert_exact(classifier, act, kt.TowerStrategy(3))
-
-
-def test_state_read_in_every_batch():
+def test_logs_and_state_of_every_batch():
     """Weights, iterations, scheduled rate, slots; tensors and arrays."""
 
-    def optimizer():
-        return keras.optimizers.Adam(
-            keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7)
+    def make():
+        rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7)
+        return linear(
+            optimizer=lambda: keras.optimizers.Adam(rate),
+            metrics=["accuracy"],
         )
 
     def act(model):
-        seen = []
+        trained, tested = [], []
 
         def read(batch, logs):
-            seen.append(
+            trained.append(
                 [
-                    model.get_weights()[0],
-                    model.layers[0].kernel.numpy(),
-                    np.array(model.layers[0].kernel),
-                    float(tf.reduce_sum(model.layers[-1].kernel)),
-                    float(model.optimizer.learning_rate),
                     int(model.optimizer.iterations.numpy()),
+                    {"batch": batch, **logs},
+                    model.get_weights()[0],
+                    np.array(model.layers[0].kernel),
+                    float(tf.reduce_sum(model.layers[0].kernel)),
+                    float(model.optimizer.learning_rate),
                     model.optimizer.variables[-1].numpy(),
                     float(model.metrics[0].result()),
                     model(X[:2]).numpy(),
                 ]
             )
 
-        fit(
-            model,
-            epochs=2,
-            callbacks=[callbacks.LambdaCallback(on_train_batch_end=read)],
+        note = callbacks.LambdaCallback(
+            on_train_batch_end=read,
+            on_test_batch_end=lambda batch, logs: tested.append(dict(logs)),
         )
-        assert [row[5] for row in seen] == list(range(1, 2 * STEPS + 1))
-        return seen
+        fit(model, 2, callbacks=[note], **VALIDATION)
+        assert [row[0] for row in trained] == list(range(1, 2 * STEPS + 1))
+        assert len(tested) == 2 * 3
+        return trained, tested
 
-    assert_exact(
-        lambda: classifier(optimizer=optimizer), act, kt.TowerStrategy(3)
-    )
-
-
-def test_early_stopping_restores_the_best_weights():
-    def act(model):
-        stop = callbacks.EarlyStopping(
-            monitor="loss", mode="max", patience=1, restore_best_weights=True
-        )
-        history = fit(model, epochs=9, callbacks=[stop])
-        # "max" of a falling loss: the first epoch is the best.
-        assert stop.best_epoch == 0
-        assert len(history["loss"]) == 2
-        # All towers were set back, as what follows shows.
-        return history, fit(model)
-
-    assert_exact(classifier, act, kt.TowerStrategy(3))
+    assert_exact(make, act, kt.TowerStrategy(3))
 
 
 @pytest.mark.parametrize(
     "updates, wrapped",
-    [("once", False), ("each", False), ("sharded", False), ("once", True)],
+    long_but(
+        lambda case: case[1] or case[0] == "sharded",
+        [("once", True), ("once", False), ("each", False), ("sharded", False)],
+    ),
 )
 def test_swap_ema_weights(updates, wrapped):
     def optimizer():
@@ -103,61 +74,38 @@ def test_swap_ema_weights(updates, wrapped):
         history = fit(model, epochs=2, callbacks=[swap], **VALIDATION)
         return history, fit(model)
 
-    assert_exact(
-        lambda: classifier(optimizer=optimizer),
-        act,
-        kt.TowerStrategy(3, updates=updates),
-    )
+    strategy = kt.TowerStrategy(3, updates=updates)
+    assert_exact(lambda: linear(optimizer=optimizer), act, strategy)
 
 
-def test_terminate_on_nan():
-    """One bad example of the third batch, on one tower, stops it there."""
-    spoiled = X.copy()
-    spoiled[33] = np.nan
-
-    def act(model):
-        seen = []
-        fit(
-            model,
-            x=spoiled,
-            epochs=3,
-            callbacks=[
-                callbacks.TerminateOnNaN(),
-                callbacks.LambdaCallback(
-                    on_train_batch_end=lambda batch, logs: seen.append(batch)
-                ),
-            ],
-        )
-        return seen
-
-    reference, model = classifier(), classifier()
-    originals = Originals(model)
-    wanted = act(reference)
-    with kt.TowerStrategy(3):
-        found = act(model)
-    assert found == wanted == [0, 1, 2]
-    originals.assert_back()
-    assert_ordinary(model)
-
-
-def test_fit_of_another_model_inside_a_callback():
-    """A probe is trained at the end of each epoch and confuses nothing."""
-
-    class Probe(callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.probe = classifier(optimizer=m.momentum)
-            fit(self.probe)
-            # The model in training can be used as well.
-            self.scores = self.model.evaluate(X, Y, verbose=0)
-            self.mine = self.model.predict(X[:5], verbose=0)
-
-    def act(model):
-        probe = Probe()
-        history = fit(model, epochs=2, callbacks=[probe], **VALIDATION)
-        probes.append(probe.probe)
-        return history, probe.scores, probe.mine, probe.probe.get_weights()
-
+def test_what_callbacks_may_do(variables_on_towers):
+    """They use the model, train another one, and end the training."""
     probes = []
-    assert_exact(classifier, act, kt.TowerStrategy(3))
-    assert_ordinary(probes[1])
-    same_model(probes[1], probes[0])
+
+    def act(model):
+        found = []
+
+        def probe(epoch, logs):
+            probes.append(linear(optimizer=adam))
+            fit(probes[-1])
+            found.append(model.evaluate(X, Y, verbose=0))
+            metric = keras.metrics.SparseCategoricalAccuracy()
+            metric.update_state(Y, model(X))
+            metric.update_state(Y[:3], model.predict(X[:3], verbose=0))
+            found.append(metric.result())
+
+        stop = callbacks.EarlyStopping(
+            monitor="loss", mode="max", patience=1, restore_best_weights=True
+        )
+        calls = [callbacks.LambdaCallback(on_epoch_end=probe), stop]
+        history = fit(model, 9, callbacks=calls, **VALIDATION)
+        # "max" of a falling loss: the first epoch is the best.
+        assert stop.best_epoch == 0
+        assert len(history["loss"]) == 2
+        # All towers were set back, as what follows shows.
+        return history, found, fit(model)
+
+    assert_exact(linear, act, kt.TowerStrategy(3))
+    assert not variables_on_towers()
+    assert_ordinary(probes[-1])
+    same_model(probes[-1], probes[0])

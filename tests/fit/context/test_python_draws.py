@@ -8,7 +8,7 @@ import pytest
 
 import keras_towers as kt
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, fit
+from tests.kit.training import fit, linear
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -26,17 +26,5 @@ def test_towers_draw_what_one_device_does(options):
         np.random.seed(3)
         return fit(model)
 
-    make = compiled(
-        lambda: keras.Sequential(
-            [keras.layers.Dense(3), Scaled(), keras.layers.Softmax()]
-        )
-    )
-
-    def built():
-        keras.utils.set_random_seed(2)
-        model = make()
-        model.build((None, 6))
-        return model
-
     strategy = kt.TowerStrategy(3, **options)
-    assert_exact(built, act, strategy)
+    assert_exact(lambda: linear(Scaled()), act, strategy)

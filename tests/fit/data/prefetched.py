@@ -7,12 +7,14 @@ import numpy as np
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.fit.data.test_inputs import X, Y
 from tests.kit.compare import assert_exact
 
 
-def assert_strings_are_exact(strategy, **kwargs):
-    """Strings beside numbers, which no accelerator can hold."""
+def assert_strings_are_exact(strategy, factor=1, **kwargs):
+    """Strings beside numbers, which no accelerator can hold.
+
+    ``factor`` is how many batches the towers take at a time.
+    """
     words = np.array(["a", "b", "c", "b", "a"] * 4)
 
     def make():
@@ -27,13 +29,16 @@ def assert_strings_are_exact(strategy, **kwargs):
         model.compile(m.momentum(), m.cross_entropy())
         return model
 
-    def act(model):
+    def act(model, batch=7):
         dataset = tf.data.Dataset.from_tensor_slices(
-            ({"text": words, "numbers": X[:20]}, Y[:20])
+            ({"text": words, "numbers": m.FEATURES[:20]}, m.LABELS[:20])
         )
-        return model.fit(dataset.batch(7), verbose=0, shuffle=False)
+        return model.fit(dataset.batch(batch), verbose=0, shuffle=False)
 
-    assert_exact(make, act, strategy, **kwargs)
+    def reference(model):
+        return act(model, 7 * factor)
+
+    assert_exact(make, act, strategy, reference, **kwargs)
 
 
 def assert_drawn_ahead(strategy):
@@ -51,7 +56,7 @@ def assert_drawn_ahead(strategy):
     class Step(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             # With no step running, what is drawn now is drawn ahead.
-            patience = time.monotonic() + 10
+            patience = time.monotonic() + 60
             while batch == 1 and len(drawn) < 3 and time.monotonic() < patience:
                 time.sleep(0.01)
             computed.append(len(drawn))

@@ -1,31 +1,31 @@
-"""Every kind of input gives what one device gives, split and to each tower."""
+"""Every kind of input gives what one device gives.
 
-import itertools
+Split or to each tower, and also as it is copied ahead to accelerators, which
+is done here on logical CPUs.
+"""
+
+import functools
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact
-from tests.kit.long import long_but
-from tests.kit.training import compiled, strategy_of
+from tests.kit.compare import assert_exact, assert_same, outcome
+from tests.kit.training import linear, strategy_of
 
 BATCH = 8
 # 53 examples: neither the number of examples nor that of batches divides.
 COUNT = 53
 X, Y, W = m.FEATURES[:COUNT], m.LABELS[:COUNT], m.WEIGHTS[:COUNT]
-TOWERS = 3
 
 
 class Rows(keras.utils.PyDataset):
-    """A PyDataset of batches that notes which of them were drawn."""
+    """A PyDataset of batches."""
 
     def __init__(self, batch=BATCH, **kwargs):
         super().__init__(**kwargs)
         self.batch = batch
-        self.epochs = 0
 
     def __len__(self):
         return -(-COUNT // self.batch)
@@ -34,17 +34,19 @@ class Rows(keras.utils.PyDataset):
         rows = slice(index * self.batch, (index + 1) * self.batch)
         return X[rows], Y[rows], W[rows]
 
-    def on_epoch_end(self):
-        self.epochs += 1
-
 
 def batches(batch=BATCH):
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y, W))
-    return dataset.batch(batch)
+    return tf.data.Dataset.from_tensor_slices((X, Y, W)).batch(batch)
 
 
 def unknown_length(batch=BATCH):
     return batches(batch).filter(lambda *_: True)
+
+
+def fixed_size(batch=BATCH):
+    """Of 48 examples; where it divides them, TensorFlow knows the size."""
+    dataset = batches(1).unbatch().take(48)
+    return dataset.batch(batch, drop_remainder=48 % batch == 0)
 
 
 def from_generator(batch=BATCH):
@@ -54,25 +56,19 @@ def from_generator(batch=BATCH):
         yield X[rows], Y[rows], W[rows]
 
 
-def of_numpy(batch=BATCH):
-    return {"x": X, "y": Y, "sample_weight": W, "batch_size": batch}
-
-
 def shuffled(batch=BATCH):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y, W))
     return dataset.shuffle(COUNT, seed=3).batch(batch)
 
 
 SOURCES = {
-    "numpy": of_numpy,
-    "tf.data": lambda b=BATCH: {"x": batches(b)},
-    "unknown length": lambda b=BATCH: {"x": unknown_length(b)},
-    "shuffled": lambda b=BATCH: {"x": shuffled(b)},
-    "PyDataset": lambda b=BATCH: {"x": Rows(b)},
-    "workers": lambda b=BATCH: {
-        "x": Rows(b, workers=2, use_multiprocessing=False)
-    },
-    "generator": lambda b=BATCH: {
+    "numpy": lambda b: {"x": X, "y": Y, "sample_weight": W, "batch_size": b},
+    "tf.data": lambda b: {"x": batches(b)},
+    "unknown length": lambda b: {"x": unknown_length(b)},
+    "fixed size": lambda b: {"x": fixed_size(b)},
+    "shuffled": lambda b: {"x": shuffled(b)},
+    "PyDataset": lambda b: {"x": Rows(b)},
+    "generator": lambda b: {
         "x": from_generator(b),
         "steps_per_epoch": -(-COUNT // b),
     },
@@ -89,220 +85,137 @@ def fitting(source, batch=BATCH, epochs=2, **kwargs):
     return act
 
 
-# That with workers is a PyDataset, too; other tests train on arrays.
-@pytest.mark.parametrize(
-    "source",
-    long_but(lambda name: name not in ("numpy", "PyDataset"), SOURCES),
-)
-def test_split(source):
-    strategy = strategy_of(TOWERS)
-    assert_exact(compiled(), fitting(source), strategy)
-
-
-@pytest.mark.parametrize(
-    "source", [s for s in SOURCES if s not in ("generator", "workers")]
-)
-def test_each(source):
-    # 53 examples in batches of 4 are 14: the last step has two of them, and
-    # the second one has a single example.
-    strategy = strategy_of(TOWERS, batches="each")
-    assert_exact(
-        compiled(), fitting(source, 4), strategy, fitting(source, 4 * TOWERS)
-    )
-
-
-def test_each_of_a_generator():
-    strategy = strategy_of(TOWERS, batches="each")
-    act = fitting("generator", 4, epochs=1, steps_per_epoch=3)
-    reference = fitting("generator", 12, epochs=1, steps_per_epoch=3)
-    assert_exact(compiled(), act, strategy, reference)
-
-
-@pytest.mark.parametrize(
-    "towers,batch", long_but((2, 5).__ne__, [(2, 5), (3, 1), (8, 5)])
-)
-def test_small_batches_to_each(towers, batch):
-    strategy = strategy_of(towers, batches="each")
-    assert_exact(
-        compiled(),
-        fitting("tf.data", batch, epochs=1),
-        strategy,
-        fitting("tf.data", batch * towers, epochs=1),
-    )
-
-
-@pytest.mark.parametrize("each", [False, True])
-def test_batches_of_one_example_on_eight_towers(each):
-    strategy = strategy_of(8, batches="each" if each else "split")
-
-    def act(model, batch=1):
-        return model.fit(
-            X[:9], Y[:9], batch_size=batch, shuffle=False, verbose=0
-        )
-
-    assert_exact(
-        compiled(), act, strategy, lambda model: act(model, 8 if each else 1)
-    )
-
-
-@pytest.mark.parametrize("seed", long_but((1).__eq__, [1, 2]))
-def test_numpy_is_shuffled_alike(seed):
-    def act(model):
-        keras.utils.set_random_seed(seed)
-        return model.fit(**of_numpy(7), epochs=3, verbose=0)
-
-    assert_exact(compiled(), act, strategy_of(3))
-
-
-def test_shuffling_by_batch():
-    act = fitting("numpy", epochs=3, shuffle="batch")
-    assert_exact(compiled(), act, strategy_of(2))
-
-
-@pytest.mark.parametrize(
-    "source, each",
-    long_but(
-        lambda case: case[1] == (case[0] == "unknown length"),
-        itertools.product(
-            ("tf.data", "unknown length", "PyDataset"), (False, True)
-        ),
-    ),
-)
-def test_fewer_steps_than_batches(source, each):
+SPLIT, EACH = "split", "each"
+THREE_STEPS = {"steps_per_epoch": 3}
+# Source, batch size, number of towers, what towers get, whether that is copied
+# ahead, arguments of fit. To each of three towers go 14 batches of 4: the last
+# step has two of them, and the second one has a single example.
+FITS = [
+    ("unknown length", 7, 3, SPLIT, False, {}),
+    ("shuffled", 7, 3, SPLIT, False, {}),
+    ("generator", 7, 3, SPLIT, False, {}),
+    ("numpy", 4, 3, EACH, False, {}),
+    ("PyDataset", 4, 3, EACH, False, {}),
+    # Pieces of 3, 3 and 1, in the end of 2, 2 and 0.
+    ("numpy", 7, 3, SPLIT, True, {}),
+    ("generator", 4, 3, EACH, True, {"epochs": 1, **THREE_STEPS}),
+    # TensorFlow drops an incomplete group where it knows the sizes of all.
+    ("fixed size", 16, 2, EACH, True, {}),
+    # Batches that are too small for all towers.
+    ("tf.data", 1, 8, SPLIT, False, THREE_STEPS),
+    ("tf.data", 5, 8, EACH, False, {}),
+    ("tf.data", 1, 4, SPLIT, True, THREE_STEPS),
+    ("tf.data", 11, 4, EACH, True, {}),
+    ("numpy", 7, 3, SPLIT, False, {"shuffle": True, "epochs": 3}),
     # One device goes on in the second epoch where the first one stopped.
-    towers = 2
-    strategy = strategy_of(towers, batches="each" if each else "split")
-    factor = towers if each else 1
-    assert_exact(
-        compiled(),
-        fitting(source, 8 // factor, steps_per_epoch=3),
-        strategy,
-        fitting(source, 8, steps_per_epoch=3),
-    )
+    ("PyDataset", 8, 2, SPLIT, False, THREE_STEPS),
+    ("unknown length", 4, 2, EACH, False, THREE_STEPS),
+    ("tf.data", 4, 2, EACH, True, THREE_STEPS),
+]
+
+
+@functools.cache
+def on_one_device(source, batch):
+    return outcome(linear, fitting(source, batch))
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-def test_more_steps_than_batches():
-    act = fitting("tf.data", steps_per_epoch=9)
-    assert_exact(compiled(), act, strategy_of(TOWERS))
-
-
-@pytest.mark.parametrize("source", ["numpy", "tf.data"])
-def test_steps_per_execution(source):
-    make = compiled(steps_per_execution=3)
-    assert_exact(make, fitting(source), strategy_of(TOWERS))
-
-
 @pytest.mark.parametrize(
-    "validation",
-    long_but("tf.data".__eq__, ["numpy", "tf.data", "PyDataset"]),
+    "source, batch, towers, kind, ahead, arguments",
+    [
+        *FITS,
+        # More than there are.
+        ("tf.data", 8, 3, SPLIT, False, {"steps_per_epoch": 9}),
+    ],
 )
-def test_validation_of_another_batch_size(validation):
-    def act(model):
-        data = {
-            "numpy": (X[:31], Y[:31], W[:31]),
-            "tf.data": unknown_length(5),
-            "PyDataset": Rows(5),
-        }[validation]
-        return fitting(
-            "numpy",
-            validation_data=data,
-            validation_batch_size=5 if validation == "numpy" else None,
-            validation_freq=1,
-        )(model)
-
-    assert_exact(compiled(), act, strategy_of(3))
+def test_fit(source, batch, towers, kind, ahead, arguments):
+    strategy = strategy_of(towers, ahead, batches=kind)
+    found = outcome(linear, fitting(source, batch, **arguments), strategy)
+    if kind == EACH:
+        batch *= towers
+    # One device counts an iteration more where it has to look for the end.
+    if arguments or source in ("shuffled", "fixed size", "unknown length"):
+        wanted = outcome(linear, fitting(source, batch, **arguments))
+    else:
+        # All others give the same.
+        wanted = on_one_device("tf.data", batch)
+    assert_same(found, wanted)
 
 
-def test_validation_steps():
-    act = fitting(
-        "tf.data", validation_data=batches(5), validation_steps=3, epochs=3
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_per_execution(ahead):
+    assert_exact(
+        functools.partial(linear, steps_per_execution=3),
+        fitting("tf.data", 16),
+        strategy_of(3, ahead),
     )
-    assert_exact(compiled(), act, strategy_of(3))
 
 
 @pytest.mark.parametrize(
-    "source",
-    long_but(
-        ("PyDataset", "generator").__contains__,
-        ["numpy", "unknown length", "PyDataset", "generator"],
-    ),
+    "data, steps, ahead",
+    [
+        (lambda: unknown_length(5), None, False),
+        (lambda: batches(5), 3, True),
+    ],
+    ids=["whole", "steps-ahead"],
 )
-def test_evaluate_and_predict(source):
+def test_validation(data, steps, ahead):
     def act(model):
-        data = SOURCES[source]()
+        validation = {"validation_data": data(), "validation_steps": steps}
+        return fitting("numpy", 16, **validation)(model)
+
+    assert_exact(linear, act, strategy_of(3, ahead))
+
+
+@pytest.mark.parametrize(
+    "source, ahead",
+    [("generator", False), ("PyDataset", True)],
+)
+def test_evaluate_and_predict(source, ahead):
+    def act(model):
+        data = SOURCES[source](7)
         steps = data.pop("steps_per_epoch", None)
         evaluated = model.evaluate(**data, steps=steps, verbose=0)
-        data = SOURCES[source]()
-        for name in ("y", "sample_weight", "steps_per_epoch"):
-            data.pop(name, None)
-        predicted = model.predict(**data, steps=steps, verbose=0)
-        return evaluated, predicted
+        data = SOURCES[source](7)["x"]
+        return evaluated, model.predict(data, steps=steps, verbose=0)
 
-    assert_exact(compiled(), act, strategy_of(TOWERS))
+    assert_exact(linear, act, strategy_of(3, ahead))
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_on_batch(count):
+def test_on_batch():
+    """Batches of any size; two towers have none of a batch of one."""
+
+    def make():
+        return linear(metrics=["accuracy"])
+
     def act(model):
-        x, y = X[:count], Y[:count]
-        trained = [model.train_on_batch(x, y) for _ in range(2)]
-        return trained, model.test_on_batch(x, y), model.predict_on_batch(x)
+        found = []
+        for count in (9, 1):
+            x, y = X[:count], Y[:count]
+            found.append(model.train_on_batch(x, y))
+            found.append(model.test_on_batch(x, y))
+            found.append(model.predict_on_batch(x))
+        weights = {0: 1.0, 1: 0.5, 2: 2.0}
+        found.append(model.train_on_batch(X[:7], Y[:7], class_weight=weights))
+        found.append(model.train_on_batch(X[:9], Y[:9], return_dict=True))
+        return found
 
-    assert_exact(compiled(), act, strategy_of(TOWERS))
-
-
-def test_no_batch_of_a_generator_is_lost_or_doubled():
-    seen = []
-
-    class Seen(keras.Sequential):
-        def train_step(self, data):
-            tf.py_function(lambda x: seen.extend(x.numpy()), [data[0]], [])
-            return super().train_step(data)
-
-    def numbered():
-        for number in range(9):
-            yield np.full((5, 1), number, "float32"), np.zeros((5, 1))
-
-    model = Seen([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with strategy_of(2):
-        model.fit(numbered(), verbose=0)
-    assert sorted(float(x[0]) for x in seen) == [n // 5 for n in range(45)]
+    assert_exact(make, act, strategy_of(3))
 
 
-def test_a_borrowed_example_is_given_to_towers_that_have_none():
-    sizes = []
-
-    class Sizes(keras.Sequential):
-        def train_step(self, data):
-            tf.py_function(lambda x: sizes.append(len(x)), [data[0]], [])
-            return super().train_step(data)
-
-    model = Sizes([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with strategy_of(4):
-        model.train_on_batch(X[:2], Y[:2])
-    assert sizes == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("batch, each", [(8, True), (7, False)])
-def test_dataset_that_the_user_distributed(batch, each):
+@pytest.mark.parametrize("batch, kind", [(8, EACH), (7, SPLIT)])
+def test_dataset_that_the_user_distributed(batch, kind):
     # The dataset says what each tower gets, so "each" changes nothing.
-    strategy = strategy_of(TOWERS, batches="each" if each else "split")
+    strategy = strategy_of(3, batches=kind)
 
     def act(model, distribute=strategy.experimental_distribute_dataset):
-        trained = model.fit(distribute(batches(batch)), epochs=2, verbose=0)
-        evaluated = model.evaluate(distribute(batches(batch)), verbose=0)
-        predicted = model.predict(
-            distribute(batches(batch).map(lambda x, *_: x)), verbose=0
-        )
-        return trained.history, evaluated, predicted
+        trained = model.fit(distribute(batches(batch)), verbose=0).history
+        if kind == EACH:
+            return trained
+        inputs = distribute(batches(batch).map(lambda x, *_: x))
+        return trained, model.predict(inputs, verbose=0)
 
-    def reference(model):
-        return act(model, lambda dataset: dataset)
-
-    assert_exact(compiled(), act, strategy, reference)
+    assert_exact(linear, act, strategy, lambda model: act(model, lambda d: d))
 
 
 def test_datasets_that_the_user_distributed_from_a_function():
@@ -314,10 +227,6 @@ def test_datasets_that_the_user_distributed_from_a_function():
         )
         return model.fit(dataset, verbose=0)
 
-    assert_exact(
-        compiled(),
-        act,
-        strategy,
-        # Keras counts one more iteration where it has to look for the end.
-        lambda model: model.fit(batches(8).filter(lambda *_: True), verbose=0),
-    )
+    # Keras counts one more iteration where it has to look for the end.
+    reference = fitting("unknown length", 8, epochs=1)
+    assert_exact(linear, act, strategy, reference)

@@ -32,21 +32,17 @@ class Keeping(Stepping):
 
     def before(self, x):
         self.features = x
-        self.cache["mean"] = tf.reduce_mean(x)
-        self.holder.trail.append(tf.reduce_sum(x))
+        self.cache["mean"] = 0 * tf.reduce_mean(x)
+        self.holder.trail.append(0 * tf.reduce_sum(x))
 
     def after(self, x, p):
+        kept = self.cache["mean"] + self.holder.trail.pop()
         variables = self.trainable_variables
         with tf.GradientTape() as tape:
             again = self(self.features, training=True)
-            loss = (
-                tf.reduce_mean(again**2) * (1.0 + 0.0 * self.cache["mean"])
-                + 0.0 * self.holder.trail.pop()
-            )
-        self.holder.loss = loss
-        grads = tape.gradient(loss, variables)
+            self.holder.loss = tf.reduce_mean(again**2) + kept
+        grads = tape.gradient(self.holder(), variables)
         self.optimizer.apply(grads, variables)
-        self.last = self.holder.loss
 
 
 class Counting(Stepping):
@@ -93,34 +89,27 @@ class Quantizing(Stepping):
         return {"mine": loss, "codes": tf.add_n(self.losses)}
 
 
-def quantizing(**kwargs):
+def quantizing():
     model = Quantizing([*m.mlp(Quantizer()).layers])
-    model.compile(keras.optimizers.SGD(0.02), **kwargs)
+    model.compile(keras.optimizers.SGD(0.02))
     return model
 
 
 def trained(model):
-    history = model.fit(
-        X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0
-    ).history
+    history = model.fit(X, Y, batch_size=12, shuffle=False, verbose=0).history
     return history, getattr(model, "state", list)()
 
 
 MAKES = {
     "keeping": made(Keeping),
-    "keeping eagerly": made(Keeping, run_eagerly=True),
     "counting eagerly": made(Counting, run_eagerly=True),
     "quantizing": quantizing,
-    "quantizing eagerly": lambda: quantizing(run_eagerly=True),
 }
 
 
-@pytest.mark.parametrize(
-    "name, towers",
-    [*((name, 2) for name in MAKES), ("keeping", 8), ("quantizing", 8)],
-)
-def test_exact(name, towers):
-    assert_exact(MAKES[name], trained, kt.TowerStrategy(towers), tolerance=5e-6)
+@pytest.mark.parametrize("name", MAKES)
+def test_exact(name):
+    assert_exact(MAKES[name], trained, kt.TowerStrategy(2), tolerance=5e-6)
 
 
 def test_attributes_end_as_on_one_device():
@@ -129,37 +118,3 @@ def test_attributes_end_as_on_one_device():
         model.train_on_batch(X[:12], Y[:12])
         np.testing.assert_array_equal(model.features, X[:4])
     assert model.holder.trail == []
-
-
-@pytest.mark.parametrize("where", ["cond", "while", "function"])
-def test_an_update_in_a_nested_graph_is_refused(where):
-    class Nested(Stepping):
-        def train_step(self, data):
-            x, y = data[:2]
-
-            def update():
-                with tf.GradientTape() as tape:
-                    loss = sparse(y, self(x))
-                grads = tape.gradient(loss, self.trainable_variables)
-                self.optimizer.apply(grads, self.trainable_variables)
-                return loss
-
-            if where == "cond":
-                loss = tf.cond(tf.size(x) > 0, update, lambda: 0.0)
-            elif where == "while":
-                (loss,) = tf.while_loop(
-                    lambda _: tf.constant(False), lambda _: (update(),), (0.0,)
-                )
-            else:
-                loss = tf.function(update)()
-            return {"mine": loss}
-
-    model = made(Nested)()
-    before = model.get_weights()
-    with (
-        pytest.raises(kt.TowerError, match="tf.cond.*outside"),
-        kt.TowerStrategy(2),
-    ):
-        model.fit(X, Y, verbose=0)
-    for found, wanted in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)

@@ -1,60 +1,62 @@
-"""A traced function that stays one operation and takes other variables."""
+"""Traced functions that stay one operation, and what XLA is asked of them."""
 
-import numpy as np
+import contextlib
+
+import pytest
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.step.bodies import Body
+from keras_towers.fit.step.xla import Uncompilable, XlaBody
 
 
-def traced(function):
-    return compat.func_graph_from_py_func(
-        "body", function, [tf.TensorSpec([None], tf.float32)], {}
-    )
+def traced(function, *spec):
+    specs = [tf.TensorSpec(*spec)]
+    trace = compat.func_graph_from_py_func
+    return trace("body", lambda tensor: [function(tensor)], specs, {})
 
 
-def test_other_variables_on_other_devices():
-    first, second = tf.Variable(1.0), tf.Variable(10.0)
-
-    def add(x):
-        first.assign_add(tf.reduce_sum(x))
-        return [x + first]
-
-    body = Body(traced(add))
-
-    @tf.function
-    def both(x):
-        outputs = []
-        for device, variable in (("CPU:0", first), ("CPU:1", second)):
-            with tf.device(device):
-                outputs += body([x, variable.handle])
-        return outputs
-
-    one, other = both(tf.constant([1.0, 2.0]))
-    np.testing.assert_array_equal(one, [5, 6])
-    np.testing.assert_array_equal(other, [14, 15])
-    assert (first.numpy(), second.numpy()) == (4, 13)
-
-
+@pytest.mark.optimized
 def test_it_is_optimised_once_and_not_inlined():
     def long(x):
         for _ in range(50):
             x = tf.identity(x) * 1.0
-        return [x]
+        return x
 
-    graph = traced(long)
-    body = Body(graph)
+    body = Body(traced(long, [None], tf.float32))
     assert len(body._function.graph.get_operations()) < 10
     assert body._function.definition.attr["_noinline"].b
     (result,) = tf.function(lambda x: body([x]))(tf.constant([3.0]))
     assert result.numpy() == [3]
 
 
-def test_control_flow():
-    def grows(x):
-        return [tf.while_loop(lambda x: x[0] < 9, lambda x: [2 * x], [x])[0]]
-
-    body = Body(traced(grows))
-    (result,) = tf.function(lambda x: body([x]))(tf.constant([3.0]))
-    assert result.numpy() == [12]
-    assert result.shape == [1]
+@pytest.mark.parametrize(
+    "function, shape, dtype, reason",
+    [
+        (tf.strings.length, [], tf.string, "uses strings"),
+        (tf.identity, None, tf.float32, "of an unknown rank"),
+        (tf.linalg.logm, [4, 4], tf.complex64, "not have: MatrixLogarithm"),
+        (
+            lambda x: tf.reshape(x, [11, -1]),
+            *([None, 5], tf.float32, "cannot be compiled"),
+        ),
+        # Sizes that are not known may be large: a kernel of 9 fits into none of
+        # the smaller images, and there are three views of each example.
+        (
+            lambda x: tf.nn.conv1d(x, tf.ones([9, 3, 2]), 1, "VALID"),
+            *([None, None, 3], tf.float32, None),
+        ),
+        (
+            lambda x: tf.reduce_mean(tf.reshape(x, [-1, 3, 5]), 1),
+            *([None, 5], tf.float32, None),
+        ),
+    ],
+)
+def test_what_xla_can_compile(function, shape, dtype, reason):
+    with compat.xla_context():
+        graph = traced(function, shape, dtype)
+    body, inputs = XlaBody(graph), [*graph.inputs]
+    device = tf.config.list_logical_devices("CPU")[0].name
+    refused = pytest.raises(Uncompilable, match=reason)
+    with refused if reason else contextlib.nullcontext():
+        body.check(inputs, device)

@@ -8,133 +8,78 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import coupled as c
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact, close
-from tests.kit.long import long_but
+from tests.kit.compare import assert_exact, close, same_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
 
-@pytest.mark.parametrize(
-    "loss, towers",
-    long_but(
-        lambda case: (
-            case
-            not in [
-                ("simclr", 3),
-                ("weighted_mean", 3),
-                ("gradient_penalty", 8),
-            ]
-        ),
-        [
-            *((loss, 3) for loss in c.LOSSES),
-            *(("simclr", 8), ("gradient_penalty", 8)),
-        ],
+def together(model, x, y):
+    """Own rows against all, a queue, means, and second derivatives."""
+    losses = c.clip, c.nnclr, c.masked_mean, c.weighted_mean, c.gradient_penalty
+    return tf.add_n([loss(model, x, y) for loss in losses])
+
+
+def with_rows(model, x, y):
+    """Of a weight only some rows have a gradient."""
+    chosen = tf.gather(model.unused, y % 2)
+    return c.plain(model, x, y) + tf.reduce_mean(chosen * x[:, 0])
+
+
+def clipped_rows(model, gradients, loss_of):
+    assert any(isinstance(g, tf.IndexedSlices) for g in gradients)
+    gradients = c.clipped(model, gradients, loss_of)
+    assert any(isinstance(g, tf.IndexedSlices) for g in gradients)
+    return gradients
+
+
+def _loss_scaled():
+    return keras.optimizers.LossScaleOptimizer(m.momentum(), initial_scale=64.0)
+
+
+CASES = {
+    "together": (together, c.as_they_are, {}),
+    "two passes": (c.simclr, c.sharpness_aware, {}),
+    "eager": (c.simclr, c.clipped, {"run_eagerly": True}),
+    "sparse": (with_rows, clipped_rows, {}),
+    "scaled": (
+        *(c.masked_mean, c.clipped),
+        {"optimizer": _loss_scaled, "scale": True},
     ),
-)
-def test_losses_that_couple_examples(loss, towers):
-    make = c.coupled(c.LOSSES[loss])
-    assert_exact(make, c.training(), kt.TowerStrategy(towers))
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("count", [24, 25])
-def test_contrastive_loss_of_two_towers(count):
-    # Even batches, and one of a single example in the end.
-    make = c.coupled(c.simclr)
-    act = c.training(count=count, evaluates=True)
-    assert_exact(make, act, kt.TowerStrategy(2))
-
-
-def test_queue_of_nearest_neighbours():
-    assert_exact(c.coupled(c.nnclr), c.training(), kt.TowerStrategy(3))
-
-
-@pytest.mark.parametrize(
-    "by_hand, towers",
-    long_but(
-        ("clipped", 8).__ne__,
-        [*((by_hand, 3) for by_hand in c.BY_HAND), ("clipped", 8)],
-    ),
-)
-def test_gradients_by_hand(by_hand, towers):
-    make = c.coupled(c.plain, c.BY_HAND[by_hand])
-    assert_exact(make, c.training(), kt.TowerStrategy(towers))
-
-
-VARIANTS = {
-    "eager": ({"run_eagerly": True}, {}),
-    "scaled": ({"scale": True}, {}),
-    "scaled-loss": (
-        {
-            "scale": True,
-            "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
-                m.momentum(), initial_scale=64.0
-            ),
-        },
-        {},
-    ),
-    "each-updates": ({}, {"updates": "each"}),
-    "on-the-towers": ({}, {"mode": "gpu"}),
-    "steps-per-execution": ({"steps_per_execution": 2}, {}),
+    # Which the second pass finds changed only there.
+    "weights that exist once": (c.penalty_on_a_mean, c.sharpness_aware, {}),
 }
 
 
-# With what gathers rows; and with what averages and reduces by hand, but for
-# those that change only where, or how often, the same graph runs.
-@pytest.mark.parametrize(
-    "loss, by_hand, variant",
-    long_but(
-        lambda case: case[0] is c.simclr or case[2] == "scaled-loss",
-        [
-            *((c.simclr, c.as_they_are, variant) for variant in VARIANTS),
-            *(
-                (c.masked_mean, c.clipped, variant)
-                for variant in ("eager", "scaled", "scaled-loss")
-            ),
-        ],
-    ),
-)
-def test_variants(loss, by_hand, variant):
-    options, given = VARIANTS[variant]
+@pytest.mark.parametrize("name", CASES)
+def test_steps_that_couple_examples(name):
+    loss, by_hand, options = CASES[name]
+    once = name == "weights that exist once"
+    strategy = kt.ParameterServerTowerStrategy if once else kt.TowerStrategy
     make = c.coupled(loss, by_hand, **options)
-    assert_exact(make, c.training(epochs=1), kt.TowerStrategy(3, **given))
-
-
-@pytest.mark.parametrize(
-    "loss, by_hand",
-    [
-        (c.simclr, c.as_they_are),
-        (c.penalty_on_a_mean, c.adaptive),
-        (c.plain, c.sharpness_aware),
-    ],
-)
-def test_weights_that_exist_once(loss, by_hand):
-    strategy = kt.ParameterServerTowerStrategy(3)
-    assert_exact(c.coupled(loss, by_hand), c.training(), strategy)
+    assert_exact(make, c.training(epochs=1), strategy(3))
 
 
 def test_towers_that_draw_batches_of_their_own():
     # Batches of 4, 4 and 2 in the end, on one device batches of 12.
     x, y = c.X[:22], c.Y[:22]
 
-    def act(batch):
-        return lambda model: (
-            model.fit(x, y, batch_size=batch, shuffle=False, verbose=0).history[
-                "norm"
-            ],
-            model.predict(x, batch_size=5, verbose=0),
+    def act(model, batch=4):
+        options = {"batch_size": batch, "shuffle": False, "verbose": 0}
+        return model.fit(x, y, **options).history["norm"], model.predict(
+            x, batch_size=5, verbose=0
         )
 
     assert_exact(
         c.coupled(c.simclr, c.clipped),
-        act(4),
+        act,
         kt.TowerStrategy(3, batches="each"),
-        reference=act(12),
+        reference=lambda model: act(model, 12),
     )
 
 
+@pytest.mark.core
 def test_in_keras_own_step_on_single_batches():
-    """In a layer and in a loss, with ``train_on_batch``."""
+    """In a layer and in a loss, also in evaluation and prediction."""
 
     class Competing(keras.layers.Layer):
         def call(self, x):
@@ -145,7 +90,7 @@ def test_in_keras_own_step_on_single_batches():
         y, z = kt.gather((y, prediction))
         pairs = tf.matmul(z, z, transpose_b=True)
         same = tf.cast(y == tf.transpose(y), tf.float32)
-        return tf.reduce_mean((tf.tanh(pairs) - same) ** 2)
+        return tf.reduce_mean((kt.gather(tf.tanh(pairs)) - same) ** 2)
 
     def make():
         model = m.mlp(Competing())
@@ -154,155 +99,73 @@ def test_in_keras_own_step_on_single_batches():
 
     def act(model):
         y = c.Y[:, None]
-        first = model.train_on_batch(c.X[:8], y[:8])
-        second = model.train_on_batch(c.X[8:10], y[8:10])
+        trained = model.train_on_batch(c.X[:8], y[:8])
         tested = model.test_on_batch(c.X[:7], y[:7])
-        predicted = model.predict_on_batch(c.X[:7])
-        return first, second, tested, predicted
+        return trained, tested, model.predict_on_batch(c.X[:7])
 
     assert_exact(make, act, kt.TowerStrategy(3))
-
-
-def test_sparse_gradients_by_hand():
-    class Clipping(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.body = m.with_embedding()
-
-        def call(self, x):
-            return self.body(x)
-
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(
-                    keras.losses.sparse_categorical_crossentropy(
-                        y, self(x, training=True), from_logits=True
-                    )
-                )
-            variables = self.trainable_variables
-            grads = tape.gradient(loss, variables)
-            assert isinstance(grads[0], tf.IndexedSlices)
-            grads, norm = kt.clip_by_global_norm(grads, 0.05)
-            assert isinstance(grads[0], tf.IndexedSlices)
-            self.optimizer.apply(grads, variables)
-            return {"norm": norm}
-
-    def make():
-        model = Clipping()
-        model.build((None, 4))
-        model.compile(m.momentum())
-        return model
-
-    def act(model):
-        return model.fit(
-            m.TOKENS[: c.EXAMPLES], c.Y, batch_size=8, shuffle=False, verbose=0
-        ).history
-
-    assert_exact(make, act, kt.TowerStrategy(3))
-
-
-class Summing(c.Coupled):
-    """Its loss is a sum over the examples, clipped by hand."""
-
-    def __init__(self):
-        def loss(model, x, y):
-            z = model.unit(x)
-            rows = kt.gather(z)
-            return 0.1 * tf.reduce_sum(tf.matmul(z, rows, transpose_b=True))
-
-        super().__init__(loss, c.clipped)
 
 
 def test_sums():
-    def make():
-        keras.utils.set_random_seed(1)
-        model = Summing()
-        model.build((None, 6))
-        model.compile(m.momentum())
-        return model
+    def loss(model, x, y):
+        z = model.unit(x)
+        return 0.1 * tf.reduce_sum(tf.matmul(z, kt.gather(z), transpose_b=True))
 
     def act(model):
-        c.training()(model)  # the log of a sum is not that of one device
+        # The log of a sum is not that of one device.
+        c.training(epochs=1)(model)
 
+    make = c.coupled(loss, c.clipped)
     assert_exact(make, act, kt.TowerStrategy(3, average=False))
 
 
-def test_half_precision():
-    def loss(model, x, y):
-        # As mixed precision computes it.
-        z = tf.cast(model.unit(x), tf.float16)
-        rows = tf.cast(kt.gather(z), tf.float32)
-        many = kt.mean(tf.ones((3000, 1), tf.float16) * z[:1, :1])
-        assert many.dtype == tf.float16
-        return tf.reduce_mean(rows**4) + 0.1 * tf.cast(many, tf.float32)
-
-    make = c.coupled(loss)
-    strategy = kt.TowerStrategy(2)
-    assert_exact(make, c.training(1, 2), strategy, tolerance=2e-3)
+HALF = tf.constant(64.0, tf.float16)
 
 
 def _on_towers(towers, fn, *batch, **options):
     """Run a function in a step of each tower; returns the results."""
     seen = {}
 
-    class Running(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.bias = self.add_weight(shape=(), name="bias")
-
-        def call(self, x):
-            return x
-
+    class Running(keras.Sequential):
         def train_step(self, data):
             seen[kt.current_tower().index] = tf.nest.map_structure(
                 lambda t: t.numpy(),
                 fn(*(part for part in data if part is not None)),
             )
-            return {"loss": self.bias * 1.0}
+            return {"loss": self.weights[0][0, 0]}
 
-    model = Running()
-    model.build((None, 1))
+    model = Running([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(run_eagerly=True)
     with kt.TowerStrategy(towers, **options):
         model.train_on_batch(*batch)
     return [seen[index] for index in range(towers)]
 
 
-@pytest.mark.parametrize("count", [9, 7, 2])
+@pytest.mark.parametrize("count", [7, 2])
 def test_every_tower_gets_all_rows_in_order(count):
     x = np.arange(2 * count, dtype="float32").reshape(count, 2)
-    y = np.array([f"row {index}" for index in range(count)])
+    y = np.array([f"row {index}".encode() for index in range(count)], "object")
 
-    def fn(x, y):
-        return kt.gather(
-            {
-                "x": x,
-                "y": (y, x[:, 0] > 2),
-                "twice": tf.repeat(tf.cast(x, tf.int32), 2, 0),
-                "double": tf.cast(x, tf.float64),
-                "complex": tf.complex(x, -x),
-            }
-        )
+    def values(x, y):
+        types = tf.bool, tf.int32, tf.float16, tf.float64
+        rows = [x, y, tf.complex(x, -x), *(tf.cast(x, t) for t in types)]
+        return {"rows": rows, "twice": tf.repeat(x, 2, 0)}
 
-    for found in _on_towers(4, fn, x, y):
-        np.testing.assert_array_equal(found["x"], x)
-        np.testing.assert_array_equal(found["y"][0].astype(str), y)
-        np.testing.assert_array_equal(found["y"][1], x[:, 0] > 2)
-        np.testing.assert_array_equal(found["twice"], np.repeat(x, 2, 0))
-        np.testing.assert_array_equal(found["double"], x)
-        np.testing.assert_array_equal(found["complex"], x - 1j * x)
+    wanted = tf.nest.map_structure(np.array, values(x, y))
+    for found in _on_towers(4, lambda x, y: kt.gather(values(x, y)), x, y):
+        tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
 
 
-def test_rows_that_a_tower_selects():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_that_a_tower_selects(dtype):
     x = np.arange(8, dtype="float32")[:, None]
     y = np.array([1, 0, 0, 0, 1, 1, 1, 0])
 
     def fn(x, y):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            rows = kt.gather(tf.boolean_mask(x, y > 0))
-            loss = tf.reduce_sum(rows**2)
+            rows = kt.gather(tf.cast(tf.boolean_mask(x, y > 0), dtype))
+            loss = tf.reduce_sum(tf.cast(rows, tf.float32) ** 2)
         return rows, tape.gradient(loss, x)
 
     results = _on_towers(4, fn, x, y)
@@ -317,30 +180,26 @@ def test_means():
     values = np.arange(14, dtype="float32").reshape(7, 2)
     mask = np.array([0, 1, 1, 0, 0, 0, 1], "float32")
 
-    def fn(x, mask):
-        return (
-            kt.mean(x),
-            kt.mean(x, mask),
-            kt.mean(x, mask > 0, axis=0),
-            kt.mean(x, x > 3.0),
-            kt.mean(x, tf.zeros_like(x)),
-            kt.mean(tf.cast(x, tf.int64), axis=(0, 1)),
-            kt.mean(x > 3.0),
-        )
-
     chosen = values[mask > 0]
-    wanted = (
-        values.mean(),
-        chosen.mean(),
-        chosen.mean(0),
-        values[values > 3].mean(),
-        0.0,
-        values.mean(),
-        (values > 3).mean(),
-    )
+    # Of the last, the sum is too large for its type.
+    wanted = [
+        (lambda x, mask: kt.mean(x), values.mean()),
+        (kt.mean, chosen.mean()),
+        (lambda x, mask: kt.mean(x, mask > 0, axis=0), chosen.mean(0)),
+        (lambda x, mask: kt.mean(x, x > 3.0), values[values > 3].mean()),
+        (lambda x, mask: kt.mean(x, tf.zeros_like(x)), 0.0),
+        (lambda x, mask: kt.mean(tf.cast(x, tf.int64), axis=(0, 1)), 6.5),
+        (lambda x, mask: kt.mean(x > 3.0), (values > 3).mean()),
+        (lambda x, mask: kt.mean(tf.fill([3000, 1], HALF)), np.float16(64)),
+    ]
+
+    def fn(x, mask):
+        return [mean(x, mask) for mean, _ in wanted]
+
     on_one_device = [t.numpy() for t in fn(values, mask)]
     for found in (on_one_device, *_on_towers(3, fn, values, mask)):
-        for mine, value in zip(found, wanted, strict=True):
+        assert found[-1].dtype == "float16"
+        for mine, (_, value) in zip(found, wanted, strict=True):
             close(mine, value)
 
 
@@ -362,6 +221,11 @@ def test_outside_of_towers_nothing_changes():
     assert model.loss_of(model, c.X, c.Y).shape == ()
 
 
+def _only_some(x):
+    mine = x if kt.current_tower().index else None
+    return kt.clip_by_global_norm([x, mine], 1.0)
+
+
 REFUSED = {
     "kt.gather.*scalar|shape \\(\\)": lambda x: kt.gather(tf.reduce_sum(x)),
     "kt.gather.*RaggedTensor: make it dense": lambda x: kt.gather(
@@ -370,43 +234,36 @@ REFUSED = {
     "kt.mean.*known number": lambda x: kt.mean(tf.reduce_sum(x)),
     "kt.mean.*axis=1.*axis 0": lambda x: kt.mean(x, axis=1),
     "kt.mean.*leading dimensions": lambda x: kt.mean(x[:, 0], x),
+    "gradient 1": _only_some,
+    "average=False.*clip_by_global": lambda x: kt.reduce_gradients([x]),
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refused(message):
+    options = {"average": False} if "average" in message else {}
     with pytest.raises(kt.TowerError, match=message):
-        _on_towers(2, lambda x: REFUSED[message](x), c.X[:8])
+        _on_towers(2, REFUSED[message], c.X[:8], **options)
 
 
-def test_reduced_gradients_that_would_count_for_each_tower():
-    make = c.coupled(c.plain, c.signs)
-    with (
-        pytest.raises(kt.TowerError, match="average=False.*clip_by_global"),
-        kt.TowerStrategy(2, average=False),
-    ):
-        c.training()(make())
-
-
-def test_gradients_that_only_some_towers_have():
-    def fn(x):
-        mine = x if kt.current_tower().index else None
-        return kt.clip_by_global_norm([x, mine], 1.0)
-
-    with pytest.raises(kt.TowerError, match="gradient 1"):
-        _on_towers(2, fn, c.X[:8])
+def test_other_strategies_are_refused():
+    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(kt.TowerError, match="MirroredStrategy"):
+        stock.run(lambda: kt.gather(tf.ones((2, 1))))
 
 
 def test_custom_training_loop():
     """Losses of towers are added up there, as TensorFlow's guides do."""
-    reference, model = c.coupled(c.simclr)(), c.coupled(c.simclr)()
+    reference, model = c.coupled(c.plain)(), c.coupled(c.plain)()
     for own in (reference, model):
         own.optimizer.build(own.trainable_variables)
 
     def step(model, x, parts):
         variables = model.trainable_variables
         with tf.GradientTape() as tape:
-            loss = c.simclr(model, x, None) / parts
+            rows = kt.gather(tf.tanh(kt.gather(model.body(x))))
+            similar = tf.matmul(rows, rows, transpose_b=True)
+            loss = tf.reduce_mean(similar**3) / parts
         grads = tape.gradient(loss, variables)
         grads, norm = kt.clip_by_global_norm(grads, 0.1)
         model.optimizer.apply(grads, variables)
@@ -420,11 +277,7 @@ def test_custom_training_loop():
         @tf.function
         def on_towers(x):
             parts = strategy.experimental_distribute_values_from_function(
-                lambda context: x[
-                    4 * context.replica_id_in_sync_group : 4
-                    * context.replica_id_in_sync_group
-                    + 4
-                ]
+                lambda context: tf.split(x, 2)[context.replica_id_in_sync_group]
             )
             return strategy.run(step, (model, parts, 2))
 
@@ -432,11 +285,4 @@ def test_custom_training_loop():
             norms = on_towers(tf.constant(c.X[start : start + 8]))
             for mine in strategy.experimental_local_results(norms):
                 close(mine, norm)
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        close(mine.numpy(), other.numpy())
-
-
-def test_other_strategies_are_refused():
-    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with pytest.raises(kt.TowerError, match="MirroredStrategy"):
-        stock.run(lambda: kt.gather(tf.ones((2, 1))))
+    same_model(model, reference)

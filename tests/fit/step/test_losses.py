@@ -1,7 +1,8 @@
 """Losses, metrics and custom steps, on towers of different size."""
 
+import functools
+
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,70 +11,31 @@ from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import compiled
 
-# Batches of 7 on 3 towers are 3, 2, 2; of 4 in the end 2, 1, 1; then of 1.
+# Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
 COUNT, BATCH = 29, 7
-X, Y, W = m.FEATURES[:COUNT], m.LABELS[:COUNT], m.WEIGHTS[:COUNT]
+X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
+SENTENCES = m.SENTENCES[:COUNT].copy()
+SENTENCES[0:3] = 0  # of one tower's part nothing is left
+
+Dense = keras.layers.Dense
 
 
-def towers(number=3, **options):
-    return kt.TowerStrategy(number, **options)
+def _weights():
+    """Of one tower, of two others, and of a whole batch they are zero."""
+    weights = m.WEIGHTS[:COUNT].copy()
+    weights[0:3] = weights[10:14] = weights[14:21] = 0
+    return weights
 
 
 def fitting(y=Y, weights=None, x=X, **kwargs):
-    arguments = {"batch_size": BATCH, "epochs": 2, "shuffle": False, **kwargs}
+    arguments = {"batch_size": BATCH, "shuffle": False, **kwargs}
     return lambda model: model.fit(
         x, y, sample_weight=weights, verbose=0, **arguments
     )
 
 
-@pytest.mark.parametrize("weights", [None, W], ids=["plain", "weighted"])
-@pytest.mark.parametrize(
-    "reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"]
-)
-def test_reductions(reduction, weights):
-    make = compiled(
-        loss=lambda: m.cross_entropy(reduction=reduction),
-        optimizer=lambda: keras.optimizers.SGD(0.01),
-    )
-    assert_exact(make, fitting(weights=weights), towers())
-
-
-@pytest.mark.parametrize("zero", [slice(0, 3), slice(3, 7), slice(0, 7)])
-def test_weights_that_are_zero_on_some_towers(zero):
-    weights = W.copy()
-    weights[zero] = 0
-    make = compiled(
-        loss=lambda: m.cross_entropy(reduction="mean_with_sample_weight"),
-        weighted_metrics=["accuracy"],
-    )
-    assert_exact(make, fitting(weights=weights), towers())
-
-
-@pytest.mark.parametrize(
-    "reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"]
-)
-def test_masks(reduction):
-    make = compiled(
-        m.with_mask, loss=lambda: m.cross_entropy(reduction=reduction)
-    )
-    act = fitting(m.SENTENCE_LABELS[:COUNT], x=m.SENTENCES[:COUNT])
-    assert_exact(make, act, towers(), tolerance=1e-5)
-
-
-def test_mask_that_hides_all_of_one_towers_part():
-    sentences = m.SENTENCES[:COUNT].copy()
-    sentences[0:3] = 0
-    act = fitting(m.SENTENCE_LABELS[:COUNT], x=sentences)
-    assert_exact(compiled(m.with_mask), act, towers())
-
-
-def test_loss_that_is_a_function():
-    def loss():
-        return lambda y, p: keras.losses.sparse_categorical_crossentropy(
-            y, p, from_logits=True
-        )
-
-    assert_exact(compiled(loss=loss), fitting(), towers())
+def towers(number=3, **options):
+    return kt.TowerStrategy(number, **options)
 
 
 class AddsLoss(keras.layers.Layer):
@@ -82,9 +44,69 @@ class AddsLoss(keras.layers.Layer):
         return inputs
 
 
-def test_add_loss():
-    make = compiled(lambda: m.mlp(AddsLoss()))
-    assert_exact(make, fitting(), towers())
+def a_function(y, p):
+    return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+
+
+REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
+
+
+def many_headed(inputs, *body):
+    """A head for each way to reduce a loss, and for one that is a function."""
+    # Initializers take a seed when they are made.
+    keras.utils.set_random_seed(1)
+    x = inputs
+    for layer in body:
+        x = layer()(x)
+    losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
+    losses["function"] = a_function
+    heads = {name: Dense(3, name=name)(x) for name in losses}
+    model = keras.Model(inputs, heads)
+    model.compile(
+        keras.optimizers.SGD(0.01),
+        losses,
+        weighted_metrics={"sum_over_batch_size": ["accuracy"]},
+    )
+    return model
+
+
+def for_each_head(values):
+    return dict.fromkeys((*REDUCTIONS, "function"), values)
+
+
+@pytest.mark.core
+def test_reductions():
+    def act(model):
+        labels, weights = for_each_head(Y), for_each_head(_weights())
+        weighted = fitting(labels, weights)(model)
+        return weighted.history, fitting(labels)(model).history
+
+    def make():
+        dense = functools.partial(Dense, 7, "tanh")
+        return many_headed(keras.Input((6,)), dense, AddsLoss)
+
+    assert_exact(make, act, towers())
+
+
+def test_masks():
+    labels = for_each_head(m.SENTENCE_LABELS[:COUNT])
+
+    def make():
+        embedding = functools.partial(
+            keras.layers.Embedding, 14, 5, mask_zero=True
+        )
+        return many_headed(keras.Input((4,), dtype="int32"), embedding)
+
+    assert_exact(make, fitting(labels, x=SENTENCES), towers(), tolerance=1e-5)
+
+
+def test_a_vector_of_losses():
+    make = compiled(
+        loss=lambda: m.cross_entropy(reduction="none"),
+        optimizer=lambda: keras.optimizers.SGD(0.001),
+    )
+    # Sums over the batch make large steps, which amplify what is rounded.
+    assert_exact(make, fitting(), towers(), tolerance=5e-5)
 
 
 class Custom(keras.Sequential):
@@ -92,32 +114,29 @@ class Custom(keras.Sequential):
 
     def __init__(self, layers):
         super().__init__(layers)
+        # It is given one number a batch, without sample weights: the mean over
+        # batches, each of which counts once, as on one device.
         self.tracker = keras.metrics.Mean(name="mean")
 
     @property
     def metrics(self):
         return [self.tracker]
 
-    def loss_of(self, losses):
-        return tf.reduce_mean(losses)
-
     def train_step(self, data):
         x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(
-                keras.losses.sparse_categorical_crossentropy(
-                    y, self(x, training=True), from_logits=True
-                )
-            )
         variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
-        self.tracker.update_state(loss)
-        return {"mean": self.tracker.result(), "loss": loss}
+        halves = variables[:2], variables[2:]
+        with tf.GradientTape(persistent=True) as tape:
+            values = a_function(y, self(x, training=True))
+            # Both before either is applied.
+            losses = [self.loss_of(values) for _ in halves]
+        for loss, some in zip(losses, halves, strict=True):
+            self.optimizer.apply(tape.gradient(loss, some), some)
+        self.tracker.update_state(self.logged(values))
+        return {"mean": self.tracker.result()}
 
-
-class Summed(Custom):
-    def loss_of(self, losses):
-        return tf.reduce_sum(losses)
+    def logged(self, values):
+        return self.loss_of(values)
 
 
 class Divided(Custom):
@@ -128,118 +147,32 @@ class Divided(Custom):
         return tf.reduce_mean(losses) / strategy.num_replicas_in_sync
 
 
-class ScaledByOptimizer(Custom):
+class Summed(Custom):
+    def loss_of(self, losses):
+        return tf.reduce_sum(losses)
+
+
+class Scaled(Custom):
     def loss_of(self, losses):
         return self.optimizer.scale_loss(tf.reduce_mean(losses))
 
+    def logged(self, values):
+        # A scaled loss is the tower's own.
+        return tf.reduce_mean(values)
 
-def custom(cls, optimizer=lambda: keras.optimizers.SGD(0.01, 0.9)):
+
+@pytest.mark.parametrize(
+    "cls, average", [(Divided, True), (Scaled, True), (Summed, False)]
+)
+def test_custom_steps(cls, average):
     def make():
         keras.utils.set_random_seed(1)
-        dense = keras.layers.Dense
-        model = cls([keras.Input((6,)), dense(5, "tanh"), dense(3)])
-        model.compile(optimizer())
+        model = cls([keras.Input((6,)), Dense(5, "tanh"), Dense(3)])
+        model.compile(keras.optimizers.SGD(0.01, 0.9))
+        model.optimizer.build(model.trainable_variables)
         return model
 
-    return make
-
-
-@pytest.mark.parametrize("cls", [Custom, Divided])
-@pytest.mark.parametrize("batch", [BATCH, 2])
-def test_custom_steps_that_average(cls, batch):
-    # The metric is given one number a batch, without sample weights: the mean
-    # over batches, each of which counts once, as on one device.
-    assert_exact(custom(cls), fitting(batch_size=batch), towers())
-
-
-def test_custom_step_that_scales_by_the_optimizer():
-    # Logs of a scaled loss are the tower's own business; weights are exact.
-    def act(model):
-        fitting()(model)
-        model.reset_metrics()
-
-    assert_exact(custom(ScaledByOptimizer), act, towers())
-
-
-def test_sum_of_a_custom_step():
-    def act(model):
-        return {"mean": fitting()(model).history["mean"]}
-
-    assert_exact(custom(Summed), act, towers(average=False))
-
-
-def test_not_to_average_is_not_to_average():
-    # With a loss that is a mean, towers of equal size then sum three means.
-    def act(model):
-        fitting(batch_size=9, epochs=1, x=X[:27], y=Y[:27])(model)
-        return ()
-
-    class Thrice(Custom):
-        def loss_of(self, losses):
-            return 3 * tf.reduce_mean(losses)
-
-    make = custom(Custom)
-    assert_exact(
-        make,
-        act,
-        towers(average=False),
-        # The same weights to begin with.
-        reference=lambda model: act(_becomes(model, Thrice)),
-    )
-
-
-def _becomes(model, cls):
-    model.__class__ = cls
-    return model
-
-
-METRICS = {
-    "auc": lambda name: keras.metrics.AUC(num_thresholds=20, name=name),
-    "precision": keras.metrics.Precision,
-    "recall": keras.metrics.Recall,
-    "f1": lambda name: keras.metrics.F1Score(average="macro", name=name),
-    "iou": lambda name: keras.metrics.OneHotMeanIoU(num_classes=3, name=name),
-    "true positives": keras.metrics.TruePositives,
-    "r2": keras.metrics.R2Score,
-}
-
-
-def test_metrics():
-    targets = np.eye(3, dtype="float32")[Y]
-
-    def make():
-        keras.utils.set_random_seed(1)
-        dense = keras.layers.Dense
-        model = keras.Sequential(
-            [keras.Input((6,)), dense(5, "tanh"), dense(3, "softmax")]
-        )
-        metrics = [metric(name=name) for name, metric in METRICS.items()]
-        model.compile(m.momentum(), "categorical_crossentropy", metrics=metrics)
-        return model
-
-    def act(model):
-        trained = fitting(targets, validation_data=(X, targets))(model).history
-        evaluated = model.evaluate(X, targets, batch_size=7, verbose=0)
-        return trained, evaluated
-
-    assert_exact(make, act, towers(), tolerance=1e-5)
-
-
-def test_mean_iou():
-    labels = (Y > 0).astype("int32")[:, None]
-
-    def make():
-        keras.utils.set_random_seed(1)
-        dense = keras.layers.Dense(1, "sigmoid")
-        model = keras.Sequential([keras.Input((6,)), dense])
-        model.compile(
-            m.momentum(),
-            "binary_crossentropy",
-            metrics=[keras.metrics.MeanIoU(num_classes=2, name="metric")],
-        )
-        return model
-
-    assert_exact(make, fitting(labels), towers())
+    assert_exact(make, fitting(), towers(average=average))
 
 
 class Examples(keras.metrics.Metric):
@@ -258,72 +191,12 @@ class Examples(keras.metrics.Metric):
         return self.count
 
 
-@pytest.mark.parametrize("number", [3, 8])
-def test_whole_numbers_are_counted_exactly(number):
-    def make():
-        model = m.mlp()
-        model.compile(m.momentum(), m.cross_entropy(), metrics=[Examples()])
-        return model
-
-    counts = []
+def test_metrics():
+    make = compiled(metrics=lambda: ["accuracy", Examples()])
 
     def act(model):
-        history = fitting()(model).history
-        counts.append(int(history["examples"][-1]))
+        history = fitting(validation_data=(X, Y))(model).history
+        assert history["examples"] == history["val_examples"] == [COUNT]
         return history
 
-    assert_exact(make, act, towers(number))
-    assert counts == [COUNT, COUNT]
-
-
-def test_two_losses_scaled_before_either_is_applied():
-    class TwoLosses(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.one = keras.layers.Dense(3)
-            self.other = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            return self.one(inputs) + self.other(inputs)
-
-        def train_step(self, data):
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            with tf.GradientTape(persistent=True) as tape:
-                losses = [
-                    self.optimizer.scale_loss(
-                        self.compute_loss(y=y, y_pred=part(x))
-                    )
-                    for part in (self.one, self.other)
-                ]
-            for loss, part in zip(losses, (self.one, self.other), strict=True):
-                weights = part.trainable_variables
-                self.optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": losses[0]}
-
-    def make():
-        keras.utils.set_random_seed(1)
-        model = TwoLosses()
-        model(X[:2])
-        model.compile("sgd", m.cross_entropy())
-        model.optimizer.build(model.trainable_variables)
-        return model
-
-    trained = []
-    for towers in (1, 3):
-        model = make()
-        with kt.TowerStrategy(towers):
-            model.fit(X[:14], Y[:14], batch_size=7, shuffle=False, verbose=0)
-        trained.append(model.get_weights())
-    for ours, reference in zip(*trained, strict=True):
-        np.testing.assert_allclose(ours, reference, atol=1e-6)
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_log_under_the_name_of_a_metric_that_counts_nothing(eagerly):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = m.OwnLog()
-        model.compile("sgd", run_eagerly=eagerly)
-        return model
-
-    assert_exact(make, fitting(), towers())
+    assert_exact(make, act, towers())

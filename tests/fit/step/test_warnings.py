@@ -1,17 +1,14 @@
 """Warnings of what a step does that towers may not do as one device."""
 
-import contextlib
-
 import keras
-import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step import written
 from tests.fit.step.written import Stepping, made
-from tests.kit.compare import close, same_history
-from tests.kit.training import X, Y, classifier
+from tests.kit.compare import assert_exact
+from tests.kit.training import X, Y, classifier, fit
 
 
 class Queueing(Stepping):
@@ -22,17 +19,22 @@ class Queueing(Stepping):
             shape=(4, 6), initializer="zeros", trainable=False, name="queue"
         )
 
-    def features(self, x):
-        return x
-
     def after(self, x, p):
-        rows = self.features(x)
-        self.queue.assign(tf.concat([rows, self.queue], 0)[:4])
+        self.queue.assign(tf.concat([x, self.queue], 0)[:4])
 
 
 class Gathering(Queueing):
-    def features(self, x):
-        return kt.gather(x)
+    def after(self, x, p):
+        Queueing.after(self, kt.gather(x), p)
+
+
+class Alike(written.Together):
+    """Writes what is the same on all towers, or can be averaged."""
+
+    kinds = (
+        *(Gathering, written.Averaging, written.Counting),
+        written.ClippingSometimes,
+    )
 
 
 class Reporting(Stepping):
@@ -46,11 +48,10 @@ class Reporting(Stepping):
         return {**logs, "rows": rows, "vector": data[0][0], "derived": mean}
 
 
-def warnings(kind, caplog, **options):
-    caplog.clear()
+def warnings(kind, caplog):
     model = made(kind)()
     model.name = f"of_{kind.__name__.lower()}"
-    with kt.TowerStrategy(2, **options):
+    with kt.TowerStrategy(2):
         for _ in range(2):
             model.train_on_batch(X[:8], Y[:8])
     return [r.getMessage() for r in caplog.records if "the step" in r.message]
@@ -62,15 +63,9 @@ def test_a_queue_of_examples(caplog):
     assert "keras_towers.gather" in message
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [Gathering, written.Averaging, written.Counting, written.Clipping],
-)
-def test_what_is_not_warned_of(kind, caplog):
-    assert warnings(kind, caplog) == []
-
-
-def test_keras_own_statistics_are_not_warned_of(caplog):
+def test_what_is_not_warned_of(caplog):
+    assert warnings(Alike, caplog) == []
+    # Keras's own statistics.
     model = classifier(keras.layers.BatchNormalization())
     with kt.TowerStrategy(2):
         model.fit(X, Y, verbose=0)
@@ -85,38 +80,13 @@ def test_logs_that_are_no_means(caplog):
 
 
 def test_a_model_recompiled_by_a_callback_is_exact():
-    def run(strategy):
-        model = made(Stepping)()
-        plain = keras.Sequential(m.mlp().layers)
-        plain.set_weights(model.get_weights())
-
-        def compiled(rate):
-            plain.compile(
-                keras.optimizers.SGD(rate),
-                m.cross_entropy(),
-                metrics=["accuracy"],
-            )
-
+    def act(model):
         def again(epoch, logs=None):
-            compiled(0.002)
-            plain.make_train_function()
+            optimizer = keras.optimizers.SGD(0.002)
+            model.compile(optimizer, m.cross_entropy(), metrics=["accuracy"])
+            model.make_train_function()
 
-        compiled(0.001)
         note = keras.callbacks.LambdaCallback(on_epoch_end=again)
-        with strategy:
-            history = plain.fit(
-                X,
-                Y,
-                batch_size=12,
-                epochs=3,
-                shuffle=False,
-                verbose=0,
-                callbacks=[note],
-            ).history
-        return history, plain.get_weights()
+        return fit(model, 2, X[:16], Y[:16], callbacks=[note])
 
-    wanted = run(contextlib.nullcontext())
-    found = run(kt.TowerStrategy(3))
-    for a, b in zip(found[1], wanted[1], strict=True):
-        close(a, b)
-    same_history(found[0], wanted[0], 1e-5)
+    assert_exact(classifier, act, kt.TowerStrategy(2), tolerance=1e-5)

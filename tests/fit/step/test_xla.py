@@ -1,7 +1,6 @@
 """XLA compiles forward and backward pass of every tower."""
 
 import functools
-import logging
 
 import keras
 import numpy as np
@@ -10,9 +9,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit import told
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact, outcome, same_history, same_model
+from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
+from tests.kit.compare import assert_exact, assert_same, outcome
 from tests.kit.training import X, Y, adam, classifier, compiled, fit
 
 # Two batches of 16 rows.
@@ -33,46 +32,10 @@ class ShowsXla(keras.layers.Layer):
         return x * (0.5 + drawn(x.shape[-1]))
 
 
-class Acts(keras.layers.Layer):
-    """Does what a function does."""
-
-    def __init__(self, act):
-        super().__init__()
-        self.act = act
-
-    def call(self, x):
-        return self.act(x)
-
-
-class Own(keras.Model):
-    """A step of the user's own."""
-
-    times = 1
-
-    def train_step(self, data):
-        x, y = data
-        for _ in range(self.times):
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-            weights = self.trainable_weights
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-class Twice(Own):
-    times = 2
-
-
 @pytest.fixture
-def reasons(monkeypatch, caplog):
+def reasons(logged):
     """What was logged of steps that XLA does not compile, with the levels."""
-    monkeypatch.setattr(told, "_said", set())
-    caplog.set_level(logging.INFO, "keras_towers")
-    return lambda: [
-        (record.levelname, record.getMessage())
-        for record in caplog.records
-        if "jit_compile" in record.getMessage()
-    ]
+    return lambda: logged("jit_compile")
 
 
 def test_what_shows_that_xla_runs():
@@ -111,7 +74,7 @@ def held_once():
 
 CASES = {
     # Three towers get parts of different sizes, and have a body each.
-    "uneven parts": (dense, adam, lambda: kt.TowerStrategy(3), used),
+    "uneven parts": (dense, adam, lambda: kt.TowerStrategy(3), trained),
     "one body": (
         *(own_step_with_embedding, adam),
         *(lambda: kt.TowerStrategy(2), trained),
@@ -129,38 +92,33 @@ def test_the_same_as_one_device_with_xla(case, reasons):
     assert reasons() == []
 
 
-def image_classifier():
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Reshape((6, 1)),
-            keras.layers.Conv1D(4, 3, activation="relu"),
-            keras.layers.BatchNormalization(momentum=0.5),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-        ]
-    )
+def on_two_towers(way, *layers, jit_compile=True, act=trained):
+    """A model with layers of some classes, of which the last one acts."""
+
+    def build():
+        # Initializers take a seed when they are made.
+        keras.utils.set_random_seed(1)
+        return m.mlp(*(layer() for layer in layers), Acts(way))
+
+    make = compiled(build, adam, jit_compile=jit_compile)
+    return outcome(make, act, kt.TowerStrategy(2))
+
+
+def dropout():
+    return keras.layers.Dropout(0.4, seed=3)
+
+
+def norm():
+    return keras.layers.BatchNormalization(momentum=0.5)
 
 
 def test_what_towers_write(reasons):
-    """Moving statistics and metrics, in two calls of ``fit``."""
-
-    def act(model):
-        first = trained(model)
-        return first, fit(model, x=X[:16], y=Y[:16])
-
-    without, xla = (
-        outcome(
-            compiled(image_classifier, adam, jit_compile=jit),
-            act,
-            kt.TowerStrategy(2),
-        )
-        for jit in (False, True)
+    """Moving statistics and metrics."""
+    found, wanted = (
+        on_two_towers(tf.identity, norm, jit_compile=jit, act=used)
+        for jit in (True, False)
     )
-    for found, wanted in zip(xla.returned, without.returned, strict=True):
-        same_history(found, wanted, ROUNDING)
-    same_model(xla.model, without.model, ROUNDING)
+    assert_same(found, wanted, ROUNDING)
     assert reasons() == []
 
 
@@ -170,21 +128,8 @@ def _asks(x):
 
 def test_what_towers_draw(reasons):
     """XLA draws other numbers; all bodies draw those of their tower."""
-
-    def build(act):
-        keras.utils.set_random_seed(1)
-        return m.mlp(keras.layers.Dropout(0.4, seed=3), Acts(act))
-
-    one, each = (
-        outcome(
-            compiled(lambda act=act: build(act), adam, jit_compile=True),
-            trained,
-            kt.TowerStrategy(2),
-        )
-        for act in (tf.identity, _asks)
-    )
-    same_history(each.returned, one.returned, ROUNDING)
-    same_model(each.model, one.model, ROUNDING)
+    one, each = (on_two_towers(way, dropout) for way in (tf.identity, _asks))
+    assert_same(each, one, ROUNDING)
     assert reasons() == []
 
 
@@ -193,75 +138,58 @@ def _strings(x):
     return x + 0 * tf.reshape(number, tf.shape(x))
 
 
-def _shown(x):
-    tf.print("x", output_stream="file:///dev/null")
-    return x
-
-
-def _exchanged(x):
-    return x + 0 * tf.reduce_mean(kt.gather(x))
-
-
 def _fails(x):
     if compat.in_xla_context(compat.get_default_graph()):
         raise ValueError("not for XLA")
     return x
 
 
-FALLS_BACK = {
-    "the step uses what XLA does not have: AsString": _strings,
-    "the step uses what XLA does not have: PrintV2": _shown,
-    "the step exchanges values with other towers": _exchanged,
-    "the step fails in a function (ValueError": _fails,
-}
-
-
-@pytest.mark.parametrize("reason", FALLS_BACK)
-def test_without_xla_where_it_cannot(reason, reasons):
-    """Nothing is drawn or written by a trace that is dropped."""
-
-    def build():
-        layers = keras.layers.Dropout(0.4, seed=3), Acts(FALLS_BACK[reason])
-        return m.mlp(keras.layers.BatchNormalization(), *layers)
-
-    without, xla = (
-        outcome(
-            compiled(build, adam, jit_compile=jit), trained, kt.TowerStrategy(2)
-        )
-        for jit in (False, True)
-    )
-    same_history(xla.returned, without.returned, tolerance=0)
-    same_model(xla.model, without.model, tolerance=0)
+@pytest.mark.parametrize(
+    "act, reason",
+    [
+        (_strings, "uses what XLA does not have: AsString"),
+        (shown, "uses what XLA does not have: PrintV2"),
+        (exchanged, "exchanges values with other towers"),
+        (_fails, "fails in a function (ValueError"),
+    ],
+)
+def test_without_xla_where_it_cannot(act, reason, reasons):
+    found = on_two_towers(act, dropout, norm)
     ((level, said),) = reasons()
     assert level == "WARNING"
     assert said.startswith("jit_compile is off for training of 'sequential")
-    assert reason in said
+    assert f"the step {reason}" in said
+    if act is _strings:
+        # Nothing is drawn or written by a trace that is dropped.
+        wanted = on_two_towers(act, dropout, norm, jit_compile=False)
+        assert_same(found, wanted, tolerance=0)
 
 
 @pytest.mark.parametrize(
-    "options, cls, reason",
+    "strategy, cls, reason",
     [
-        ({}, Twice, "calls optimizers several times"),
-        ({"random": "global"}, Own, "draws its own rows of random numbers"),
+        (
+            lambda: kt.TowerStrategy(2),
+            *(Twice, "the step calls optimizers several times"),
+        ),
+        (
+            lambda: kt.TowerStrategy(2, random="global"),
+            *(Own, "the step draws its own rows of random numbers"),
+        ),
+        (
+            lambda: kt.AsyncTowerStrategy(2),
+            *(Own, "AsyncTowerStrategy trains without XLA"),
+        ),
     ],
 )
-def test_a_step_that_cannot_be_cut(options, cls, reason, reasons):
+def test_a_step_that_cannot_be_cut(strategy, cls, reason, reasons):
     build = functools.partial(own_step_with_embedding, cls)
     model = compiled(build, jit_compile=True)()
-    with kt.TowerStrategy(2, **options):
+    with strategy():
         trained(model)
     ((level, said),) = reasons()
     assert level == "WARNING"
-    assert said.endswith(f"the step {reason}")
-
-
-def test_towers_that_do_not_wait(reasons):
-    model = classifier(jit_compile=True)
-    with kt.AsyncTowerStrategy(2):
-        trained(model)
-    ((level, said),) = reasons()
-    assert level == "WARNING"
-    assert said.endswith("AsyncTowerStrategy trains without XLA")
+    assert said.endswith(reason)
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
@@ -271,7 +199,7 @@ def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
         tf.config, "list_physical_devices", lambda kind=None: devices
     )
     with kt.TowerStrategy(2):
-        model = classifier(Acts(_shown))
+        model = classifier(Acts(shown))
         assert model.jit_compile is True
         trained(model)
     ((level, said),) = reasons()
@@ -298,16 +226,13 @@ class WithFunction(keras.layers.Layer):
 
 def test_functions_of_the_model_are_not_left_with_what_xla_got(reasons):
     def act(model):
-        data = (X[:FEW], Y[:FEW])
-        history = fit(model, validation_data=data)
-        model.evaluate(*data, verbose=0)
-        return history
+        return fit(model, validation_data=(X[:FEW], Y[:FEW]))
 
-    def built():
+    def build():
         keras.utils.set_random_seed(1)
         inputs = keras.Input(X.shape[1:])
         return keras.Sequential([inputs, WithFunction(), keras.layers.Dense(4)])
 
-    make = compiled(built, jit_compile=True)
+    make = compiled(build, jit_compile=True)
     assert_exact(make, act, kt.TowerStrategy(2), tolerance=ROUNDING)
     assert "in a function of its own" in reasons()[0][1]

@@ -28,11 +28,17 @@ class Stepping(keras.Sequential):
         self.before(x)
         with tf.GradientTape() as tape:
             p = self(x, training=True)
-            loss = sparse(y, p)
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(grads, self.trainable_variables)
+            loss = self.loss_of(y, p)
+        variables = self.trainable_variables
+        self.update(tape.gradient(loss, variables), variables)
         self.after(x, p)
         return {"mine": loss}
+
+    def loss_of(self, y: Any, p: Any) -> tf.Tensor:
+        return sparse(y, p)
+
+    def update(self, grads: list[Any], variables: list[Any]) -> None:
+        self.optimizer.apply(grads, variables)
 
     def before(self, x: Any) -> None:
         """What is done before the forward pass."""
@@ -61,9 +67,10 @@ class Target(Stepping):
     """A target network, updated by hand, that no layer tracks."""
 
     def prepare(self):
-        self.__dict__["target"] = [keras.models.clone_model(self)]
-        self.__dict__["target"][0].build((None, m.FEATURES.shape[1]))
-        self.__dict__["target"][0].set_weights(self.get_weights())
+        target = keras.models.clone_model(self)
+        target.build((None, m.FEATURES.shape[1]))
+        target.set_weights([v.numpy() for v in self.trainable_variables])
+        self.__dict__["target"] = [target]
 
     def after(self, x, p):
         target = self.__dict__["target"][0]
@@ -76,30 +83,22 @@ class Target(Stepping):
         return self.__dict__["target"][0].get_weights()
 
 
-class Clipping(Stepping):
-    """Clips its weights, as a Wasserstein critic."""
-
-    def after(self, x, p):
-        for weight in self.trainable_variables:
-            weight.assign(tf.clip_by_value(weight, -0.05, 0.05))
-
-
 class ClippingSometimes(Stepping):
-    """Clips its weights in every other step."""
+    """Clips its weights in every other step, as a Wasserstein critic."""
 
     def prepare(self):
-        self.steps = self.add_weight(
+        self.turns = self.add_weight(
             shape=(), dtype="int32", initializer="zeros", trainable=False
         )
 
     def after(self, x, p):
-        self.steps.assign_add(1)
-        tf.cond(self.steps % 2 == 0, self.clip, lambda: 0)
+        def clip():
+            for weight in self.trainable_variables:
+                weight.assign(tf.clip_by_value(weight, -0.05, 0.05))
+            return 0
 
-    def clip(self):
-        for weight in self.trainable_variables:
-            weight.assign(tf.clip_by_value(weight, -0.05, 0.05))
-        return 0
+        self.turns.assign_add(1)
+        tf.cond(self.turns % 2 == 0, clip, lambda: 0)
 
 
 class Decaying(Stepping):
@@ -115,7 +114,7 @@ class Counting(Stepping):
     """Counts steps and examples."""
 
     def prepare(self):
-        self.steps = self.add_weight(
+        self.counted = self.add_weight(
             shape=(), dtype="int64", initializer="zeros", trainable=False
         )
         self.seen = self.add_weight(
@@ -134,7 +133,7 @@ class Counting(Stepping):
         )
 
     def after(self, x, p):
-        self.steps.assign_add(1)
+        self.counted.assign_add(1)
         self.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
         self.first.assign(self.first * 0.5 + 1.0)
 
@@ -143,13 +142,13 @@ class BatchMeans(Stepping):
     """A moving mean of the features, of every batch."""
 
     def prepare(self):
-        self.mean = self.add_weight(
+        self.of_batches = self.add_weight(
             shape=(m.FEATURES.shape[1],), initializer="zeros", trainable=False
         )
 
     def after(self, x, p):
         mean = tf.reduce_mean(x, 0)
-        self.mean.assign(0.7 * self.mean + 0.3 * mean)
+        self.of_batches.assign(0.7 * self.of_batches + 0.3 * mean)
 
 
 class Native(Stepping):
@@ -172,65 +171,68 @@ class Native(Stepping):
         return [v.numpy() for v in (self.steps, self.mean, self.table)]
 
 
+class Together(Stepping):
+    """Does what all of these do."""
+
+    kinds = (
+        *(ClippingSometimes, Averaging, Target, Decaying),
+        *(Counting, BatchMeans, Native),
+    )
+
+    def prepare(self):
+        for kind in self.kinds:
+            kind.prepare(self)
+
+    def before(self, x):
+        for kind in self.kinds:
+            kind.before(self, x)
+
+    def after(self, x, p):
+        for kind in self.kinds:
+            kind.after(self, x, p)
+
+    def state(self):
+        return [*Target.state(self), *Native.state(self)]
+
+
+class Unconditional(Together):
+    """Does so in every step."""
+
+    kinds = Together.kinds[1:]
+
+
 class Looking(Stepping):
     """Uses what it counts: the loss depends on it."""
 
     def prepare(self):
         self.steps = tf.Variable(0.0, trainable=False, name="steps")
 
-    def train_step(self, data):
-        x, y = data[:2]
+    def before(self, x):
         self.steps.assign_add(1.0)
-        with tf.GradientTape() as tape:
-            loss = sparse(y, self(x, training=True)) / self.steps
-        grads = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(grads, self.trainable_variables)
-        return {"mine": loss}
+
+    def loss_of(self, y, p):
+        return sparse(y, p) / self.steps
 
     def state(self):
         return [self.steps.numpy()]
 
 
 class TwoUpdates(Stepping):
-    """Scales one loss, and applies its gradients in two parts."""
+    """Applies its gradients in two parts."""
 
-    def train_step(self, data):
-        x, y = data[:2]
-        with tf.GradientTape() as tape:
-            loss = sparse(y, self(x, training=True))
-            scaled = self.optimizer.scale_loss(loss)
-        variables = self.trainable_variables
-        grads = tape.gradient(scaled, variables)
+    def update(self, grads, variables):
         self.optimizer.build(variables)
-        self.optimizer.apply(grads[:2], variables[:2])
-        self.optimizer.apply(grads[2:], variables[2:])
-        return {"mine": loss}
+        for part in (slice(0, 2), slice(2, 4)):
+            self.optimizer.apply(grads[part], variables[part])
 
 
 CASES: dict[str, type[Stepping]] = {
     kind.__name__: kind
     for kind in (
-        Averaging,
-        Target,
-        Clipping,
-        ClippingSometimes,
-        Decaying,
-        Counting,
-        BatchMeans,
-        Native,
-        Looking,
-        TwoUpdates,
+        *(*Together.kinds, Together, Unconditional),
+        *(Looking, TwoUpdates),
     )
 }
-
-# Of these, those that write trained weights, and those that read them.
-WRITES_WEIGHTS = (
-    "Averaging",
-    "Clipping",
-    "ClippingSometimes",
-    "Decaying",
-    "TwoUpdates",
-)
 
 
 def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:

@@ -1,6 +1,7 @@
 """Towers that update in shares: as one device does, with 1/n of its slots."""
 
 import contextlib
+import functools
 import itertools
 import logging
 
@@ -11,7 +12,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.weights import slots
-from tests.exactness.cases import HARDEST
 from tests.exactness.contract import assert_contract
 from tests.kit.compare import (
     assert_exact,
@@ -19,7 +19,6 @@ from tests.kit.compare import (
     close,
     same_model,
 )
-from tests.kit.long import long_but
 from tests.kit.optimizers import OPTIMIZERS
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, classifier, fit
@@ -35,6 +34,29 @@ OPTIONS = [
     {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2},
     {"loss_scale_factor": 8.0, "global_clipnorm": 0.1},
 ]
+
+
+def _partly_decayed():
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["kernel:0$"])
+    return optimizer
+
+
+def _scaled(**options):
+    inner = keras.optimizers.SGD(0.1, momentum=0.9, **options)
+    return keras.optimizers.LossScaleOptimizer(inner, 4.0)
+
+
+# Every optimizer with one option, and every option with some optimizer.
+CASES = {
+    f"{name}-{'-'.join(options)}": functools.partial(
+        getattr(keras.optimizers, name), 0.05, **options
+    )
+    for name, options in zip(OPTIMIZERS, itertools.cycle(OPTIONS), strict=False)
+}
+CASES["for names"] = _partly_decayed
+CASES["scaled"] = functools.partial(_scaled, **OPTIONS[6])
+CASES["scaled-accumulated"] = functools.partial(_scaled, **OPTIONS[5])
 
 
 def model_of(optimizer):
@@ -70,88 +92,73 @@ def gradients(model, step):
     return [first, *rest]
 
 
-def on_towers(strategy, model, grads, weights):
-    """Apply gradients to which every tower contributes."""
-
-    def mine(grad):
-        index = tf.distribute.get_replica_context().replica_id_in_sync_group
-        if isinstance(grad, tf.IndexedSlices):
-            here = slice(index, index + 1)
-            return tf.IndexedSlices(
-                grad.values[here], grad.indices[here], grad.dense_shape
-            )
-        # Exact, as their number is a power of two.
-        return grad / TOWERS
-
-    strategy.run(lambda: model.optimizer.apply(list(map(mine, grads)), weights))
+def own_part(gradient):
+    """What a tower contributes to a gradient."""
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    if isinstance(gradient, tf.IndexedSlices):
+        here = slice(index, index + 1)
+        return tf.IndexedSlices(
+            gradient.values[here], gradient.indices[here], gradient.dense_shape
+        )
+    # Exact, as their number is a power of two.
+    return gradient / TOWERS
 
 
-def applied(optimizer, strategy=None):
-    """Apply gradients, and return all variables of the model."""
+def applied(optimizer, strategy, calls):
+    """Apply gradients, those of some weights in each call."""
     model = model_of(optimizer())
     weights = model.trainable_variables
+    if len(calls) > 1:
+        model.optimizer.build(weights)
+
+    def apply(grads, some):
+        if strategy is not None:
+            grads = map(own_part, grads)
+        model.optimizer.apply(list(grads), weights[some])
+
     with strategy or contextlib.nullcontext():
         if strategy is not None:
             strategy.adopt(model)
-        for step in range(3):
-            grads = gradients(model, step)
+        for step, some in itertools.product(range(3), calls):
+            grads = gradients(model, step)[some]
             if strategy is None:
-                model.optimizer.apply(grads, weights)
+                apply(grads, some)
             else:
-                on_towers(strategy, model, grads, weights)
-    return [v.numpy() for v in all_variables(model)]
-
-
-def assert_applied_alike(optimizer):
-    strategy = kt.TowerStrategy(TOWERS, updates="sharded")
-    found, wanted = applied(optimizer, strategy), applied(optimizer)
-    for mine, theirs in zip(found, wanted, strict=True):
-        close(mine, theirs, 1e-6)
-
-
-@pytest.mark.parametrize(
-    "name, turn",
-    # Every optimizer with two options, and every option with some optimizers.
-    long_but(
-        lambda case: OPTIMIZERS.index(case[0]) % 4 == case[1],
-        itertools.product(OPTIMIZERS, range(4)),
-    ),
-)
-def test_every_optimizer(name, turn):
-    cls = getattr(keras.optimizers, name)
-    for options in OPTIONS[turn::4]:
-        assert_applied_alike(lambda options=options: cls(0.05, **options))
+                strategy.run(apply, (grads, some))
+        assert_towers_equal(model)
+    return model
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o))
-def test_every_option(options):
-    sgd = keras.optimizers.SGD
-    assert_applied_alike(lambda: sgd(0.1, momentum=0.9, **options))
-    assert_applied_alike(
-        lambda: keras.optimizers.LossScaleOptimizer(sgd(0.1, **options), 4.0)
-    )
+@pytest.mark.parametrize("name", [*CASES, "several calls"])
+def test_every_optimizer_and_option(name):
+    optimizer, calls = CASES.get(name), [slice(0, 5)]
+    if optimizer is None:
+        # Averages overwrite also the weights that a call is not for.
+        optimizer = functools.partial(keras.optimizers.Adam, 0.05, **OPTIONS[6])
+        calls = [slice(0, 2), slice(2, 5)]
+    strategy = kt.TowerStrategy(TOWERS, updates="sharded")
+    found = applied(optimizer, strategy, calls)
+    same_model(found, applied(optimizer, None, calls), 1e-6)
 
 
 @pytest.mark.parametrize(
-    "name",
-    long_but(
-        lambda name: name not in ("accumulation", "lazy"),
-        (*HARDEST, "loss-scale-overflow", "eager", "lazy"),
-    ),
+    "name, options, said",
+    [
+        ("embedding-clipped", {}, "its share of the weights"),
+        ("embedding-clipped", {"mode": "gpu"}, 'mode "gpu"'),
+        ("embedding-clipped", {"mode": "collective"}, 'mode "collective"'),
+        ("gan", {}, "its share of the weights"),
+        ("loss-scale-overflow", {}, "its share of the weights"),
+    ],
 )
-def test_contract(name):
-    assert_contract(name, kt.TowerStrategy(3, updates="sharded"))
+def test_contract(name, options, said):
+    strategy = kt.TowerStrategy(3, updates="sharded", **options)
+    assert_contract(name, strategy)
+    assert said in strategy.describe()
 
 
-@pytest.mark.parametrize("mode", ["gpu", "collective"])
-def test_requested_all_reduce_is_used(mode):
-    strategy = kt.TowerStrategy(2, mode=mode, updates="sharded")
-    assert_contract("embedding-clipped", strategy)
-    assert f'mode "{mode}"' in strategy.describe()
-
-
-def even(optimizer="adam"):
+def even(optimizer):
     """A model of four equal weights."""
     keras.utils.set_random_seed(2)
     model = keras.Sequential(
@@ -162,9 +169,9 @@ def even(optimizer="adam"):
     return model
 
 
-def train(model, epochs=1):
+def train(model):
     x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
-    model.fit(x, x, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    model.fit(x, x, batch_size=8, shuffle=False, verbose=0)
 
 
 def bytes_by_tower(model):
@@ -176,14 +183,30 @@ def bytes_by_tower(model):
     return found
 
 
-@pytest.mark.parametrize("built", ["before", "inside"])
+def _size(variable):
+    """The number of elements that a ``tf.Variable`` has in memory."""
+    return tf.size(
+        tf.raw_ops.ReadVariableOp(
+            resource=variable.handle, dtype=variable.dtype
+        )
+    ).numpy()
+
+
 @pytest.mark.parametrize(
-    "optimizer, slots", [("adam", 2), ("muon", 1), ("adafactor", 1.25)]
+    "optimizer, slots, built",
+    [
+        ("adam", 2, "before"),
+        ("muon", 1, "inside"),
+        ("adafactor", 1.25, "inside"),
+    ],
 )
-def test_each_tower_holds_its_part_of_the_slots(built, optimizer, slots):
+def test_each_tower_holds_its_part_of_the_slots(optimizer, slots, built):
     model = even(optimizer)
     if built == "before":
         train(model)
+        for layer in model.layers:
+            # Weights with equal paths are told apart.
+            layer.kernel._path = "kernel"
     held = [variable._value for variable in model.optimizer.variables]
     with kt.TowerStrategy(TOWERS, updates="sharded") as strategy:
         train(model)
@@ -199,64 +222,16 @@ def test_each_tower_holds_its_part_of_the_slots(built, optimizer, slots):
         assert variable._value is before and _size(before)
 
 
-def _size(variable):
-    """The number of elements that a ``tf.Variable`` has in memory."""
-    return tf.size(
-        tf.raw_ops.ReadVariableOp(
-            resource=variable.handle, dtype=variable.dtype
-        )
-    ).numpy()
-
-
-def test_slots_of_weights_with_equal_paths_are_told_apart():
-    model = even()
-    for layer in model.layers:
-        layer.kernel._path = "kernel"
-    with kt.TowerStrategy(TOWERS, updates="sharded"):
-        train(model)
-        assert len(set(bytes_by_tower(model))) == 1
-
-
 def test_in_turns_with_other_blocks_and_one_device():
-    found, wanted = classifier(optimizer=adam), classifier(optimizer=adam)
-    with kt.TowerStrategy(3, updates="sharded"):
-        fit(found)
-        fit(found)
-    with kt.TowerStrategy(2, updates="each"):
-        fit(found)
+    found, wanted = classifier(), classifier()
+    for towers, updates in (3, "sharded"), (2, "each"), (1, "once"):
+        with kt.TowerStrategy(towers, updates=updates):
+            fit(found)
     fit(found)
     with kt.TowerStrategy(2, updates="sharded"):
         fit(found)
     for _ in range(5):
         fit(wanted)
-    same_model(found, wanted)
-
-
-def test_several_calls_for_parts_of_the_weights():
-    """Moving averages overwrite also the weights that a call is not for."""
-
-    def twice(model, apply):
-        weights = model.trainable_variables
-        for step in range(3):
-            grads = gradients(model, step)
-            for some in (slice(0, 2), slice(2, 5)):
-                apply(grads[some], weights[some])
-
-    def make():
-        model = model_of(keras.optimizers.Adam(0.05, **OPTIONS[6]))
-        model.optimizer.build(model.trainable_variables)
-        return model
-
-    found, wanted = make(), make()
-    twice(wanted, wanted.optimizer.apply)
-    strategy = kt.TowerStrategy(TOWERS, updates="sharded")
-    with strategy:
-        strategy.adopt(found)
-        twice(
-            found,
-            lambda grads, weights: on_towers(strategy, found, grads, weights),
-        )
-        assert_towers_equal(found)
     same_model(found, wanted)
 
 
@@ -284,21 +259,7 @@ def test_one_tower_has_nobody_to_share_with(caplog):
     assert "sharded" in caplog.text
 
 
-def test_rules_for_names_hold_on_every_tower():
-    """Keras looks for the name of the variable that it updates."""
-
-    def make():
-        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
-        optimizer.exclude_from_weight_decay(var_names=["kernel:0$"])
-        model = classifier()
-        model.compile(optimizer, model.loss)
-        return model
-
-    assert_exact(make, fit, kt.TowerStrategy(3, updates="sharded"))
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_slots_are_created_where_they_stay(scaled, monkeypatch):
+def test_slots_are_created_where_they_stay(monkeypatch):
     places = []
     place = slots.PlacedSlots.place
 
@@ -307,11 +268,10 @@ def test_slots_are_created_where_they_stay(scaled, monkeypatch):
         place(self, slot, device, home)
 
     monkeypatch.setattr(slots.PlacedSlots, "place", noted)
-    model = classifier()
-    optimizer = keras.optimizers.Adam(0.01)
-    if scaled:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, model.loss)
+    inner = keras.optimizers.Adam(0.01)
+    model = classifier(
+        optimizer=lambda: keras.optimizers.LossScaleOptimizer(inner)
+    )
     with kt.TowerStrategy(2, updates="sharded"):
         fit(model)
     assert len(places) >= 2 * len(model.trainable_variables) and all(places)
@@ -324,7 +284,6 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
         raise tf.errors.ResourceExhaustedError(None, None, "no room")
 
     model = classifier()
-    model.compile("adam", model.loss)
     with (
         pytest.raises(tf.errors.ResourceExhaustedError),
         kt.TowerStrategy(3, updates="sharded"),

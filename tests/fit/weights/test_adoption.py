@@ -9,51 +9,21 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.cases import CASES, Case
-from tests.exactness.cases import fit as fitting
-from tests.kit.compare import assert_exact, close, same_history, same_model
-from tests.kit.long import long_but
-from tests.kit.ordinary import (
-    Originals,
-    all_variables,
-    assert_ordinary,
-    optimizers,
+from tests.kit.compare import (
+    assert_exact,
+    assert_same,
+    close,
+    outcome,
+    same_history,
+    same_model,
 )
-from tests.kit.training import (
-    EXAMPLES,
-    X,
-    Y,
-    adam,
-    classifier,
-    compiled,
-    fit,
-)
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import X, Y, adam, compiled, fit, linear
 
 
-class Shared(keras.Model):
-    """A subclassed model that uses a nested model and a layer twice."""
-
-    def __init__(self):
-        super().__init__()
-        keras.utils.set_random_seed(8)
-        self.body = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(6, "tanh")]
-        )
-        self.head = keras.layers.Dense(3)
-
-    def call(self, inputs):
-        return self.head(self.body(self.body(inputs)))
-
-    def test_step(self, data):
-        # Its own: one more log than Keras's.
-        return {**super().test_step(data), "twice": 2.0}
-
-
-def _nested_functional():
-    keras.utils.set_random_seed(9)
-    inside = m.mlp(keras.layers.Dense(4))
-    inputs = keras.Input((6,))
-    return keras.Model(inputs, inside(keras.layers.Dense(6)(inputs)))
+def _nested():
+    keras.utils.set_random_seed(8)
+    return m.Lazy()
 
 
 def _multi():
@@ -63,73 +33,72 @@ def _multi():
     )
 
 
-_PLAIN = fitting(m.FEATURES, m.LABELS, EXAMPLES, epochs=1)
-CARRIED = {
-    name: CASES[name]
-    for name in (
-        "ema-overwrite",
-        "loss-scale",
-        "gan",
-        "lazy",
+def _scaled():
+    averaged = m.momentum(
+        use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
     )
-} | {
-    "shared-subclassed": Case(compiled(Shared, adam), _PLAIN),
-    "nested-functional": Case(compiled(_nested_functional, adam), _PLAIN),
-    "multi-optimizer": Case(compiled(m.mlp, _multi), _PLAIN),
-}
+    return keras.optimizers.LossScaleOptimizer(
+        averaged, initial_scale=1024.0, dynamic_growth_steps=3
+    )
+
+
+def _accumulating():
+    return m.momentum(
+        gradient_accumulation_steps=3,
+        use_ema=True,
+        ema_momentum=0.8,
+        ema_overwrite_frequency=5,
+    )
+
+
+def _with_norm():
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    return linear(norm, optimizer=_accumulating)
+
+
+# Optimizer state moves between tower 0 and every tower, and strategies of
+# different size follow on one another.
+BLOCKS = [
+    None,
+    {"towers": 2, "mode": "collective"},
+    {"towers": 4, "mode": "collective"},
+    None,
+    {"towers": 3, "updates": "each"},
+]
 
 
 @pytest.mark.parametrize(
-    "name",
-    long_but(
-        (
-            "ema-overwrite",
-            "shared-subclassed",
-            "multi-optimizer",
-        ).__contains__,
-        CARRIED,
-    ),
+    "make, blocks",
+    [
+        (_with_norm, BLOCKS),
+        (compiled(_nested, _multi), [None, {"towers": 3}, None]),
+        (lambda: linear(optimizer=_scaled), [None, {"towers": 3}, None]),
+    ],
+    ids=["other-towers", "nested-multi-optimizer", "averages-loss-scale"],
 )
-def test_state_is_carried_over_both_ways(name, variables_on_towers):
-    """Outside, on three towers, outside: as if nothing had happened."""
-    case = CARRIED[name]
-    reference, model = case.build(), case.build()
-    wanted = [case.fit(reference).history for _ in range(3)]
-    found = [case.fit(model).history]
-    # By now everything is built: slots, metrics, lazy layers.
-    originals = Originals(model)
-    with kt.TowerStrategy(3):
-        found.append(case.fit(model).history)
-        on_towers = len(variables_on_towers())
-    assert on_towers >= len(model.trainable_variables)
-    assert_ordinary(model)
-    originals.assert_back()
-    found.append(case.fit(model).history)
-    same_model(model, reference, 3 * case.tolerance)
-    for mine, one_device in zip(found, wanted, strict=True):
-        same_history(mine, one_device)
-
-
-def test_dropout_seeds_go_on():
-    """Tower 0's stream is the model's own: it goes on where it stopped."""
-    draws = []
-    for strategy in (None, kt.TowerStrategy(3)):
-        model = classifier(keras.layers.Dropout(0.4, seed=5))
-        originals = Originals(model)
-        if strategy is None:
-            fit(model)
+def test_state_is_carried_over_both_ways(make, blocks, variables_on_towers):
+    """Outside, on towers, outside: as if nothing had happened."""
+    reference, model = make(), make()
+    for options in blocks:
+        wanted = fit(reference)
+        if options is None:
+            found = fit(model)
+            # By now everything is built: slots, metrics, lazy layers.
+            originals = Originals(model)
         else:
-            with strategy:
-                fit(model)
-        originals.assert_back()
+            with kt.TowerStrategy(**options) as strategy:
+                assert strategy.mode == options.get("mode", strategy.mode)
+                found = fit(model)
+                on_towers = len(variables_on_towers())
+            assert on_towers >= len(model.trainable_variables)
+            originals.assert_back()
         assert_ordinary(model)
-        (seed,) = model.layers[1]._seed_generators
-        draws.append(seed.state.numpy())
-    np.testing.assert_array_equal(*draws)
+        same_history(found, wanted, 1e-5)
+    same_model(model, reference, 2e-5)
 
 
 def test_references_that_the_user_held_stay_alive():
-    model = classifier()
+    model = linear()
     held = model.layers[0].kernel.value
     rate = model.optimizer.learning_rate.value
 
@@ -138,7 +107,7 @@ def test_references_that_the_user_held_stay_alive():
         return tf.reduce_sum(held)
 
     before = float(through_reference())
-    with kt.TowerStrategy(3):
+    with kt.TowerStrategy(2):
         fit(model)
         inside = float(through_reference())
         model.optimizer.learning_rate = 0.003
@@ -150,92 +119,48 @@ def test_references_that_the_user_held_stay_alive():
     close(float(rate), 0.003)
 
 
-def _methods(model):
-    """Every method once, with uneven batches."""
-    return {
-        "train": model.train_on_batch(X[:7], Y[:7]),
-        "weighted": model.train_on_batch(
-            X[:3], Y[:3], class_weight={0: 1.0, 1: 0.5, 2: 2.0}
-        ),
-        "train dict": model.train_on_batch(X[:9], Y[:9], return_dict=True),
-        "test": model.test_on_batch(X[:9], Y[:9]),
-        "evaluate": model.evaluate(X, Y, batch_size=9, verbose=0),
-        "predict": model.predict(X, batch_size=9, verbose=0),
-        "predict batch": model.predict_on_batch(X[:2]),
-    }
+METHODS = {
+    "evaluate": lambda model: model.evaluate(X, Y, verbose=0),
+    "predict": lambda model: model.predict(X, batch_size=9, verbose=0),
+    "predict_on_batch": lambda model: model.predict_on_batch(X[:5]),
+    "test_on_batch": lambda model: model.test_on_batch(X[:5], Y[:5]),
+}
 
 
-@pytest.mark.parametrize("towers", [1, 3])
-def test_every_method_gives_what_one_device_gives(towers):
-    assert_exact(classifier, _methods, kt.TowerStrategy(towers))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        lambda model: model.evaluate(X, Y, verbose=0),
-        lambda model: model.predict(X, verbose=0),
-        lambda model: model.predict_on_batch(X[:5]),
-        lambda model: model.test_on_batch(X[:5], Y[:5]),
-    ],
-    ids=["evaluate", "predict", "predict_on_batch", "test_on_batch"],
-)
-def test_methods_that_do_not_train_adopt_too(method):
-    """Each method alone, as the first that is called on the model."""
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_may_be_the_first(name):
+    """It adopts the model, and is no obstacle to the rest."""
+    method = METHODS[name]
 
     def act(model):
         result = method(model)
         placed = model._distribute_strategy is not None
         assert placed == tf.distribute.has_strategy()
-        return result
+        if name.startswith("predict"):
+            assert not model.optimizer.built
+        return result, fit(model)
 
-    model = assert_exact(classifier, act, kt.TowerStrategy(3)).model
-    # What was traced on towers is not used outside.
-    close(method(model), method(classifier()))
-
-
-def test_evaluate_of_moving_statistics_is_that_of_the_model_saved_after():
-    """Inside, it sees the statistics that the model leaves with."""
-    model = classifier(keras.layers.BatchNormalization())
-    with kt.TowerStrategy(3):
-        fit(model)
-        inside = model.evaluate(X, Y, verbose=0)
-        predicted = model.predict(X, verbose=0)
-    close(model.evaluate(X, Y, verbose=0), inside)
-    close(model.predict(X, verbose=0), predicted)
-
-
-def test_frozen_model_evaluates_and_predicts():
     def make():
-        model = classifier(keras.layers.BatchNormalization())
+        return linear(metrics=["accuracy"])
+
+    wanted, found = outcome(make, act), outcome(make, act, kt.TowerStrategy(3))
+    assert_same(found, wanted)
+    # What was traced on towers is not used outside.
+    close(method(found.model), method(wanted.model), 1e-5)
+
+
+def test_frozen_model_evaluates_and_trains_nothing():
+    def make():
+        model = linear(keras.layers.BatchNormalization())
         model.trainable = False
-        model.compile(adam(), m.cross_entropy(), metrics=["accuracy"])
+        model.compile(m.momentum(), m.cross_entropy(), metrics=["accuracy"])
         return model
 
     def act(model):
-        return (
-            model.evaluate(X, Y, verbose=0),
-            model.predict(X, verbose=0),
-            # Keras lets it: nothing is trained.
-            fit(model),
-        )
+        # Keras lets it fit.
+        return model.evaluate(X, Y, verbose=0), fit(model)
 
     assert_exact(make, act, kt.TowerStrategy(3))
-
-
-def test_two_outputs():
-    def act(model):
-        inputs = {"features": X, "tokens": m.TOKENS[:EXAMPLES]}
-        return (
-            model.predict(inputs, verbose=0),
-            model.train_on_batch(
-                inputs, {"label": Y, "target": m.TARGETS[:EXAMPLES]}
-            ),
-        )
-
-    make = CASES["several-losses"].build
-    predicted, _ = assert_exact(make, act, kt.TowerStrategy(3)).returned
-    assert set(predicted) == {"label", "target"}
 
 
 def test_models_that_share_layers_in_turn():
@@ -256,7 +181,7 @@ def test_models_that_share_layers_in_turn():
     def act(both):
         generator, critic = both.parts
         logs = []
-        for _ in range(3):
+        for _ in range(2):
             critic.trainable = True
             fake = generator.predict_on_batch(X[:9])
             logs.append(critic.train_on_batch(fake, np.zeros((9, 1))))
@@ -264,51 +189,43 @@ def test_models_that_share_layers_in_turn():
             logs.append(both.train_on_batch(X[:9], np.ones((9, 1))))
         return logs
 
-    both = assert_exact(make, act, kt.TowerStrategy(3)).model
+    both = assert_exact(make, act, kt.TowerStrategy(2)).model
     for part in both.parts:
         assert_ordinary(part)
 
 
-def test_user_sees_one_value_of_every_variable_inside():
-    model = classifier(keras.layers.BatchNormalization())
-    with kt.TowerStrategy(3):
-        fit(model)
-        inside = [v.numpy() for v in all_variables(model)]
-        assert int(model.optimizer.iterations) == 4
-    for variable, value in zip(all_variables(model), inside, strict=True):
-        close(variable.numpy(), value, message=variable.path)
-    assert optimizers(model) == [model.optimizer]
-
-
-@pytest.mark.parametrize("kind", ["fit", "train_on_batch"])
-def test_a_model_of_another_strategy_is_left_to_it(kind):
+def test_a_model_of_another_strategy_is_refused_and_unharmed():
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with mirrored.scope():
-        model = keras.Sequential(
-            [keras.Input((X.shape[1],)), keras.layers.Dense(3, "softmax")]
-        )
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy())
-    with (
-        pytest.raises(kt.TowerError, match="lives on another"),
-        kt.TowerStrategy(2),
-    ):
-        getattr(model, kind)(X[:8], Y[:8])
-    assert model._distribute_strategy is mirrored
-    model.fit(X[:8], Y[:8], verbose=0)
+        model = linear()
+    before = model.get_weights()
+    for towers, kind in ((1, "fit"), (4, "fit"), (4, "train_on_batch")):
+        with (
+            pytest.raises(
+                kt.TowerError, match="lives on another.*MirroredStrategy"
+            ),
+            kt.TowerStrategy(towers),
+        ):
+            getattr(model, kind)(X[:8], Y[:8])
+        assert model.distribute_strategy is mirrored
+    np.testing.assert_equal(model.get_weights(), before)
+    fit(model, x=X[:32], y=Y[:32])
+    reference = linear()
+    fit(reference, x=X[:32], y=Y[:32])
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine.numpy(), other.numpy())
 
 
 def test_a_nested_model_outlives_the_outer_one():
-    inner = keras.Sequential(
-        [keras.Input((X.shape[1],)), keras.layers.Dense(3)]
-    )
+    inner = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     kernel = inner.layers[0].kernel.value
     with kt.TowerStrategy(2):
         outer = keras.Sequential([inner, keras.layers.Softmax()])
         outer.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
-        outer.fit(X, Y, verbose=0)
+        fit(outer)
         del outer
         gc.collect()
     assert inner._distribute_strategy is None
     assert inner.layers[0].kernel.value is kernel
     inner.compile("sgd", "mse")
-    inner.fit(X, np.zeros((len(X), 3)), verbose=0)
+    fit(inner, y=np.zeros((len(X), 3)))

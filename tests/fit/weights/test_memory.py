@@ -1,19 +1,27 @@
 """Models that are built, trained and dropped leave nothing behind."""
 
+import contextlib
+import gc
 import json
 import subprocess
 import sys
+import threading
+import weakref
 
+import keras
 import pytest
+import tensorflow as tf
 
-pytestmark = pytest.mark.slow
+import keras_towers as kt
+from tests.kit.ordinary import assert_ordinary
+from tests.kit.training import X, Y, fit, linear
 
-BEFORE, CYCLES = 3, 8
+BEFORE, CYCLES = 3, 6
 # MB in each cycle: less than a model's weight, which has 20.
 ALLOWED = 5
 
-CYCLES_OF = """
-import gc, json, sys
+SCRIPT = f"""
+import contextlib, gc, json
 import keras_towers as kt
 kt.virtual_towers(2)
 import keras, numpy as np, psutil
@@ -26,40 +34,77 @@ def build():
     model.compile(keras.optimizers.SGD(0.1), lambda y, z: z)
     return model
 
-def fit():
-    build().fit(x, x, batch_size=4, verbose=0)
-
-def enter_and_fit():
+def cycle(block):
     model = build()
-    with kt.TowerStrategy(2):
+    with block:
         model.fit(x, x, batch_size=4, verbose=0)
-
-def cycle(use):
-    use()
+    del model
     keras.utils.clear_session()
     gc.collect()
     return psutil.Process().memory_info().rss / 2**20
 
-def used(use):
-    print(json.dumps([cycle(use) for _ in range(int(sys.argv[1]))]))
+def used(block):
+    return [cycle(block()) for _ in range({BEFORE + CYCLES})]
+
+blocks = used(lambda: kt.TowerStrategy(2))
+with kt.TowerStrategy(2):
+    one = used(contextlib.nullcontext)
+print(json.dumps({{"blocks": blocks, "one block": one}}))
 """
 
-USES = {
-    "blocks": "used(enter_and_fit)",
-    "one block": "with kt.TowerStrategy(2): used(fit)",
-}
 
-
-@pytest.mark.parametrize("use", USES)
-def test_memory_stays_flat(use):
-    script = CYCLES_OF + USES[use]
+@pytest.mark.slow
+def test_memory_stays_flat():
     ended = subprocess.run(
-        [sys.executable, "-c", script, str(BEFORE + CYCLES)],
+        [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
-    used = json.loads(ended.stdout)
-    grown = used[-1] - used[BEFORE - 1]
-    assert grown < ALLOWED * CYCLES, [round(each) for each in used]
+    for use, sizes in json.loads(ended.stdout).items():
+        grown = sizes[-1] - sizes[BEFORE - 1]
+        assert grown < ALLOWED * CYCLES, (use, [round(each) for each in sizes])
+
+
+def _live_variables():
+    gc.collect()
+    kind = type(tf.Variable(0.0))
+    return sum(type(item) is kind for item in gc.get_objects())
+
+
+def test_no_threads_and_no_variables_are_left():
+    model = linear()
+
+    def blocks(number):
+        for _ in range(number):
+            with kt.TowerStrategy(2):
+                model.train_on_batch(X[:8], Y[:8])
+        return threading.active_count(), _live_variables()
+
+    threads, variables = blocks(3)
+    more_threads, more_variables = blocks(4)
+    assert more_threads <= threads
+    assert more_variables <= variables
+    assert_ordinary(model)
+    assert int(model.optimizer.iterations) == 7
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_model_on_towers_dies_with_its_last_reference(inside):
+    with contextlib.ExitStack() as block:
+        block.enter_context(kt.TowerStrategy(2))
+        models = [linear() for _ in range(2)]
+        dropped = [weakref.ref(model) for model in models]
+        dropped += [weakref.ref(model.optimizer) for model in models]
+        dropped += [weakref.ref(model.weights[0].value) for model in models]
+        for model in models:
+            fit(model)
+        if not inside:
+            block.close()
+        del model
+        models.clear()
+        keras.utils.clear_session()
+        gc.collect()
+        assert [reference() for reference in dropped] == [None] * 6

@@ -1,13 +1,16 @@
-"""Run by Python when it starts, where this folder is in ``PYTHONPATH``.
-
-Keras imports these packages if they are there, for wrappers and plots, with all
-that they import in turn: a third of what it takes to start a rank. No process
-that a test starts asks for them.
-"""
+"""Run by Python when it starts, where this folder is in ``PYTHONPATH``."""
 
 import os
 import sys
 
 if "PYTEST_CURRENT_TEST" in os.environ:
+    # Keras imports these packages if they are there, for wrappers and plots,
+    # with all that they import in turn: a third of what it takes to start a
+    # rank. No process that a test starts asks for them.
     for name in ("matplotlib", "sklearn"):
         sys.modules[name] = None
+
+if "KERAS_TOWERS_TEST_WARM" in os.environ:
+    import warm_client
+
+    warm_client.hand_over(os.environ.pop("KERAS_TOWERS_TEST_WARM"))

@@ -1,0 +1,95 @@
+"""What the pages say of the package's source is so."""
+
+import ast
+import re
+
+import pytest
+
+import keras_towers as kt
+from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.core
+
+PACKAGE = ROOT / "keras_towers"
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+# The first column of its tables, without what is said of it behind.
+MESSAGES = re.findall(r"^\| `([^`]+)`", PAGE, re.MULTILINE)
+# The parts as a table lists them, from the top down.
+ORDER = re.findall(
+    r"\b([a-z_]+(?:\.py|/))",
+    (ROOT / "docs" / "architecture.md").read_text().split("```")[1],
+)
+
+
+def test_the_reference_has_all_public_names():
+    page = (ROOT / "docs" / "api.md").read_text()
+    listed = re.findall(r"^::: keras_towers\.(\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(kt.__all__)
+
+
+def imported(path):
+    """The parts that a file imports when it is itself imported."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, part, *_ = [*name.split("."), ""]
+            if package != "keras_towers":
+                continue
+            if (PACKAGE / part).is_dir():
+                yield f"{part}/"
+            elif (PACKAGE / f"{part}.py").exists():
+                yield f"{part}.py"
+
+
+def test_imports_go_downwards():
+    place = {part: index for index, part in enumerate(ORDER)}
+    assert "fit/" in place and "compat.py" in place
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {part}"
+        for path in PACKAGE.rglob("*.py")
+        for own in [path.relative_to(PACKAGE).parts[0]]
+        for own in [own if own.endswith(".py") else f"{own}/"]
+        for part in imported(path)
+        if own in place and part in place and place[part] < place[own]
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_every_folder_is_listed():
+    folders = {
+        f"{path.parent.name}/" for path in PACKAGE.glob("[a-z]*/__init__.py")
+    }
+    assert folders <= set(ORDER)
+
+
+def written(node):
+    """A string of the source, with an ellipsis for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(written, node.values))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # A field of a format.
+        return re.sub("%[rsd]", "…", node.value)
+    return "…"
+
+
+@pytest.fixture(scope="module")
+def strings():
+    return [
+        written(node)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Constant, ast.JoinedStr))
+    ]
+
+
+def test_messages_that_are_explained_exist(strings):
+    assert len(MESSAGES) > 30
+    for message in MESSAGES:
+        assert re.search(r"[a-z]{4}", message)
+        fragment = message.strip("… ")
+        assert any(fragment in string for string in strings), message

@@ -1,0 +1,207 @@
+"""Updates take fewer operations than those of Keras, and are the same.
+
+One for each weight of SGD; those of other optimizers are traced once for all
+weights of a kind.
+"""
+
+import collections
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.fit.update import repeated
+from keras_towers.fit.update.one_device import updating
+from tests.kit.optimizers import OPTIMIZERS
+
+pytestmark = pytest.mark.core
+
+KERAS = keras.optimizers
+FUSED = ("ResourceApplyKerasMomentum", "ResourceApplyGradientDescent")
+SHAPES = [(4, 3), (3,), (4, 3), (3,), (2, 3, 2)]
+
+
+def not_for_some(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["w0", "w4"])
+    return optimizer
+
+
+CASES = {
+    **{
+        name: functools.partial(getattr(KERAS, name), 0.1)
+        for name in OPTIMIZERS
+    },
+    "SGD-nesterov": lambda: KERAS.SGD(0.1, 0.9, nesterov=True),
+    "SGD-decayed": lambda: KERAS.SGD(0.1, 0.9, weight_decay=0.1, clipnorm=0.5),
+    "Adam": lambda: KERAS.Adam(
+        KERAS.schedules.ExponentialDecay(0.1, 2, 0.5),
+        amsgrad=True,
+        use_ema=True,
+        ema_overwrite_frequency=2,
+    ),
+    "accumulated": lambda: KERAS.Adam(0.1, gradient_accumulation_steps=2),
+    "scaled": lambda: KERAS.LossScaleOptimizer(
+        KERAS.AdamW(0.1, global_clipnorm=1.0), initial_scale=1.0
+    ),
+    "AdamW": lambda: not_for_some(KERAS.AdamW(0.1)),
+    "RMSprop": lambda: KERAS.RMSprop(0.1, momentum=0.9, centered=True),
+}
+
+
+def gradients_for(shapes, steps=2, dtype="float32"):
+    random = np.random.default_rng(1)
+    return [
+        [tf.constant(random.normal(size=shape), dtype) for shape in shapes]
+        for _ in range(steps)
+    ]
+
+
+def trained(optimizer, steps, here, given=lambda *gradients: gradients):
+    """Apply gradients to weights.
+
+    Args:
+        optimizer: the optimizer.
+        steps: the gradients of each step.
+        here: whether this package's updates replace those of Keras.
+        given: makes of the gradients what the optimizer is given.
+
+    Returns:
+        The weights and the optimizer's slots, and the operations of each type.
+    """
+    random = np.random.default_rng(2)
+    weights = [
+        keras.Variable(
+            random.normal(size=g.shape), dtype=g.dtype.name, name=f"w{i}"
+        )
+        for i, g in enumerate(steps[0])
+    ]
+    optimizer.build(weights)
+
+    @tf.function
+    def apply(*gradients):
+        with updating(optimizer) if here else contextlib.nullcontext():
+            optimizer.apply(list(given(*gradients)), weights)
+
+    for step in steps:
+        apply(*step)
+    graph = apply.get_concrete_function(*steps[0]).graph
+    values = [np.array(v) for v in (*weights, *optimizer.variables)]
+    return values, collections.Counter(op.type for op in graph.get_operations())
+
+
+def assert_as_keras(make, steps, **options):
+    """Return the operations of each type, with our updates and without."""
+    ours, found = trained(make(), steps, True, **options)
+    reference, wanted = trained(make(), steps, False, **options)
+    for mine, theirs in zip(ours, reference, strict=True):
+        mine, theirs = mine.astype("float64"), theirs.astype("float64")
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=1e-7)
+    assert not any(wanted[kind] for kind in FUSED)
+    return found, wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_that_of_keras(name, monkeypatch):
+    repetitions = []
+    record = repeated.Recording.repeat
+
+    def counted(self, inputs):
+        repetitions.append(inputs)
+        record(self, inputs)
+
+    monkeypatch.setattr(repeated.Recording, "repeat", counted)
+    found, _ = assert_as_keras(CASES[name], gradients_for(SHAPES))
+    if name.startswith("SGD"):
+        assert sum(found[kind] for kind in FUSED) == len(SHAPES)
+    else:
+        assert len(repetitions) >= 2
+
+
+def test_writes_and_reads_are_those_of_keras():
+    """What is shared is what no weight changes."""
+    make = functools.partial(KERAS.Adam, 0.1)
+    ours, reference = assert_as_keras(make, gradients_for(SHAPES, 1))
+    for kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        assert ours[kind] == reference[kind]
+    assert ours["Sqrt"] == len(SHAPES) + 1
+    assert reference["Sqrt"] == 2 * len(SHAPES)
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_other_gradients_lie_between(name):
+    """Rows, missing ones, and such of unknown shape."""
+
+    def given(first, *others):
+        rows = tf.IndexedSlices(
+            tf.ones((2, 3)), tf.constant([0, 2]), tf.constant([4, 3])
+        )
+        shapeless = tf.numpy_function(lambda g: g, [first], tf.float32)
+        assert shapeless.shape.rank is None
+        return first, rows, shapeless, None, others[0], shapeless
+
+    make = functools.partial(getattr(KERAS, name), 0.1)
+    assert_as_keras(make, gradients_for([(4, 3)] * 6, 2), given=given)
+
+
+@pytest.mark.parametrize(
+    "name, dtype, fused",
+    [
+        ("Adam", "float64", False),
+        ("Adam", "bfloat16", False),
+        ("SGD", "float64", True),
+        ("SGD", "float16", False),
+    ],
+)
+def test_weights_of_other_types(name, dtype, fused):
+    make = functools.partial(getattr(KERAS, name), 0.1)
+    gradients = gradients_for([(2,), (2,), (3,), (3,)], dtype=dtype)
+    found, _ = assert_as_keras(make, gradients)
+    assert any(found[kind] for kind in FUSED) == fused
+
+
+def halved():
+    class Halved(KERAS.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient / 2, variable, learning_rate)
+
+    return Halved(0.2)
+
+
+def by_name():
+    class ByName(KERAS.Adam):
+        def update_step(self, gradient, variable, learning_rate):
+            if "w1" not in variable.name:
+                super().update_step(gradient, variable, learning_rate)
+
+    return ByName(0.1)
+
+
+def by_name_of_instance():
+    adam = KERAS.Adam(0.1)
+    usual = adam.update_step
+    adam.update_step = lambda g, v, lr: "w1" in v.name or usual(g, v, lr)
+    return adam
+
+
+@pytest.mark.parametrize("make", [halved, by_name, by_name_of_instance])
+def test_own_rules_are_called_for_every_weight(make):
+    found, _ = assert_as_keras(make, gradients_for([(2,), (2,), (2,)]))
+    assert not any(found[kind] for kind in FUSED)
+
+
+def test_what_draws_or_reads_other_weights_is_not_repeated(monkeypatch):
+    """Even if an optimizer of Keras did so one day."""
+    other = tf.Variable([1.0, 2.0])
+
+    class Odd(KERAS.Adam):
+        def assign_sub(self, variable, value):
+            noise = tf.random.uniform([]) * 0 + other
+            super().assign_sub(variable, value * noise)
+
+    monkeypatch.setattr(repeated, "applies_to", lambda optimizer: True)
+    gradients = gradients_for([(2,), (2,), (2,)])
+    found, _ = assert_as_keras(lambda: Odd(0.1), gradients)
+    assert found["RandomUniform"] == 3

@@ -1,0 +1,221 @@
+"""Checks of two ranks: callbacks, functions and refusals."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+import keras_towers.horovod as hvd
+from tests.horovod import small
+from tests.kit.ranks import check
+
+
+@check
+def all_begin_as_the_root_but_for_local_variables():
+    # Rank 1 alone has trained: its momenta and iterations are overwritten.
+    made = small.model(seed=hvd.rank())
+    optimizer = small.sgd()
+    made.compile(optimizer, small.loss())
+    if hvd.rank() == 1:
+        made.train_on_batch(*small.first_batch())
+    made.compile(hvd.DistributedOptimizer(optimizer), small.loss())
+    bias = made.weights[1]
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(
+        0, local_variables=[bias]
+    )
+    callback.set_model(made)
+    callback.on_train_begin()
+    others = [v for v in made.weights if v is not bias]
+    assert small.ranks_apart([*others, *optimizer.variables]) == 0
+    assert small.apart(made.weights[2:], small.model(seed=0).weights[2:]) == 0
+    first, second = hvd.allgather_object(float(np.abs(bias).max()))
+    assert first == 0
+    assert second > 0
+
+
+@check
+def an_unbuilt_model_is_broadcast_with_its_first_batch():
+    for eagerly in (False, True):
+        found = []
+        for seed in (0, hvd.rank()):
+            keras.utils.set_random_seed(seed)
+            made = keras.Sequential(
+                [
+                    keras.layers.Dense(8, activation="tanh"),
+                    keras.layers.BatchNormalization(),
+                    keras.layers.Dropout(0.0),
+                    keras.layers.Dense(3),
+                ]
+            )
+            optimizer, callbacks = small.sgd(), []
+            if found:
+                hvd.DistributedOptimizer(optimizer)
+                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            made.compile(
+                optimizer, small.loss(), run_eagerly=eagerly or not found
+            )
+            # The same batch on both ranks: what BatchNorm sees is the same.
+            x, y = small.data(batches=2)
+            made.fit(x, y, 16, callbacks=callbacks, shuffle=False, verbose=0)
+            found.append(made)
+        alone, ours = found
+        assert small.ranks_apart(ours.weights) == 0
+        # In eager mode the ranks have trained one batch before.
+        assert (
+            eagerly or small.apart(ours.weights, alone.weights) < small.ROUNDING
+        )
+
+
+class _Notes(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen = dict(logs)
+
+
+@check
+def warm_up_follows_the_rule_with_corrected_momentum_and_metrics_are_means():
+    """Against the update rule of Goyal et al., written out."""
+    epochs, rate, factor = 3, 0.2, 0.9
+    x, y = small.data(batches=4)
+    made, alone = small.model(), small.model()
+    made.compile(
+        hvd.DistributedOptimizer(small.sgd(rate)), small.loss(), metrics=["acc"]
+    )
+    rates = []
+    before, after = _Notes(), _Notes()
+    history = made.fit(
+        small.mine(x),
+        small.mine(y),
+        small.GLOBAL_BATCH // 2,
+        epochs=epochs,
+        shuffle=False,
+        callbacks=[
+            before,
+            hvd.callbacks.MetricAverageCallback(),
+            after,
+            hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2),
+        ],
+        verbose=0,
+    ).history
+    sums = [tf.zeros(v.shape) for v in alone.trainable_variables]
+    for step in range(4 * epochs):
+        now = rate * min(0.5 + 0.5 * (step + 1) / 8, 1.0)
+        rates.append(now)
+        batch = slice(step % 4 * 16, step % 4 * 16 + 16)
+        grads = small.gradients(
+            alone, tf.constant(x[batch]), tf.constant(y[batch])
+        )
+        # Gradients are summed without their rates, which change.
+        sums = [factor * s + g for s, g in zip(sums, grads, strict=True)]
+        for v, s in zip(alone.trainable_variables, sums, strict=True):
+            v.assign_sub(now * s)
+    assert small.apart(made.weights, alone.weights) < small.ROUNDING
+    assert history["lr"] == pytest.approx([rates[3], rates[7], rates[11]])
+    one, other = hvd.allgather_object(before.seen)
+    assert sorted(one) == ["acc", "loss"]
+    assert abs(one["loss"] - other["loss"]) > 1e-3
+    mean = {name: pytest.approx((one[name] + other[name]) / 2) for name in one}
+    assert after.seen == mean
+    assert {name: history[name][-1] for name in mean} == mean
+
+
+@check
+def metrics_of_other_names_are_refused():
+    callback = hvd.callbacks.MetricAverageCallback()
+    logs = {"loss": 1.0}
+    if hvd.rank() == 1:
+        logs["extra"] = 2.0
+    with pytest.raises(kt.TowerError, match="differ in extra"):
+        callback.on_epoch_end(0, logs)
+
+
+@check
+def functions_take_arrays_numbers_tensors_and_variables():
+    rank = hvd.rank()
+    variable = keras.Variable([1.0 + rank, 2.0])
+    total = hvd.allreduce(np.array([rank, 1.0]), op=hvd.Sum)
+    assert total.dtype == tf.float64
+    assert float(hvd.allreduce(float(rank))) == 0.5
+    assert float(hvd.broadcast(tf.constant(5.0 + rank), 1)) == 6.0
+    assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+    slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([rank]), (3, 2))
+    slices = hvd.allreduce(slices, op=hvd.Sum)
+    pair = [variable, np.float32([rank, 4.0])]
+    rows = np.arange(4.0) + 10 * rank
+    got, counts = hvd.alltoall(keras.Variable(rows), splits=[1, 3])
+    parts = hvd.grouped_reducescatter(pair, op=hvd.Sum)
+    for found, one, other in (
+        (total, [1, 2], [1, 2]),
+        (hvd.allreduce(variable, op=hvd.Sum), [3, 4], [3, 4]),
+        (hvd.allgather(np.full((1 + rank,), rank)), [0, 1, 1], [0, 1, 1]),
+        (hvd.reducescatter(rows, op=hvd.Sum), [10, 12], [14, 16]),
+        (hvd.alltoall(rows), [0, 1, 10, 11], [2, 3, 12, 13]),
+        (got, [0, 10], [1, 2, 3, 11, 12, 13]),
+        (counts, [1, 1], [3, 3]),
+        (slices.indices, [0, 1], [0, 1]),
+        (hvd.grouped_allreduce(pair, op=hvd.Sum)[1], [1, 8], [1, 8]),
+        (hvd.grouped_allgather(pair)[1], [0, 4, 1, 4], [0, 4, 1, 4]),
+        (tf.concat(parts, 0), [3, 1], [4, 8]),
+    ):
+        assert found.numpy().tolist() == (one, other)[rank], found
+    hvd.broadcast_variables([variable], root_rank=1)
+    assert variable.numpy().tolist() == [2.0, 2.0]
+    variable.assign([rank, rank])
+    hvd.broadcast_([variable.value], root_rank=1)
+    assert variable.numpy().tolist() == [1.0, 1.0]
+
+
+@check
+def a_local_layer_keeps_its_own_gradients():
+    made = small.model()
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=made.layers[1]
+    )
+    x, y = small.first_batch()
+    own = small.gradients(made, x, y)[2].numpy()
+    before = made.get_weights()[2]
+    optimizer.apply(small.gradients(made, x, y), made.trainable_variables)
+    assert small.ranks_apart(made.layers[0].weights) == 0
+    assert small.ranks_apart(made.layers[1].weights) > 1e-3
+    moved = before - made.get_weights()[2]
+    np.testing.assert_allclose(
+        moved, 0.1 * own / 2, rtol=0, atol=small.ROUNDING
+    )
+
+
+@check
+def ranks_of_other_sets_do_not_take_part():
+    sets = [hvd.add_process_set([0]), hvd.add_process_set([1])]
+    optimizer = hvd.DistributedOptimizer(
+        small.sgd(), process_set=sets[hvd.rank()]
+    )
+    variable = keras.Variable([1.0])
+    optimizer.apply([tf.constant([1.0 + hvd.rank()])], [variable])
+    for each in sets:
+        hvd.remove_process_set(each)
+    np.testing.assert_allclose(variable, [0.9 - 0.1 * hvd.rank()])
+
+
+@check
+def what_would_go_wrong_is_refused():
+    def distributed(**options):
+        return hvd.DistributedOptimizer(small.sgd(), **options)
+
+    integer = tf.constant([1])
+    halved = distributed(compression=hvd.Compression.fp16)
+    for function, words in (
+        (lambda: distributed(op=hvd.Adasum), "built with MPI"),
+        (
+            lambda: small.train(distributed(), jit_compile=True),
+            "jit_compile=False",
+        ),
+        (
+            lambda: halved.apply([integer], [keras.Variable([1.0])]),
+            "cannot be compressed",
+        ),
+    ):
+        with pytest.raises(kt.TowerError, match=words):
+            function()
+    words = "train outside the strategy's scope"
+    with kt.TowerStrategy(), pytest.raises(kt.TowerError, match=words):
+        small.train(halved)

@@ -1,0 +1,135 @@
+"""Checks of two ranks: tapes, batch normalization, and ranks that differ."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers.horovod as hvd
+from keras_towers.horovod import tape as tape_lib
+from tests.horovod import small
+from tests.kit.ranks import check
+
+
+@check
+def a_tape_reduces_gradients_of_a_structure():
+    for wrap in (lambda step: step, tf.function):
+        made, optimizer = small.model("words"), small.sgd()
+        made.compile(optimizer, small.loss())
+
+        @wrap
+        def step(x, y, made=made, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                value = small.loss()(y, made(x, training=True))
+            tape = hvd.DistributedGradientTape(tape)
+            variables = {v.path: v for v in made.trainable_variables}
+            grads = tape.gradient(value, variables)
+            optimizer.apply([grads[p] for p in variables], variables.values())
+
+        rows = tf.data.Dataset.from_tensor_slices(
+            tuple(small.mine(array) for array in small.data("words"))
+        )
+        for x, y in rows.batch(small.GLOBAL_BATCH // 2).repeat(2):
+            step(x, y)
+        small.assert_as_alone(made, small.trained_alone(small.sgd, "words"))
+    # One for all steps of a loop, though each has a tape of its own.
+    assert len(tape_lib._reducers) == 2
+
+
+@check
+def a_tape_does_not_reduce_local_sources():
+    made = small.model()
+    x, y = small.first_batch()
+    with hvd.PartialDistributedGradientTape(
+        tf.GradientTape(persistent=True),
+        local_layers=made.layers[1],
+        scale_local_gradients=False,
+    ) as tape:
+        value = small.loss()(y, made(x))
+    local, reduced = tape.get_local_and_global_gradients(
+        value, made.trainable_variables
+    )
+    assert [variable.path for variable, _ in local + reduced] == [
+        v.path for v in made.layers[1].weights + made.layers[0].weights
+    ]
+    assert small.ranks_apart([grad for _, grad in local]) > 1e-3
+    assert small.ranks_apart([grad for _, grad in reduced]) == 0
+
+
+@check
+def batch_normalization_is_that_of_the_batches_of_all_ranks():
+    if hvd.rank() == 1:
+        hvd.SyncBatchNormalization()  # Numbers of names differ between ranks.
+    rng = np.random.default_rng(3)
+    # Where mean(x^2) - mean(x)^2 cancels.
+    x = rng.normal(50.0, size=(7, 4, 2)).astype("float32")
+    factors = rng.normal(size=x.shape).astype("float32")
+    mask = rng.random((7, 4)) < 0.6
+
+    def normalized(make, part, mask, wrap):
+        """Outputs, gradients with respect to inputs, moving statistics."""
+        layer, inputs = make(momentum=0.8), tf.constant(x[part])
+        layer.build(inputs.shape)
+
+        @wrap
+        def run():
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                outputs = layer(inputs, training=True, mask=mask)
+                total = tf.reduce_sum(outputs * factors[part])
+            return outputs, tape.gradient(total, inputs)
+
+        return [*run(), layer.moving_mean, layer.moving_variance]
+
+    mine = (slice(3), slice(3, 7))[hvd.rank()]
+    for given in (None, mask):
+        alone = normalized(
+            keras.layers.BatchNormalization, slice(7), given, tf.function
+        )
+        wanted = [array.numpy()[mine] for array in alone[:2]] + alone[2:]
+        given = None if given is None else given[mine]
+        for wrap in (lambda function: function, tf.function):
+            found = normalized(hvd.SyncBatchNormalization, mine, given, wrap)
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=5e-5)
+
+
+@check
+def ranks_with_less_data_join():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for _ in range(3 - hvd.rank()):
+        optimizer.apply([tf.constant([1.0, 4.0])], [variable])
+    last = hvd.join()
+    assert hvd.allgather_object(last) == [last, last]
+    # Where rank 1 had nothing more to give, rank 0 had half of its gradient.
+    expected = ([-1.5, -8.0], [-1.0, -6.0])[hvd.rank()]
+    np.testing.assert_allclose(variable.numpy(), expected)
+
+
+@check
+def ranks_with_other_gradients_are_told():
+    made = small.model()
+    x, y = small.first_batch()
+
+    def step(optimizer, count):
+        variables = made.trainable_variables[:count]
+        optimizer.apply(small.gradients(made, x, y)[:count], variables)
+
+    words = r"Only on rank 0: \S+/bias \[3\] float32 .* rank 1: no others"
+    for wrap in (lambda function: function, tf.function):
+        optimizer = hvd.DistributedOptimizer(small.sgd())
+        one = wrap(lambda o=optimizer: step(o, 4 - hvd.rank()))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            one()
+    variable = keras.Variable(np.zeros(3 + hvd.rank()), name="odd")
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"rank 0: odd \[3\] float32 .* rank 1: odd \[4\] float32",
+    ):
+        hvd.DistributedOptimizer(small.sgd()).apply(
+            [tf.ones(3 + hvd.rank())], [variable]
+        )
+    # Nothing is left behind.
+    step(hvd.DistributedOptimizer(small.sgd()), 4)
+    assert small.ranks_apart(made.weights) == 0

@@ -1,0 +1,301 @@
+"""Checks of a worker: what callbacks write, restore, and stop on two ranks."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from tests.kit.ranks import check
+from tests.processes import small as s
+
+FOLDER = pathlib.Path(sys.argv[1])
+
+
+class Count(keras.callbacks.Callback):
+    """Counts the batches and the epochs."""
+
+    batches = epochs = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+
+@check
+def files_are_written_by_one():
+    mine, chief, every = s.eager(), Count(), Count()
+    own_log = keras.callbacks.CSVLogger(FOLDER / f"log-{s.RANK}.csv")
+    shared = FOLDER / f"seen-by-{s.RANK}"
+    shared.mkdir()
+    with s.Strategy():
+        s.fit(
+            mine,
+            epochs=2,
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(shared / "model.keras"),
+                keras.callbacks.CSVLogger(shared / "log.csv"),
+                keras.callbacks.TensorBoard(shared / "board"),
+                keras.callbacks.BackupAndRestore(
+                    shared / "backup", delete_checkpoint=False
+                ),
+                kt.ChiefOnly(chief),
+                every,
+                kt.EveryRank(own_log),
+            ],
+        )
+    written = sorted(path.name for path in shared.iterdir())
+    wanted = ["backup", "board", "log.csv", "model.keras"]
+    assert written == ([] if s.RANK else wanted), written
+    assert (chief.epochs, every.epochs) == (0 if s.RANK else 2, 2)
+    assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
+    s.gather("all have written")
+    saved = keras.models.load_model(FOLDER / "seen-by-0" / "model.keras")
+    for a, b in zip(saved.get_weights(), mine.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@check
+def rank_0_restores_for_all():
+    def train(mine, *callbacks):
+        keep = keras.callbacks.BackupAndRestore(FOLDER / "restored")
+        return s.fit(mine, epochs=4, callbacks=[keep, *callbacks])
+
+    class PowerCut(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError), s.Strategy():
+        train(s.eager(), PowerCut())
+    again, alone = s.eager(seed=1 + s.RANK), s.eager()
+    with s.Strategy():
+        history = train(again)
+    assert history.epoch == [2, 3]
+    s.fit(alone, epochs=4)
+    s.assert_same_model(again, alone)
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops a loop at one of its events."""
+
+    def __init__(self, event, number=None):
+        super().__init__()
+        loops = {"test": "stop_evaluating", "predict": "stop_predicting"}
+        attribute = loops.get(event.split("_")[1], "stop_training")
+
+        def stop(at=None, logs=None):
+            if number in (None, at):
+                setattr(self.model, attribute, True)
+
+        setattr(self, event, stop)
+
+
+@check
+def stop_of_one_rank():
+    # On either rank, around a batch or an epoch, or before all of them.
+    for event, number, done, rank in (
+        ("on_train_batch_begin", 1, 2, 0),
+        ("on_epoch_begin", None, 1, 1),
+        ("on_train_begin", None, 1, 0),
+        ("on_epoch_end", 0, 5, 1),
+        ("on_train_batch_end", 1, 2, 1),
+    ):
+        mine, count = s.eager(), Count()
+        # The other one may have no callback at all.
+        callbacks = [Stop(event, number), count] if rank == s.RANK else []
+        with s.Strategy():
+            found = s.fit(mine, batch_size=10, epochs=3, callbacks=callbacks)
+        assert found.epoch == [0], event
+        assert rank != s.RANK or count.batches == done, event
+        assert s.gather(int(mine.optimizer.iterations)) == [done] * 2, event
+    alone = s.eager()
+    if s.RANK == 0:
+        wanted = s.fit(alone, s.X[:20], s.Y[:20], batch_size=10)
+        s.assert_same_history(found, wanted)
+    s.assert_same_model(mine, alone)
+
+
+@check
+def stop_of_evaluate_and_predict():
+    mine = s.eager()
+    with s.Strategy():
+        for call, event in (
+            (lambda c: mine.evaluate(s.X, s.Y, 8, 0, callbacks=c), "test"),
+            (lambda c: mine.predict(s.X, 8, 0, callbacks=c), "predict"),
+        ):
+            count = Count()
+            stop = [Stop(f"on_{event}_batch_end", 1)] if s.RANK else []
+            result = call([*stop, count])
+            assert s.gather(count.batches) == [2, 2], event
+            s.assert_equal_on_ranks(np.asarray(result).tobytes())
+        # The validation of fit, of which the next epoch has to know nothing.
+        count = Count()
+        stop = [Stop("on_test_batch_end", 0)] if s.RANK else []
+        s.fit(
+            mine,
+            batch_size=25,
+            epochs=2,
+            callbacks=[*stop, count],
+            validation_data=(s.X, s.Y),
+            validation_batch_size=8,
+        )
+    assert s.gather(count.batches) == [2 * (2 + 1)] * 2
+
+
+def with_option(name, *values):
+    """What the ranks call: ``fit`` with another value on each."""
+    return [lambda mine, v=v: s.fit(mine, **{name: v}) for v in values]
+
+
+def compiled_with(*arguments):
+    """Likewise, of a model that each compiles otherwise."""
+    return [
+        lambda mine, a=a: (mine.compile(*a), s.fit(mine)) for a in arguments
+    ]
+
+
+def schedule(steps):
+    rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
+    return keras.optimizers.SGD(rate), "mse"
+
+
+def momentum(value):
+    return keras.optimizers.SGD(momentum=value), "mse"
+
+
+@check
+def what_differs_between_ranks_is_named():
+    for calls, *words in (
+        (
+            (s.fit, lambda mine: mine.predict(s.X)),
+            *("rank 0 is at the beginning of fit", "rank 1", "of predict"),
+        ),
+        (
+            with_option("epochs", 1, 2),
+            *("another epochs", "rank 0: 1", "rank 1: 2"),
+        ),
+        (
+            compiled_with(("sgd", "mse"), ("sgd", "mae")),
+            *("another loss", "rank 0: 'mse'", "rank 1: 'mae'"),
+        ),
+        (
+            compiled_with(schedule(10), schedule(20)),
+            "another schedule of learning rates",
+        ),
+        (
+            compiled_with(momentum(0.5), momentum(0.25)),
+            *("another momentum of the optimizer", "rank 1: 0.25"),
+        ),
+        (
+            with_option("x", s.X, s.X + 1),
+            "rank 1 has other examples than rank 0",
+        ),
+    ):
+        mine = s.eager()
+        with s.refused(*words), s.Strategy():
+            calls[s.RANK](mine)
+
+
+@check
+def learning_rates_of_rank_0_are_warned_of():
+    def made(rank):
+        return s.eager(optimizer=keras.optimizers.SGD(0.01 * (rank + 1)))
+
+    with s.Messages() as messages:
+        s.assert_as_one_process(made(s.RANK), alone=made(0))
+    assert messages.have("different learning rates") == (s.RANK == 0)
+
+
+@check
+def a_signal_to_one_rank_ends_all_behind_the_same_batch():
+    def train(*callbacks):
+        mine = s.eager()
+        callbacks = [*callbacks, kt.Backup(FOLDER / "signalled")]
+        with s.Strategy():
+            history = s.fit(mine, batch_size=10, epochs=2, callbacks=callbacks)
+        return mine, history
+
+    def send(batch, logs):
+        if batch == 3 and s.RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signals = keras.callbacks.LambdaCallback(on_train_batch_end=send)
+    with pytest.raises(SystemExit) as ended:
+        train(signals)
+    s.assert_equal_on_ranks(ended.value.code)
+    assert ended.value.code == 75
+    kept = FOLDER / "signalled" / "backup.npz"
+    assert s.gather(kept.exists())[0]
+    resumed, history = train()
+    s.gather("rank 0 has removed it")
+    assert not kept.exists()
+    undisturbed = s.eager()
+    wanted = s.fit(undisturbed, batch_size=10, epochs=2)
+    s.assert_same_model(resumed, undisturbed)
+    s.assert_same_history(history, wanted)
+
+
+def events(path):
+    found = json.loads(path.read_text())["traceEvents"]
+    return [event for event in found if event["ph"] == "X"]
+
+
+@check
+def timeline_of_all_ranks():
+    path = FOLDER / "trace.json"
+    timeline = kt.Timeline(path)
+    s.assert_as_one_process(
+        s.model(),
+        lambda it: s.fit(it, batch_size=10, epochs=2, callbacks=[timeline]),
+        reference=lambda it: s.fit(it, batch_size=10, epochs=2),
+    )
+    # One file has the ten steps of both ranks, on one clock.
+    found = events(path)
+    for name in ("compute", "reduction", "update"):
+        places = [
+            (event["args"]["step"], event["pid"])
+            for event in found
+            if event["name"] == name
+        ]
+        assert sorted(places) == [(s, r) for s in range(10) for r in range(2)]
+    for step in range(10):
+        begins = [
+            event["ts"]
+            for event in found
+            if event["name"] == "reduction" and event["args"]["step"] == step
+        ]
+        assert abs(begins[0] - begins[1]) < 0.2, "it begins with the last rank"
+    assert {e["pid"] for e in found if e["name"] == "input"} == {0, 1}
+    assert bool(timeline.phases) == (s.RANK == 0)
+    assert not path.with_name("trace.rank1.json").exists()
+
+
+@check
+def timeline_of_a_fit_that_fails():
+    class Fails(kt.Timeline):
+        def on_train_end(self, logs=None):
+            raise RuntimeError
+
+    path = FOLDER / "failed.json"
+    with s.Strategy(), pytest.raises(RuntimeError):
+        s.fit(s.model(), batch_size=25, callbacks=[Fails(path)])
+    own = path if s.RANK == 0 else path.with_name("failed.rank1.json")
+    assert {event["pid"] for event in events(own)} == {s.RANK}
+    s.gather("read")
+
+
+@check
+def timeline_on_one_rank_only():
+    callbacks = [kt.Timeline(FOLDER / "one.json")] if s.RANK == 0 else []
+    with s.refused("rank 0: Timeline, rank 1: None"), s.Strategy():
+        s.fit(s.eager(), callbacks=callbacks)

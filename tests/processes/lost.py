@@ -1,0 +1,91 @@
+"""A task of a job that loses some: trains slowly, and tells how far it is.
+
+``main`` is given the strategy, its options, the epochs of each ``fit``, and may
+be given the number of models, the seconds that a batch takes, those before the
+epoch in which a test kills, and a backup's kind and folder.
+"""
+
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.fit.served import workers
+from keras_towers.parameter_servers import pulse, server, shared
+
+X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
+KILLED_IN = 3
+
+
+class Tell(keras.callbacks.Callback):
+    """Tells of epochs and steps, and takes its time for them."""
+
+    def __init__(self, pause_s=0.0, wait_s=0.0):
+        super().__init__()
+        self._pause_s, self._wait_s = pause_s, wait_s
+
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch)
+        time.sleep(self._wait_s if epoch == KILLED_IN else 0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        print("step", int(self.model.optimizer.iterations))
+        time.sleep(self._pause_s)
+
+
+def make():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    return model
+
+
+def train(model, fits, callbacks=(), shuffle=True):
+    """Train for some epochs, again and again; in order with a backup."""
+    for number, epochs in enumerate(fits):
+        print("fit of", epochs)
+        model.fit(
+            *(X, X[:, :1], 8),
+            initial_epoch=number,
+            epochs=number + epochs,
+            shuffle=shuffle,
+            verbose=0,
+            callbacks=list(callbacks),
+        )
+    return model
+
+
+def main(strategy, options, fits, models=1, backup=None, folder="", **pauses):
+    """Run as a task of the job."""
+    pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
+    server._CHIEF_GONE_S = 6.0
+    shared._ANSWER_S = 5.0
+    print("process", os.getpid())
+    # The server's devices are no towers of this process.
+    kt.virtual_towers(2)
+    strategy = getattr(kt, strategy)(**{"towers": 1, **options})
+    backups = {
+        "keras": lambda: [keras.callbacks.BackupAndRestore(folder)],
+        "towers": lambda: [kt.Backup(folder)],
+        None: list,
+    }[backup]
+    try:
+        with strategy:
+            for number in range(models):
+                print("model", number)
+                model = make()
+                callbacks = [*backups(), Tell(**pauses)]
+                train(model, fits, callbacks, shuffle=not backup)
+    except tf.errors.UnavailableError as error:
+        print("lost:", *error.__notes__)
+        print("evaluated", model.evaluate(X, X[:, :1], verbose=0))
+    else:
+        print("counts", getattr(strategy, "counts", None))
+        print("values", json.dumps([w.tolist() for w in model.get_weights()]))

@@ -1,0 +1,21 @@
+"""A worker: checks of ranks, all in one job, since starting one takes long."""
+
+import os
+
+import keras_towers as kt
+from tests.kit.ranks import main
+from tests.processes import (  # noqa: F401
+    callbacks,
+    compression,
+    distribution,
+    exact,
+    over_tensorflow,
+    shares,
+    steps,
+    training,
+)
+
+if __name__ == "__main__":
+    if "VIRTUAL_TOWERS" in os.environ:
+        kt.virtual_towers(int(os.environ["VIRTUAL_TOWERS"]))
+    main()

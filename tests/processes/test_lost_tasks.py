@@ -1,0 +1,268 @@
+"""Workers and parameter servers that stop, die, come back, or never start."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from keras_towers.launching.tf_cluster import local_cluster
+from tests.kit.compare import close
+from tests.kit.tasks import Task
+from tests.processes import lost
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 90
+SYNC = "SyncReplicasStrategy"
+OTHERS = pytest.param("DistributedReplicatedStrategy", marks=pytest.mark.long)
+
+
+@pytest.fixture
+def cluster(tmp_path, ctrl_c):
+    """Makes clusters; all of their tasks end with the test."""
+    tasks = []
+    with contextlib.ExitStack() as held:
+
+        def make(**sizes):
+            clusters = held.enter_context(local_cluster(sizes))
+
+            def start(strategy, fits, only=None, name="first", **given):
+                given = {"options": {}, **given, "fits": fits}
+                script = (
+                    "from tests.processes import lost\n"
+                    f"lost.main({strategy!r}, **{given!r})"
+                )
+                started = [
+                    Task(tmp_path, one, script, f"{name}-{number}")
+                    for number, one in enumerate(clusters)
+                    if only in (None, number)
+                ]
+                tasks.extend(started)
+                return started
+
+            return start
+
+        yield make
+        for task in tasks:
+            task.kill()
+
+
+def told(task, word):
+    """What a task has told in lines that begin with a word."""
+    whole = task.output.rpartition("\n")[0]
+    return [
+        line.partition(" ")[2]
+        for line in whole.splitlines()
+        if line.split(" ")[0] == word
+    ]
+
+
+def until(happens):
+    end = time.monotonic() + LIMIT_S
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def go_on(*tasks, steps=5):
+    """Wait until tasks have trained for some more steps."""
+    before = [len(told(task, "step")) for task in tasks]
+    for task, known in zip(tasks, before, strict=True):
+        until(
+            lambda task=task, known=known: (
+                len(told(task, "step")) >= known + steps
+                or task.process.poll() is not None
+            )
+        )
+        assert task.process.poll() is None, task.output
+
+
+def signal_to(task, number):
+    """Send it to the process that trains, not to who waits for it."""
+    os.kill(int(told(task, "process")[0]), number)
+
+
+def ended(*tasks, code=0):
+    for task in tasks:
+        assert task.end(LIMIT_S) == code, task.output
+
+
+def assert_values_of_one_device(task, *fits, **options):
+    (values,) = told(task, "values")
+    wanted = lost.train(lost.make(), fits, **options).get_weights()
+    for one, other in zip(json.loads(values), wanted, strict=True):
+        close(one, other, 2e-5)
+
+
+def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
+    cluster,
+):
+    server, chief, stops, dies = cluster(ps=1, worker=3)(
+        *(SYNC, [20]),
+        options={"replicas_to_aggregate": 2, "stall_timeout": 60},
+        pause_s=0.05,
+    )
+    go_on(chief, stops, dies)
+    signal_to(stops, signal.SIGSTOP)
+    go_on(chief, dies)
+    signal_to(stops, signal.SIGCONT)
+    go_on(stops)
+    dies.kill()
+    go_on(chief, stops)
+    ended(chief, stops, server)
+    assert len(told(chief, "epoch")) == 20
+    (counts,) = told(chief, "counts")
+    assert int(counts.split()[0]) >= 220, counts
+    assert told(chief, "values") == told(stops, "values")
+
+
+@pytest.mark.parametrize("strategy", [SYNC, OTHERS])
+def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy):
+    """Within the second fit of the script, in the middle of an epoch."""
+    start = cluster(ps=1, worker=2)
+    arguments = {"options": {"stall_timeout": 60}, "pause_s": 0.05}
+    server, chief, dies = start(strategy, [2, 4], **arguments)
+    until(lambda: len(told(dies, "step")) >= 24 + 18)
+    dies.kill()
+    (again,) = start(strategy, [2, 4], only=2, name="again", **arguments)
+    ended(chief, again, server)
+    assert told(again, "epoch")[0] == told(dies, "epoch")[-1]
+    steps = [len(told(task, "step")) for task in (chief, dies, again)]
+    # It may have died between the end of a step and what tells of it here.
+    assert steps[0] == 6 * 12 and 0 <= steps[0] - sum(steps[1:]) <= 1, steps
+    if strategy == SYNC:
+        assert "used by replica: 48 48; dropped: 0 0" in chief.output
+        assert_values_of_one_device(chief, 2, 4)
+    assert told(chief, "values") == told(again, "values")
+
+
+def test_worker_that_does_not_come_back(cluster):
+    server, chief, dies = cluster(ps=1, worker=2)(
+        *(SYNC, [100]), options={"stall_timeout": 5}, pause_s=0.05
+    )
+    go_on(chief, dies)
+    dies.kill()
+    ended(chief, server, code=1)
+    assert (
+        "worker 0 has waited 5 s for the other workers: worker 1 cannot be "
+        "reached any more" in chief.output
+    )
+
+
+@pytest.mark.parametrize("strategy", [SYNC, OTHERS])
+def test_dead_chief_ends_all(cluster, strategy):
+    server, chief, worker = cluster(ps=1, worker=2)(
+        *(strategy, [500]), pause_s=0.05
+    )
+    go_on(chief, worker)
+    chief.kill()
+    ended(worker, server, code=1)
+    for task in (worker, server):
+        assert "the chief cannot be reached any more" in task.output
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(SYNC, marks=pytest.mark.long),
+        "DistributedParameterServerStrategy",
+    ],
+)
+def test_dead_server_ends_all(cluster, strategy):
+    server, *workers = cluster(ps=1, worker=2)(
+        *(strategy, [500]), options={"towers": 2}, pause_s=0.05
+    )
+    go_on(*workers)
+    server.kill()
+    ended(*workers, code=1)
+    for worker in workers:
+        assert "cannot be reached any more. Start all tasks" in worker.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["keras", "towers"])
+def test_a_job_whose_server_is_killed_goes_on_from_its_backup(
+    cluster, kind, tmp_path
+):
+    start = cluster(ps=1, worker=2)
+    backup = {"backup": kind, "folder": str(tmp_path / "backup")}
+    server, *workers = start(SYNC, [8], pause_s=0.1, **backup)
+    until(lambda: all("3" in told(worker, "epoch") for worker in workers))
+    server.kill()
+    ended(*workers, code=1)
+    server, *workers = start(SYNC, [8], name="again", **backup)
+    ended(*workers, server)
+    for worker in workers:
+        assert "1" not in told(worker, "epoch")
+        assert_values_of_one_device(worker, 8, shuffle=False)
+
+
+@pytest.mark.long
+def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
+    start = cluster(ps=1, worker=2)
+    arguments = {"models": 4, "pause_s": 0.1}
+    *_, dies = start(SYNC, [8], **arguments)
+    until(lambda: "3" in told(dies, "model"))
+    dies.kill()
+    (again,) = start(SYNC, [8], only=2, name="again", **arguments)
+    ended(again, code=1)
+    assert "the parameter servers have freed its weights" in again.output
+
+
+@pytest.mark.parametrize(
+    "number, victim, size",
+    [
+        (signal.SIGKILL, 0, 2),
+        pytest.param(signal.SIGSTOP, 1, 3, marks=pytest.mark.long),
+    ],
+)
+def test_other_ranks_get_an_error_and_all_can_be_started_again(
+    cluster, tmp_path, number, victim, size
+):
+    start = cluster(worker=size)
+    arguments = {
+        "options": {"timeout": 10},
+        "backup": "keras",
+        "folder": str(tmp_path / "backup"),
+    }
+    tasks = start("MultiWorkerTowerStrategy", [5], wait_s=3, **arguments)
+    # All are in the pause, or about to be.
+    until(lambda: all("3" in told(task, "epoch") for task in tasks))
+    signal_to(tasks[victim], number)
+    for task in tasks:
+        if task is not tasks[victim]:
+            ended(task)
+            assert f"rank {victim} (127.0.0.1:" in told(task, "lost:")[0]
+            assert told(task, "evaluated")
+    tasks[victim].kill()
+    tasks = start("MultiWorkerTowerStrategy", [5], name="again", **arguments)
+    ended(*tasks)
+    for task in tasks:
+        assert "2" not in told(task, "epoch")
+        assert told(task, "values") == told(tasks[0], "values")
+    assert_values_of_one_device(tasks[0], 5, shuffle=False)
+
+
+STARTS = """
+import keras_towers as kt
+
+try:
+    kt.MultiWorkerTowerStrategy(start_timeout=6)
+except kt.TowerError as error:
+    print("refused:", error, flush=True)
+"""
+
+
+def test_a_worker_that_never_starts_is_named(tmp_path):
+    with local_cluster({"worker": 2}) as clusters:
+        task = Task(tmp_path, clusters[1], STARTS)
+        try:
+            ended(task)
+        finally:
+            task.kill()
+    missing = f"rank 0 ({clusters[0].workers[0]})"
+    waits, refused = task.output.split("refused: ")
+    assert f"waits for {missing} to start" in waits
+    assert f"{missing} did not start within 6 seconds" in refused

@@ -1,0 +1,123 @@
+"""Ranks of a job train as one process does, over each engine."""
+
+import pytest
+
+from tests.exactness.cases import CASES, OF_ONE_UPDATE
+from tests.kit.ranks import Job, names
+
+pytestmark = pytest.mark.slow
+
+
+def checks(*modules):
+    return [
+        name
+        for module in modules
+        for name in names(f"tests.processes.{module}")
+    ]
+
+
+USAGE = checks("training", "callbacks", "compression", "distribution", "steps")
+# One of each kind of reduction: of values that are infinite on one rank, that
+# depend on the whole batch, that have weights, and that are sparse.
+EXACT = [
+    *("loss-scale-overflow", "mask", "sync-batch-norm", "contrastive"),
+    "embedding-clipped in shares",
+]
+ON_TOWERS = [
+    "last-batch-of-one on two towers",
+    "embedding-clipped on two towers",
+]
+# What others show, too: of data and updates more than of ranks.
+RARER = (
+    "a_commit_within_an_epoch_has_all_shares",
+    "an_error_between_steps_of_shares",
+    "batches_by_hand_in_shares",
+    "overflow_is_seen_by_the_loss_scale",
+    "own_data_of_unequal_length",
+    "parts_with_other_numbers_of_rows",
+    "random_layers_draw_as_one_process_on_joined_batches",
+    "several_steps_at_once",
+    "stop_of_evaluate_and_predict",
+    "xla_compiles_what_each_rank_computes",
+    "a_fit_within_an_epoch_of_another",
+    "training_goes_on_where_ranks_are_not_synchronised",
+    "state_that_rank_0_has_loaded_in_shares",
+    "logs_by_what_they_are",
+)
+HOROVOD = [
+    *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
+    *EXACT,
+]
+# Another case has all of what those of one update have.
+REST = [
+    *RARER,
+    *(name for name in CASES if name not in (*OF_ONE_UPDATE, *EXACT)),
+    *ON_TOWERS,
+    "lazy in shares",
+    "loss-scale-overflow in shares of two towers",
+    "batch-norm of the global batch",
+    "clipped-by-hand on two towers",
+]
+THREE = [
+    *("last-batch-of-one", "loss-scale-overflow", "sync-batch-norm"),
+    *("contrastive", "embedding-clipped in shares"),
+]
+# What depends on the transport most, and several towers of a rank.
+TENSORFLOW = [
+    *checks("over_tensorflow"),
+    "attributes",
+    "other_gradients_are_refused",
+    *ON_TOWERS,
+]
+TENSORFLOW_REST = [
+    "own_data_of_unequal_length",
+    "xla_compiles_what_each_rank_computes",
+    "what_differs_between_ranks_is_named",
+    "forms_are_near_the_exact_sum",
+    "own_loop",
+    "state_is_shared_in_steps_and_whole_between_epochs",
+    "several_steps_at_once",
+    "accumulation in shares",
+    "batch-norm of the global batch",
+]
+ON_TWO_TOWERS = {"VIRTUAL_TOWERS": "2"}
+OVER_TENSORFLOW = {
+    "number": "--workers",
+    "TESTED_STRATEGY": "MultiWorkerTowerStrategy",
+    **ON_TWO_TOWERS,
+}
+JOBS = {
+    "Horovod": (HOROVOD, 2, {}),
+    "TensorFlow": (TENSORFLOW, 2, OVER_TENSORFLOW),
+}
+LONG = {
+    "Horovod, the rest": (REST, 2, ON_TWO_TOWERS),
+    "Horovod, three ranks": (THREE, 3, {}),
+    "TensorFlow, the rest": (TENSORFLOW_REST, 2, OVER_TENSORFLOW),
+}
+STARTED = {
+    job: Job("tests.processes.ranks", ranks, 480, tuple(wanted), **options)
+    for job, (wanted, ranks, options) in {**JOBS, **LONG}.items()
+}
+
+
+@pytest.mark.parametrize(
+    "job, name",
+    [(job, name) for job, (wanted, *_) in JOBS.items() for name in wanted],
+)
+def test_ranks(job, name):
+    STARTED[job].assert_passed(name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "job, name",
+    [(job, name) for job, (wanted, *_) in LONG.items() for name in wanted],
+)
+def test_more_ranks(job, name):
+    STARTED[job].assert_passed(name)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_job_ends_well(job):
+    STARTED[job].assert_ended_well()

@@ -1,0 +1,158 @@
+"""Where reductions sum and who waits for whom, as their graphs say.
+
+NCCL cannot run on CPUs: of it there is only the graph, and the reasons.
+"""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.reduction import (
+    hierarchical_all_reduce,
+    nccl_all_reduce,
+    nccl_available,
+    sum_on_host,
+    sum_on_towers,
+)
+from keras_towers.reduction.placed import host_of, same_device, same_devices
+from keras_towers.reduction.sparse import sum_slices
+from tests.reduction.cases import assert_sums, cpus, make_gradients, ops_of
+
+FULL = "/job:localhost/replica:0/task:0"
+GPUS = [f"/device:GPU:{k}" for k in range(3)]
+
+
+def places(ops):
+    return [tf.DeviceSpec.from_string(op.device).device_index for op in ops]
+
+
+def sums_of(ops, size):
+    """The ops of a graph that add vectors of that size."""
+    adds = [op for op in ops if op.type == "AddN"]
+    return [op for op in adds if op.outputs[0].shape == [size]]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [(sum_on_host, [0, 0, 0, 0]), (sum_on_towers, [0, 1, 2, 0])],
+)
+def test_where_gradients_are_added(reduce, expected):
+    row = [tf.ones([i + 1]) for i in range(4)]
+    ops = ops_of(reduce, [row] * 3, cpus(3))
+    assert [places(sums_of(ops, i + 1)) for i in range(4)] == [
+        [place] for place in expected
+    ]
+
+
+def test_main_devices_rotate_and_groups_do_not_mix():
+    row = [tf.ones([i + 1]) for i in range(6)]
+    ops = ops_of(hierarchical_all_reduce, [row] * 8, cpus(8))
+    for index in range(6):
+        adds = sums_of(ops, index + 1)
+        inside = [op for op in adds if len(op.inputs) == 4]
+        across = [op for op in adds if len(op.inputs) == 2]
+        assert places(inside) == places(across) == [index % 4, 4 + index % 4]
+        sources = [{tensor.op for tensor in op.inputs} for op in across]
+        assert sources == [set(inside)] * 2
+
+
+def test_both_groups_have_the_same_bits():
+    grads = [[tf.random.stateless_normal([999], [k, 1])] for k in range(8)]
+    results = hierarchical_all_reduce(grads, cpus(8))
+    assert len({row[0].numpy().tobytes() for row in results}) == 1
+
+
+def test_odd_numbers_are_no_two_groups():
+    with pytest.raises(TowerError, match=r"even number.*there are 3"):
+        hierarchical_all_reduce([[tf.ones([2])]] * 3, cpus(3))
+
+
+def test_rows_are_put_together_once_in_the_order_of_towers():
+    def part(*rows):
+        values = [[float(row)] for row in rows]
+        return tf.IndexedSlices(values, tf.constant(rows), tf.constant([9, 1]))
+
+    @tf.function
+    def step():
+        return sum_slices([part(4), part(4, 7)], "/device:CPU:3", cpus(2))
+
+    graph = step.get_concrete_function().graph
+    concats = [op for op in graph.get_operations() if "Concat" in op.type]
+    assert places(concats) == [3, 3]
+    for total in step():
+        np.testing.assert_array_equal(total.values, [[4], [4], [7]])
+        np.testing.assert_array_equal(total.indices, [4, 4, 7])
+        np.testing.assert_array_equal(total.dense_shape, [9, 1])
+
+
+def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
+    row = [tf.ones([2]), tf.ones([])]
+    ops = ops_of(nccl_all_reduce, [row] * 3, GPUS)
+    found = {}
+    for op in ops:
+        if op.type == "NcclAllReduce":
+            assert op.get_attr("num_devices") == 3
+            assert op.get_attr("reduction") == b"sum"
+            found.setdefault(op.get_attr("shared_name"), []).append(op)
+    assert len(found) == 2
+    for group in found.values():
+        assert same_devices([op.device for op in group], GPUS)
+        readers = [c for op in group for c in op.outputs[0].consumers()]
+        assert len(readers) == 3
+        for op in readers:
+            assert {op.inputs[0].op, *op.control_inputs} == {*group}
+
+
+def test_what_nccl_does_not_know_is_added():
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    row = [slices, tf.ones([2], tf.bfloat16), tf.ones([0])]
+    types_ = [op.type for op in ops_of(nccl_all_reduce, [row] * 3, GPUS)]
+    assert "NcclAllReduce" not in types_
+    assert types_.count("AddN") == 2
+    # In eager code that is everything.
+    grads = make_gradients(3)
+    assert_sums(nccl_all_reduce(grads, cpus(3)), grads)
+
+
+@pytest.mark.parametrize(
+    ("devices", "built", "parts", "reason"),
+    [
+        (cpus(2), True, [1, 1], "/device:CPU:0 is not a GPU"),
+        (GPUS[:1], True, [1], "at least two"),
+        (GPUS[:2], False, [], "without support for GPUs"),
+        (GPUS[:2], True, [1], "/device:GPU:1 does not exist"),
+        (GPUS, True, [1, 2], "GPU:1 and /device:GPU:2 are on the same"),
+        (GPUS, True, [1, 1, 1], None),
+    ],
+)
+def test_reasons(monkeypatch, devices, built, parts, reason):
+    gpus = [types.SimpleNamespace(name=f"p{i}") for i in range(len(parts))]
+    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: built)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config,
+        "get_logical_device_configuration",
+        lambda gpu: [None] * parts[gpus.index(gpu)],
+    )
+    available, why = nccl_available(devices)
+    assert available == (reason is None)
+    assert (reason or "3 different physical GPUs") in why
+
+
+def test_names_of_devices():
+    full = f"{FULL}/device:CPU:1"
+    task = "/task:0/device:CPU:1"
+    for one, other in (("CPU:1", full), (full, "CPU:1"), (task, task)):
+        assert same_device(one, other)
+    unlike = ("", FULL, "CPU:2", "GPU:1", "/task:1/device:CPU:1")
+    assert not any(same_device(task, other) for other in unlike)
+    assert same_devices(["CPU:0", "CPU:1"], cpus(2))
+    assert not same_devices(["CPU:1", "CPU:0"], cpus(2))
+    assert not same_devices(["CPU:0"], cpus(2))
+    assert host_of("/job:worker/task:2/device:GPU:1") == (
+        "/job:worker/task:2/device:CPU:0"
+    )

@@ -1,0 +1,134 @@
+"""Asynchronous towers: logs, metrics and staleness are those of all steps."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.kit.compare import close, same_history
+from tests.kit.training import STEPS, X, classifier, fit
+from tests.strategies import async_cases as cases
+
+
+def still(*first):
+    """A classifier that does not learn, so that metrics can be compared."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((6,)), *first, keras.layers.Dense(1, "sigmoid")]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        "binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(20, name="auc")],
+    )
+    return model
+
+
+def test_metrics_are_exact_sums():
+    def weighted(model):
+        return fit(
+            model,
+            epochs=2,
+            y=cases.TARGETS,
+            class_weight={0: 1.0, 1: 3.0},
+            validation_data=(X, cases.TARGETS),
+        )
+
+    model, reference = still(), still()
+    model.steps_per_execution = 3
+    reference.run_eagerly = True
+    wanted = weighted(reference)
+    with kt.AsyncTowerStrategy(2):
+        same_history(weighted(model), wanted)
+
+
+def test_callbacks_see_every_step_and_the_last_exactly():
+    steps, begun, ahead, last = [], [], [], {}
+
+    def slow(tower, values):
+        begun.append(tower)
+        # To be caught in the middle of the last steps.
+        time.sleep(0.03)
+        return values
+
+    def note(batch, logs):
+        steps.append(batch)
+        ahead.append(len(steps) - len(begun))
+        last.update(logs)
+
+    with kt.AsyncTowerStrategy(2):
+        history = fit(
+            still(cases.Runs(slow)),
+            *(2, np.tile(X, (4, 1)), np.tile(cases.TARGETS, (4, 1))),
+            callbacks=[cases.callback(on_train_batch_end=note)],
+        )
+    assert steps == [*range(14)] * 2
+    # One batch in each tower, and one that waits for it.
+    assert max(ahead) <= 4
+    same_history(last, {name: values[-1] for name, values in history.items()})
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_logs_that_are_no_metrics(eagerly):
+    """Neither is one under the name of a metric that counts nothing."""
+    model = m.OwnLog()
+    model.compile("sgd", run_eagerly=eagerly)
+    with kt.AsyncTowerStrategy(2) as strategy:
+        history = fit(model, epochs=2)
+    # Eager towers take turns.
+    assert (strategy.staleness.histogram == {0: STEPS}) or not eagerly
+    assert int(model.optimizer.iterations) == 2 * STEPS
+    assert history.keys() == {"loss", "this_batch", "double"}
+    own = np.array(history["this_batch"])
+    assert (own > 0).all()
+    close(2 * own, history["double"])
+
+
+def test_stateless_metric_in_a_step():
+    class Step(keras.Sequential):
+        def train_step(self, data):
+            state = metric.stateless_update_state(metric.variables, 3.0)
+            result = metric.stateless_result(state)
+            return {**super().train_step(data), "stateless": result}
+
+    metric = keras.metrics.Mean(name="mean")
+    model = Step([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", m.cross_entropy())
+    with kt.AsyncTowerStrategy(2):
+        assert fit(model)["stateless"] == [3.0]
+    assert not any(variable.numpy() for variable in metric.variables)
+
+
+def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
+    seen = []
+    layer = cases.Late(20)
+    model = classifier(layer)
+    with kt.AsyncTowerStrategy(3) as strategy:
+        assert (strategy.staleness.mean, strategy.staleness.max) == (0, 0)
+        look = cases.callback(
+            on_epoch_end=lambda *_: seen.append(strategy.staleness)
+        )
+        board = keras.callbacks.TensorBoard(tmp_path)
+        history = cases.endless(model, 40, epochs=2, callbacks=[look, board])
+    assert layer.held_nobody
+    assert len(layer.begun) == int(model.optimizer.iterations) == 80
+    for found in seen:
+        assert found.steps == sum(found.histogram.values()) == 40
+        values = np.repeat([*found.histogram], [*found.histogram.values()])
+        assert found.mean == pytest.approx(values.mean())
+        assert str(found) == (
+            f"mean {values.mean():.2f}, max {values.max()} over 40 steps"
+        )
+    # Two of those that had begun may not have ended.
+    assert 18 <= seen[0].max < 40
+    # History is that of the model, with names as on one device.
+    assert history.keys() == {"loss", "accuracy"}
+    there = cases.written(tmp_path)
+    for epoch in (0, 1):
+        for name in ("mean", "max"):
+            value = there[f"epoch_staleness_{name}", epoch]
+            close(value, getattr(seen[epoch], name))
+        assert ("staleness", epoch) in there

@@ -1,0 +1,176 @@
+"""Asynchronous towers: every batch is one step, and no step is lost."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.kit.compare import close
+from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.training import BATCH, STEPS, X, classifier, fit
+from tests.strategies import async_cases as cases
+
+
+class Counts(cases.Traced):
+    """Counts its training steps in a weight."""
+
+    def build(self, shape):
+        self.count = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs, training=False):
+        if training:
+            self.count.assign_add(1)
+        return super().call(inputs)
+
+
+def test_every_batch_is_one_step():
+    traced = []
+    layer = Counts(traced.append)
+    model = classifier(layer, steps_per_execution=2)
+    total = 0
+    with kt.AsyncTowerStrategy(3) as strategy:
+
+        def look(epochs, batches):
+            # Of the last epoch alone.
+            assert strategy.staleness.steps == batches, source
+
+        for source in cases.SOURCES:
+            total += cases.fits(model, source, look)
+            # Other state of the model is shared too, and counts every step.
+            assert int(layer.count) == total, source
+            assert int(model.optimizer.iterations) == total, source
+        # Once for each tower, whatever the size of the last batches.
+        assert traced == [0, 1, 2]
+        model.compile("sgd", model.loss)
+        fit(model)
+        assert traced == 2 * [0, 1, 2]
+
+
+def linear(optimizer, **kwargs):
+    """A model whose gradients do not depend on its weights.
+
+    So the sum of all updates is the same in every order.
+    """
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(optimizer, lambda y, out: out * y, **kwargs)
+    return model
+
+
+def gradient(x, y):
+    """The gradient of its kernel, on one batch."""
+    return x.T @ np.tile(y, 3) / (3 * len(x))
+
+
+EPOCH = sum(
+    gradient(X[i : i + BATCH], cases.TARGETS[i : i + BATCH])
+    for i in range(0, len(X), BATCH)
+)
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_no_update_is_lost(scale):
+    model = linear(keras.optimizers.SGD(0.5))
+    originals = Originals(model)
+    kernel = model.layers[0].kernel
+    wanted = kernel.numpy() - 10 * (0.5 / 3 if scale else 0.5) * EPOCH
+    with kt.AsyncTowerStrategy(3, scale_gradient=scale):
+        fit(model, y=cases.TARGETS, epochs=10)
+    originals.assert_back()
+    assert_ordinary(model)
+    close(kernel, wanted, 1e-5)
+
+
+def slow_constraint(weight):
+    """Reads a weight some time before it is written."""
+
+    def wait(value):
+        time.sleep(0.002)
+        return value
+
+    value = tf.convert_to_tensor(weight)
+    waited = tf.py_function(wait, [value], value.dtype)
+    return tf.ensure_shape(waited, value.shape)
+
+
+@pytest.mark.parametrize(
+    "options, constraint",
+    [
+        ({"gradient_accumulation_steps": 4}, None),
+        ({"use_ema": True, "ema_momentum": 0.9}, None),
+        ({}, slow_constraint),
+    ],
+    ids=["accumulation", "ema", "constraint"],
+)
+def test_optimizers_that_read_and_write_lose_nothing(options, constraint):
+    def train(run_eagerly):
+        optimizer = keras.optimizers.SGD(0.5, **options)
+        model = linear(optimizer, run_eagerly=run_eagerly)
+        model.layers[0].kernel.constraint = constraint
+        # All batches alike: averages then depend on no order.
+        fit(model, x=np.ones_like(X), y=np.ones_like(cases.TARGETS), epochs=8)
+        return model
+
+    reference = train(run_eagerly=True)
+    with kt.AsyncTowerStrategy(3, scale_gradient=False):
+        model = train(run_eagerly=False)
+    assert model.optimizer.iterations == reference.optimizer.iterations
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        close(mine, other, 1e-4)
+
+
+def test_several_optimizers_that_let_one_after_the_other_update():
+    class TwoOptimizers(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            weights = iter(self.trainable_variables)
+            other.apply([tf.ones_like(w) for w in weights], iter(self.weights))
+            return logs
+
+    first, other = (
+        keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
+        for rate in (0.0, 1.0)
+    )
+    model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(first, "mse")
+    other.build(model.trainable_variables)
+    before = model.layers[0].bias.numpy()
+
+    def train():
+        with kt.AsyncTowerStrategy(2, scale_gradient=False):
+            fit(model, y=cases.TARGETS, epochs=2)
+
+    cases.within(120, train)
+    assert int(other.iterations) == STEPS
+    close(before - model.layers[0].bias, np.full(3, STEPS))
+
+
+def test_training_in_a_callback():
+    """The fit that it interrupts goes on as it was."""
+    model = linear(keras.optimizers.SGD(0.5))
+    kernel = model.layers[0].kernel
+    # Of train_on_batch nothing is scaled: no other tower takes part.
+    alone = gradient(X[:8], cases.TARGETS[:8])
+    wanted = kernel.numpy() - 0.5 / 2 * 3 * EPOCH - 0.5 * alone
+    strategy = kt.AsyncTowerStrategy(2)
+    steps = []
+
+    def after_an_epoch(epoch, logs):
+        steps.append(strategy.staleness.steps)
+        if epoch == 0:
+            fit(model, y=cases.TARGETS)
+            model.train_on_batch(X[:8], cases.TARGETS[:8])
+
+    def train():
+        with strategy:
+            watch = cases.callback(on_epoch_end=after_an_epoch)
+            fit(model, y=cases.TARGETS, epochs=2, callbacks=[watch])
+
+    cases.within(120, train)
+    assert steps == [STEPS, STEPS]
+    close(kernel, wanted, 1e-5)

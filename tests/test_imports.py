@@ -1,0 +1,79 @@
+"""Importing keras_towers is cheap, in any order, and on any backend."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from keras_towers import _keras_import
+from tests.kit.compare import close
+from tests.kit.scripts import python
+
+FIRST = """
+import importlib.util, sys
+import keras_towers
+
+assert not {"keras", "tensorflow"} & sys.modules.keys()
+# Looking for Keras is not importing it.
+assert importlib.util.find_spec("keras")
+import keras
+"""
+
+# For every backend of Keras.
+SCRIPT = """
+import numpy as np
+
+if keras.backend.backend() == "tensorflow":
+    keras_towers.virtual_towers(4)
+distribution = keras.distribution.DataParallel()
+assert distribution.device_mesh.devices.size == 4
+random = np.random.default_rng(0)
+x, y = random.normal(size=(64, 5)), random.integers(0, 3, 64)
+model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+model.set_weights([random.normal(size=w.shape) for w in model.weights])
+model.compile(
+    keras.optimizers.SGD(0.1, momentum=0.9),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+)
+with distribution.scope():
+    model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    print(len(getattr(model.weights[0]._value, "values", [])))
+np.savez(sys.argv[1], *model.get_weights())
+"""
+
+
+def weights_by(backend, path, imports=FIRST):
+    """The number of towers, and the weights that the script ends with."""
+    done = python(
+        *("-c", imports + SCRIPT, str(path)),
+        KERAS_BACKEND=backend,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(path) as found:
+        return int(done.stdout), [found[name] for name in found.files]
+
+
+def test_keras_towers_first(tmp_path):
+    towers, _ = weights_by("tensorflow", tmp_path / "weights.npz")
+    assert towers == 4
+
+
+def test_keras_first():
+    called = []
+    _keras_import.after_keras(lambda: called.append("at once"))
+    assert called == ["at once"]
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_one_script_on_other_backends(backend, tmp_path):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    path = tmp_path / "weights.npz"
+    towers, found = weights_by("tensorflow", path)
+    assert towers == 4
+    # There, keras_towers changes nothing.
+    for imports in (FIRST, "import sys, keras"):
+        _, wanted = weights_by(backend, path, imports)
+        for mine, other in zip(found, wanted, strict=True):
+            close(mine, other, 1e-5)
