@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -73,7 +74,7 @@ def test_it_may_end_itself(number, forks):
 def test_it_ends_with_the_one_that_was_started(number, forks):
     started = start("-c", WAITS)
     pid, imported = started.stdout.readline().split()
-    assert imported == "True"
+    assert imported == "True", warm.servers[-1].said()
     assert int(pid) != started.pid
     child = psutil.Process(int(pid))
     started.send_signal(number)
@@ -94,10 +95,21 @@ def test_what_counts_at_import_is_not_forked(forks):
             text=True,
             timeout=60,
         )
-        assert done.stdout.strip() == wanted, done.stderr
+        assert done.stdout.strip() == wanted, warm.servers[-1].said()
 
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv(warm.SWITCH, "0")
     assert warm.environment() == {}
     assert warm.environment(warm=False) == {}
+
+
+def test_one_that_has_ended_is_replaced(monkeypatch, forks):
+    monkeypatch.setattr(warm, "servers", [warm.Server()])
+    ended = warm.servers[0]
+    ended.kill()
+    with pytest.warns(UserWarning, match="has ended"):
+        while warm.environment() == {warm.VARIABLE: ended.path}:
+            time.sleep(0.01)
+    assert len(warm.servers) == 2
+    warm.servers[1].kill()

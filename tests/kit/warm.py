@@ -13,7 +13,6 @@ processes without.
 
 import atexit
 import fcntl
-import functools
 import gc
 import json
 import os
@@ -26,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 
 VARIABLE = "KERAS_TOWERS_TEST_WARM"
 # Set to 0 by who wants every process to import for itself.
@@ -40,49 +40,79 @@ def environment(warm: bool = True) -> dict[str, str]:
     """The variables with which processes begin with TensorFlow imported."""
     if not warm or os.environ.get(SWITCH) == "0":
         return {}
-    return {VARIABLE: _server()[0]}
+    if not servers or servers[-1].ended():
+        servers.append(Server())
+    return {VARIABLE: servers[-1].path}
 
 
 def cpu_seconds() -> float:
-    """What the server and all processes that it forked have taken so far."""
-    if not _server.cache_info().currsize:
-        return 0.0
-    _, pid = _server()
-    # Not by pathlib: a test may have replaced what that reads.
-    with open(f"/proc/{pid}/stat") as file:
-        stat = file.read()
-    ticks = [int(field) for field in stat.rpartition(")")[2].split()[11:15]]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    """What the servers and all processes that they forked have taken so far."""
+    return sum(server.cpu_seconds() for server in servers)
 
 
-@functools.cache
-def _server() -> tuple[str, int]:
-    folder = tempfile.TemporaryDirectory(prefix="keras-towers-warm-")
-    path = os.path.join(folder.name, "socket")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={
-                **_ENVIRONMENT,
-                "PYTHONPATH": f"{_LEAN}{os.pathsep}{_ROOT}",
-                "PYTEST_CURRENT_TEST": "a server for many",
-            },
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
+class Server:
+    """A process of ``main``, and what it took."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="keras-towers-warm-")
+        self.path = os.path.join(self._folder.name, "socket")
+        self._said = os.path.join(self._folder.name, "said")
+        with (
+            socket.socket(socket.AF_UNIX) as listener,
+            open(self._said, "wb") as said,
+        ):
+            listener.bind(self.path)
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                env={
+                    **_ENVIRONMENT,
+                    "PYTHONPATH": f"{_LEAN}{os.pathsep}{_ROOT}",
+                    "PYTEST_CURRENT_TEST": "a server for many",
+                },
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(self._end)
+
+    def ended(self) -> bool:
+        """Whether it has ended, which nobody asked it to; if so, with a warning."""
+        # Not ``poll()``, which would reap it: what it took could not be read.
+        if self._stat()[0] != "Z":
+            return False
+        warnings.warn(
+            f"The server of tests/kit/warm.py has ended: {self.said()}", stacklevel=3
         )
+        return True
 
-    def end() -> None:
-        process.kill()
-        process.wait()
-        folder.cleanup()
+    def said(self) -> str:
+        """What it has printed: why it did not fork, and with which error it ended."""
+        with open(self._said) as file:
+            return file.read()
 
-    atexit.register(end)
-    return path, process.pid
+    def kill(self) -> None:
+        self._process.kill()
+
+    def cpu_seconds(self) -> float:
+        ticks = [int(field) for field in self._stat()[11:15]]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+    def _stat(self) -> list[str]:
+        # Not by pathlib: a test may have replaced what that reads.
+        with open(f"/proc/{self._process.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+
+    def _end(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+# The last one is asked; those before it have ended.
+servers: list[Server] = []
 
 
 def main() -> None:
@@ -109,7 +139,7 @@ def main() -> None:
             elif key.fileobj is listener:
                 asking, _ = listener.accept()
                 order, descriptors = _order(asking)
-                if order is None or order["read_at_import"] != known:
+                if order is None or not _can_become(order, known):
                     _answer(asking, 0)
                 elif child := os.fork():
                     _answer(asking, child)
@@ -133,6 +163,14 @@ def main() -> None:
                 status = os.waitpid(child, 0)[1]
                 _answer(asking, os.waitstatus_to_exitcode(status))
                 asking.close()
+
+
+def _can_become(order: dict, known: dict[str, str]) -> bool:
+    asked = order["read_at_import"]
+    if asked != known:
+        # Into the file that is read where forks were expected.
+        print(f"not forked: {asked}, imported with {known}", flush=True)
+    return asked == known
 
 
 def _order(asking: socket.socket) -> tuple[dict | None, list[int]]:
