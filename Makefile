@@ -16,22 +16,22 @@ ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
 .PHONY: demo test test-all durations test-ecosystem test-gpu test-ray test-matrix \
-	test-next check lint types bench docs clean
+	test-next check lint types engines bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-test: $(HOROVOD) $(BYTEPS)
-	$(MAKE) --jobs=2 --output-sync lint types
+test: engines
+	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu check
 
 # Notes in tests/durations.json what tests take, which `make test` compares with.
-durations: $(HOROVOD) $(BYTEPS)
+durations: engines
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu write
 
 # With the cases that repeat what others show.
-test-all: $(HOROVOD) $(BYTEPS)
-	$(MAKE) --jobs=2 --output-sync lint types
+test-all: engines
+	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	KERAS_TOWERS_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
 
 # With other packages that use Keras. Once they are installed, `make test` runs
@@ -94,7 +94,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),dev]'
 	touch $@
 
-# Each compiled for some minutes once, then taken from the user's cache.
+# Each compiled for some minutes once, then taken from the user's cache. BytePS's
+# build uses one core only.
+engines: $(STAMP)
+	$(MAKE) --no-print-directory --jobs=2 $(HOROVOD) $(BYTEPS)
+
 $(HOROVOD): $(STAMP)
 	$(BIN)/keras-towers install horovod
 	touch $@
