@@ -34,13 +34,11 @@ PROCESSES = ["--processes", "2"]
         (["--modes", "fast"], "unknown mode 'fast'; choose cpu, gpu"),
         (["--models", ","], "no model given; choose small, large, cnn"),
         (["--towers", "two"], "whole numbers from 1, not 'two'"),
-        (["--towers", "0,2"], "whole numbers from 1, not '0,2'"),
         (
             ["--towers", "2", "--device", "gpu"],
             "2 GPUs are needed for --towers, 0 visible",
         ),
         (["--json", "/no/such/folder/a.json"], "there is no folder /no/such"),
-        (["--json", "."], ". is a folder; name a file in it"),
         (["--processes", "1,2"], "whole numbers from 2, not '1,2'"),
         ([*PROCESSES, "--device", "gpu"], "cannot be combined with --modes"),
         (
