@@ -156,7 +156,6 @@ def test_after_an_error_the_model_is_an_ordinary_one():
     with pytest.raises(ZeroDivisionError), first(2).scope():
         step(model, callbacks=[at_end(lambda: 1 / 0)])
     assert_ordinary(model)
-    step(model)
 
 
 def test_conflict_with_a_strategy():

@@ -1,12 +1,13 @@
 """What a program reads besides its own output: as in plain Keras, plus a line.
 
-The cases run in fresh processes, whose C++ code writes what it always writes.
+Most run in a fresh process, whose C++ code writes what it always writes.
 """
 
 import re
 
 import pytest
 
+from tests.kit import warm
 from tests.kit.scripts import python
 
 SCRIPT = """
@@ -132,7 +133,6 @@ def test_a_call_in_another_thread_is_warned_of_once(lines):
 
 NOTEBOOK = """
 import logging, sys
-sys.ps1 = ">>> "  # TensorFlow then logs to standard output, also INFO
 import keras
 import numpy as np
 import tensorflow as tf
@@ -141,6 +141,9 @@ from keras_towers.fit.step import tracing
 
 kt.virtual_towers(2)
 x, y = np.ones((4, 2)), np.ones((4, 1))
+# As TensorFlow sets it up where it is imported in an interactive session.
+tf.get_logger().setLevel("INFO")
+tf.get_logger().handlers[0].setStream(sys.stdout)
 tf.get_logger().info("it logs")
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", lambda y, found: found.nothing)
@@ -181,7 +184,7 @@ with kt.TowerStrategy():
 
 @pytest.fixture(scope="module")
 def notebook():
-    ended = python("-c", NOTEBOOK, TF_CPP_MIN_LOG_LEVEL="3")
+    ended = python("-c", NOTEBOOK, **warm.environment())
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout.splitlines(), [
         part.splitlines() for part in ended.stderr.split("=====\n")

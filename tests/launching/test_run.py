@@ -16,6 +16,18 @@ print(*map(os.environ.get, names), sys.argv[1:], repr(sys.stdin.read()),
 print("to stderr", file=sys.stderr)
 """
 
+# While a line of one stream is half there, the other one has a whole one.
+HALVES = """
+import pathlib, time
+print("a ", end="", flush=True)
+print("to stderr", file=sys.stderr)
+own = pathlib.Path(f"logs/rank.{os.environ['HOROVOD_RANK']}.txt")
+while own.read_text().count("stderr") < 2:
+    time.sleep(0.01)
+print("line", flush=True)
+print("no end", end="")
+"""
+
 RANK_1_FAILS = """
 import os, time
 if os.environ["HOROVOD_RANK"] == "1":
@@ -41,49 +53,38 @@ while not ("leave" in sys.argv and os.path.exists("may leave")):
 def test_several_ranks(launch, tmp_path):
     words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help"]
     options = "-np 3 --output logs"
-    job = launch(options, TELLS, *words, stdin=subprocess.PIPE)
+    job = launch(options, TELLS + HALVES, *words, stdin=subprocess.PIPE)
     job.process.stdin.write(b"words of which none can be given to all\n")
     job.process.stdin.flush()
     done = job.finish(60)
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     told = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
+    halves = ["a line", "no end"]
     assert sorted(done.out.splitlines()) == [
-        f"[{rank}] {line}" for rank, line in enumerate(told)
+        f"[{rank}] {line}"
+        for rank in range(3)
+        for line in (told[rank], *halves)
     ]
     *errors, last = done.err.splitlines()
-    assert sorted(errors) == [f"[{rank}] to stderr" for rank in range(3)]
+    assert sorted(errors) == [f"[{n // 2}] to stderr" for n in range(6)]
     assert last.startswith(
         "keras-towers run: the 3 processes never connected: each ran the script"
     )
     for rank, line in enumerate(told):
         text = (tmp_path / "logs" / f"rank.{rank}.txt").read_text()
-        assert sorted(text.splitlines()) == [line, "to stderr"]
+        lines = [line, "to stderr", "to stderr", *halves]
+        assert sorted(text.splitlines()) == sorted(lines)
 
 
-def test_one_rank_is_as_a_process_without_the_launcher(launch, tmp_path):
-    """Its file has whole lines of both streams."""
-    script = f"""{TELLS}
-import pathlib, time
-print("one ", end="", flush=True)
-while "stderr" not in pathlib.Path("logs/rank.0.txt").read_text():
-    time.sleep(0.01)
-print("line", flush=True)
-print("no end", end="")
-"""
-    options = "-np 1 --output logs -m"
-    job = launch(options, script, "--epochs", "1", stdin=subprocess.PIPE)
+def test_one_rank_is_as_a_process_without_the_launcher(launch):
+    job = launch("-np 1 -m", TELLS, "--epochs", "1", stdin=subprocess.PIPE)
     job.process.stdin.write(b"words\n")
     job.process.stdin.flush()
     done = job.finish(60)
     assert done.code == 0, done.err
-    told = r"0 1 None ['--epochs', '1'] 'words\n' Größe ✓"
-    assert done.out == f"{told}\none line\nno end"
+    assert done.out == r"0 1 None ['--epochs', '1'] 'words\n' Größe ✓" + "\n"
     assert done.err == "to stderr\n"
-    text = (tmp_path / "logs" / "rank.0.txt").read_text()
-    assert sorted(text.splitlines()) == sorted(
-        [told, "to stderr", "one line", "no end"]
-    )
 
 
 def test_output_is_not_held_back_and_its_end_is_the_jobs(launch, tmp_path):
