@@ -19,7 +19,7 @@ WITH_PYTHON = {
     name_of(page): found for page in PAGES if (found := blocks(page, "python"))
 }
 FIRST = WITH_PYTHON["README.md"][0]
-EXAMPLES = 150
+EXAMPLES = 200
 NOTED = [
     pytest.param(block, id=f"{page}:{block.line}")
     for page, found in WITH_PYTHON.items()

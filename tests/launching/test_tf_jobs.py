@@ -135,7 +135,7 @@ x = np.ones((80, 4), "float32")
 try:
     kt.virtual_towers(3)
 except kt.TowerError as error:
-    print("refused:", error)
+    print("refused:", error, flush=True)
 told = keras.callbacks.LambdaCallback(on_train_batch_end=ready)
 with kt.SyncReplicasStrategy(towers=2):
     model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[told])
