@@ -50,8 +50,7 @@ def test_one_tower():
             assert kt.run_on_each_tower(lambda x: x + 1, 1) == [2]
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_a_training_loop(traced):
+def test_a_training_loop():
     strategy = kt.TowerStrategy(2)
     with strategy.scope():
         model = m.mlp()
@@ -73,7 +72,7 @@ def test_a_training_loop(traced):
         return [value for value, _ in kt.run_on_each_tower(tower, batch)]
 
     with strategy.scope():
-        losses = (tf.function(step) if traced else step)()
+        losses = tf.function(step)()
     assert len(losses) == 2
     alone = m.mlp()
     alone.compile(m.momentum(), loss, run_eagerly=True)
