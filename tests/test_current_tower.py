@@ -69,11 +69,12 @@ class Asking:
         ]
 
 
-def test_every_call():
+@pytest.mark.parametrize("towers", [1, 3])
+def test_every_call(towers):
     asking = Asking(eagerly=True)
-    with kt.TowerStrategy(3):
+    with kt.TowerStrategy(towers):
         for name, (act, training) in CALLS.items():
-            wanted = on_towers(3, training)
+            wanted = on_towers(towers, training)
             in_layer, in_loss, in_step = asking.told(act)
             assert in_layer == wanted, name
             assert in_loss == (set() if "predict" in name else wanted), name
@@ -97,12 +98,13 @@ def test_what_is_traced(towers):
     assert in_step == on_towers(towers, True)
     assert in_layer == in_loss == in_step | on_towers(towers, False)
     assert predicted == on_towers(towers, False)
-    # A callback is on no tower. It knows what trains where the only tower does.
+    # A callback is on no tower; the only one is known to train all the same.
     assert in_callback == {(*ALONE[:-1], True if towers == 1 else None)}
 
 
-def test_on_asynchronous_towers():
-    asking = Asking()
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_on_asynchronous_towers(eagerly):
+    asking = Asking(eagerly)
     with kt.AsyncTowerStrategy(2):
         told = asking.told(lambda model: model.fit(X, Y, 4, 1, 0))
         assert told == [on_towers(2, True)] * 3
