@@ -30,36 +30,30 @@ def machine(monkeypatch):
 
 
 @pytest.fixture
-def field(tmp_path):
-    """Run the command on one model, and return its exit code and results."""
+def field(machine, tmp_path):
+    """Run the command on one model; its exit code and its results."""
     path = tmp_path / "field.json"
 
     def run(*arguments):
         command = ["--field", "--models", "small", "--json", str(path)]
         ended = invoke(*command, *arguments)
         assert path.exists(), ended.output
-        document = json.loads(path.read_text())
-        return (
-            ended.exit_code,
-            document,
-            {r["row"]: r for r in document["field"]},
-        )
+        return ended.exit_code, json.loads(path.read_text())
 
     return run
 
 
 @pytest.mark.parametrize(
     ("cores", "batch", "devices"),
-    [(6, 64, 4), (7, 63, 7), (16, 64, 8), (1, 64, 2), (8, 65, 5)],
+    [(6, 64, 4), (7, 63, 7), (16, 64, 8), (1, 64, 2)],
 )
 def test_devices_are_as_many_as_can_share_a_batch(
     machine, field, cores, batch, devices
 ):
     machine["cores"] = cores
-    code, document, _ = field(*TOWERS, "--batch-size", str(batch))
+    code, document = field(*TOWERS, "--batch-size", str(batch))
     assert code == 0
     assert document["settings"]["devices"] == [devices]
-    assert document["settings"]["repeats"] == 1
 
 
 @pytest.mark.parametrize(
@@ -68,13 +62,7 @@ def test_devices_are_as_many_as_can_share_a_batch(
         ([*TOWERS, "--batch-size", "61"], "from 2 to 6 can share --batch-size"),
         ([*TOWERS, "--towers", "6"], "6 devices cannot share --batch-size 64"),
         ([*TOWERS, "--towers", "1"], "towers: it needs at least 2 devices"),
-        ([*TOWERS, "--towers", ""], "whole numbers from 1, not ''"),
-        (["--towers", "0"], "whole numbers from 1, not '0'"),
         (["--rank-batch", "8"], "cannot be combined with --rank-batch"),
-        (["--no-adoption"], "combined with --adoption or --no-adoption"),
-        (["--processes", "2"], "cannot be combined with --processes"),
-        (["--json", "/tmp"], "/tmp is a folder; name a file in it"),
-        (["--chart", "/tmp"], "/tmp is a folder; name a file in it"),
         (["--chart", "a.pdf"], "writes .svg or .png, not 'a.pdf'"),
         (["--model", "mine"], "MODULE:FUNCTION, such as my_module"),
         (["--strategies", "plain"], "unknown strategy 'plain'; choo"),
@@ -87,30 +75,21 @@ def test_what_would_not_be_measured_is_refused(machine, arguments, said):
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_one_device_has_the_rows_that_need_no_more(machine, field):
-    code, document, _ = field("--towers", "1")
+def test_one_device_has_the_rows_that_need_no_more(field):
+    code, document = field("--towers", "1")
     assert code == 0
     measured = {sample["job"]["row"] for sample in document["samples"]}
     assert measured == {"keras-tensorflow", "keras-torch", "keras-jax"}
     assert "at least 2 devices" in document["skipped"]["towers"]
-    # Any batch will do for one.
-    code, document, _ = field("--strategies", "keras-jax", "--batch-size", "61")
-    assert code == 0
-    assert document["settings"]["devices"] == []
 
 
-def test_row_that_cannot_be_compared_loses_only_itself(
-    machine, field, tmp_path
-):
+def test_row_that_cannot_be_compared_loses_only_itself(field, tmp_path):
     pytest.importorskip("matplotlib")
     chart = tmp_path / "field.svg"
-    code, document, of = field(
-        *("--strategies", "horovod-raw,horovod-strategy", "--towers", "2"),
-        *("--chart", str(chart)),
-    )
+    rows = "--strategies", "horovod-raw,horovod-strategy", "--towers", "2"
+    code, document = field(*rows, "--chart", str(chart))
     assert chart.read_text().startswith("<?xml")
     assert code == 1
+    of = {result["row"]: result for result in document["field"]}
     assert of["horovod-raw"]["failed"]
     assert of["horovod-strategy"]["counts"]
-    errors = [sample["error"] for sample in document["samples"]]
-    assert [error.split(":")[0] for error in errors if error] == ["TypeError"]

@@ -67,32 +67,21 @@ def has(*values):
     return lambda y: set(y.ravel()) == set(values)
 
 
-def test_model_without_data_gets_random_examples(stored):
-    mine = stored(perceptron)
-    assert "random examples" in mine.store(6)["note"]
-    x, y = mine.data(6)
-    assert (x.shape, y.shape) == ((6, 4), (6, 3))
-
-
 @pytest.mark.parametrize(
     ("loss", "shape", "fits"),
     [
         ("mse", (50, 3), lambda y: 0 < y.mean() < 1),
         (losses.SparseCategoricalCrossentropy(), (50,), has(0, 1, 2)),
-        (
-            "categorical_crossentropy",
-            (50, 3),
-            lambda y: (y.sum(axis=1) == 1).all(),
-        ),
+        ("categorical_crossentropy", (50, 3), lambda y: (y.sum(1) == 1).all()),
         (losses.binary_crossentropy, (50, 3), has(0, 1)),
     ],
 )
-def test_labels_are_as_the_loss_expects_them(loss, shape, fits):
-    model = perceptron(loss=loss, run_eagerly=True)
-    x, y = random_examples(model, "it", 50)
-    assert y.shape == shape
+def test_random_labels_are_as_the_loss_expects_them(stored, loss, shape, fits):
+    mine = stored(lambda: perceptron(loss=loss))
+    assert "random examples" in mine.store(50)["note"]
+    x, y = mine.data(50)
+    assert (x.shape, y.shape) == ((50, 4), shape)
     assert fits(y)
-    assert np.isfinite(model.evaluate(x, y, verbose=0))
 
 
 def test_ids_are_known_to_every_embedding():
@@ -103,14 +92,8 @@ def test_ids_are_known_to_every_embedding():
     outputs = layers.Concatenate()([hidden, layers.Embedding(30, 2)(tags)])
     model = compiled([words, tags], outputs)
     (of_words, of_tags), _ = random_examples(model, "it", 100)
-    assert of_words.shape == (100, 9)
-    assert of_tags.shape == (100,)
+    assert (of_words.shape, of_tags.shape) == ((100, 9), (100,))
     assert set(of_words.ravel()) == set(range(7))
-
-
-def two_outputs():
-    inputs = keras.Input((2,))
-    return compiled(inputs, [inputs, inputs])
 
 
 def any_length():
@@ -118,33 +101,17 @@ def any_length():
     return compiled(inputs, layers.Dense(1)(inputs))
 
 
-def not_built():
-    model = keras.Sequential([layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-
-
-def broken():
-    raise RuntimeError("no data here")
-
-
-ARRAYS = "has to return arrays of examples"
 ONES = np.ones((5, 4))
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (broken, "mine:build failed: RuntimeError: no data here"),
+        (lambda: 1 / 0, "mine:build failed: ZeroDivisionError"),
         (lambda: 3, "has to return a compiled Keras model, or .* returned 3"),
-        (lambda: (perceptron(), [1.0]), r"or \(model, x, y\)"),
         (lambda: keras.Sequential(), "not compiled: call model.compile"),
-        (two_outputs, r"it has 2 outputs; return \(model, x, y\)"),
         (any_length, r"a shape of it is \(None, None, 2\)"),
-        (not_built, "the shape of its inputs is not known"),
-        (lambda: (perceptron(), ONES, [object()]), ARRAYS),
-        (lambda: (perceptron(), ONES[:0], ONES[:0]), ARRAYS),
-        (lambda: (perceptron(), [[1.0], [1.0, 2.0]], ONES[:2]), ARRAYS),
+        (lambda: (perceptron(), ONES, [object()]), "arrays of examples"),
         (lambda: (perceptron(), ONES, ONES[:4]), "returned 4 and 5 examples"),
         (lambda: perceptron(steps_per_execution=8), "but each step is timed"),
     ],
@@ -154,10 +121,9 @@ def test_what_the_function_returns_is_checked(stored, function, said):
         stored(function).store(4)
 
 
-@pytest.mark.parametrize("target", ["mine:make", "no_such_module:build"])
-def test_function_that_is_not_there_is_named(stored, target):
-    with pytest.raises(TowerError, match=f"{target} cannot be imported"):
-        stored(perceptron, target).store(4)
+def test_function_that_is_not_there_is_named(stored):
+    with pytest.raises(TowerError, match="mine:make cannot be imported"):
+        stored(perceptron, "mine:make").store(4)
 
 
 def test_data_of_another_hand_is_not_unpickled(tmp_path):

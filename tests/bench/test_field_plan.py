@@ -10,14 +10,13 @@ pytestmark = pytest.mark.core
 
 
 def test_row_is_measured_with_what_its_figures_are_relative_to():
-    cells = plan_field(["a", "b"], ["torch-ddp", "towers"], [2, 4], 2)
+    cells = plan_field(["a"], ["torch-ddp", "towers"], [2, 4], 2)
     ranks = ["torch-ddp", "towers", "compute-tensorflow", "compute-torch"]
     each = [("keras-tensorflow", 1), ("keras-torch", 1)]
     each += [(row, count) for count in (2, 4) for row in ranks]
     assert cells == [
-        FieldCell(model, row, count, repeat)
+        FieldCell("a", row, count, repeat)
         for repeat in (0, 1)
-        for model in ("a", "b")
         for row, count in each
     ]
     # One device is compared with the reference only.
@@ -30,27 +29,22 @@ def test_row_that_is_not_installed_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(rows.importlib.util, "find_spec", find)
     able, missing = rows.split(["torch-ddp", "keras-jax", "horovod-raw"])
     assert able == ["keras-jax"]
-    assert missing == {
-        "torch-ddp": "torch is not installed: run "
-        "`pip install 'keras-towers[field]'`",
-        "horovod-raw": "horovod is not installed: run "
-        "`keras-towers install horovod`",
-    }
+    assert "pip install 'keras-towers[field]'" in missing["torch-ddp"]
+    assert "keras-towers install horovod" in missing["horovod-raw"]
 
 
 @pytest.mark.parametrize(
-    ("model", "row", "replicas", "processes", "flag", "title"),
+    ("row", "processes", "flag", "title"),
     [
-        ("small", "keras-jax", 1, 1, "1", "1 device, keras-jax"),
         # JAX splits a CPU into devices, where one process has several.
-        ("small", "jax-data-parallel", 4, 1, "4", "4 devices, jax-data-para"),
-        ("my:build", "compute-jax", 4, 4, "1", "4 processes, compute-jax"),
+        ("jax-data-parallel", 1, "4", "small, 4 devices, jax-data-parallel"),
+        ("compute-jax", 4, "1", "small, 4 processes, compute-jax"),
     ],
 )
-def test_processes_and_titles(model, row, replicas, processes, flag, title):
-    cell = FieldCell(model, row, replicas, 0)
+def test_processes_and_titles(row, processes, flag, title):
+    cell = FieldCell("small", row, 4, 0)
     assert cell.processes == processes
-    assert cell.title.startswith(f"{model}, {title}")
+    assert cell.title.startswith(title)
     flags = environment(cell, "cpu")["XLA_FLAGS"].split()
     assert flags[0].rpartition("=")[2] == flag
     assert environment(cell, "gpu") == {"KERAS_BACKEND": "jax"}

@@ -17,17 +17,18 @@ from tests.bench.shared import FACTS, FIELD_RANK
 pytestmark = pytest.mark.core
 
 GOOD, BAD = [2.0, 1.0], [2.0, 1.5]
+REFERENCE = "keras-tensorflow"
 
 
-def sample(row, devices, ms, losses=GOOD, repeat=0, model="small", still=2.0):
-    cell = FieldCell(model, row, devices, repeat)
+def sample(row, devices, ms, losses=GOOD, repeat=0, still=2.0):
+    cell = FieldCell("small", row, devices, repeat)
     result = {"first_step_s": 1.5, "memory_mb": 20.0, "step_ms": [ms]}
     curves = {"losses": losses, "frozen_losses": [2.0, still]}
     return FieldSample(cell, result | curves)
 
 
 SAMPLES = [
-    sample("keras-tensorflow", 1, 16.0),
+    sample(REFERENCE, 1, 16.0),
     sample("keras-jax", 1, 8.0),
     sample("stock-default", 2, 20.0, BAD),
     FieldSample(FieldCell("small", "stock-loop", 2, 0), error="[bad]"),
@@ -46,18 +47,14 @@ def results_of(samples, most=8):
 
 def test_figures_are_relative_to_the_same_backend():
     rows = results_of(SAMPLES)
-    # What exchanges nothing is a divisor, and no row.
-    assert list(rows) == [
-        *("keras-tensorflow", "keras-jax", "stock-default", "stock-loop"),
-        *("jax-data-parallel", "towers"),
-    ]
     figures = {
         name: [of[key] and of[key].median for key in FIGURES]
         for name, of in rows.items()
     }
     # In the order of step, examples/s, efficiency, compute, rest and start.
+    # What exchanges nothing is a divisor, and no row.
     assert figures == {
-        "keras-tensorflow": [16.0, 4000.0, None, None, None, 1.5, 20.0],
+        REFERENCE: [16.0, 4000.0, None, None, None, 1.5, 20.0],
         "keras-jax": [8.0, 8000.0, None, None, None, 1.5, 20.0],
         "stock-default": [None] * 7,
         "stock-loop": [None] * 7,
@@ -65,15 +62,12 @@ def test_figures_are_relative_to_the_same_backend():
         "towers": [10.0, 6400.0, 0.8, 9.0, 1.0, 1.5, 20.0],
     }
     assert rows["stock-loop"]["failed"]
-    assert rows["stock-default"]["reason"] == (
-        "loss differs from step 2 on (1.500 against 1.000)"
-    )
+    assert rows["stock-default"]["reason"].startswith("loss differs")
     # Devices that share cores have none.
     assert results_of(SAMPLES, most=1)["towers"]["efficiency"] is None
 
 
-REFERENCE = "keras-tensorflow"
-AGAIN = [
+OTHER_REPEAT = [
     sample(REFERENCE, 1, 16.0, repeat=1),
     sample("towers", 2, 10.0, BAD, repeat=1),
 ]
@@ -83,8 +77,7 @@ AGAIN = [
     ("samples", "reason"),
     [
         ([], "the reference failed"),
-        ([sample(REFERENCE, 1, 1.0, model="large")], "the reference failed"),
-        ([*SAMPLES, *AGAIN], "loss differs"),
+        (SAMPLES + OTHER_REPEAT, "loss differs"),
         ([sample(REFERENCE, 1, 1.0, still=1.0001)], "larger learning rate"),
     ],
 )
@@ -92,19 +85,6 @@ def test_row_that_does_not_count(samples, reason):
     rows = results_of([*samples, sample("towers", 2, 10.0)])
     assert not rows["towers"]["counts"]
     assert reason in rows["towers"]["reason"]
-
-
-def test_reference_counts_by_itself():
-    rows = results_of([sample(REFERENCE, 1, 1.0, still=1.0001)])
-    assert rows[REFERENCE]["counts"]
-
-
-def test_row_is_not_divided_by_one_device_that_does_not_count():
-    again = sample("keras-jax", 1, 8.0, BAD, repeat=1)
-    rows = results_of([*SAMPLES, again, AGAIN[0]])
-    assert rows["jax-data-parallel"]["counts"]
-    assert rows["jax-data-parallel"]["efficiency"] is None
-    assert rows["towers"]["efficiency"].median == 0.8
 
 
 def test_losses_of_the_ranks_are_one_of_the_global_batch():
@@ -125,10 +105,8 @@ def test_losses_of_the_ranks_are_one_of_the_global_batch():
 @pytest.fixture
 def field():
     settings = {"device": "cpu", "devices": [2, 4], "batch_size": 64}
-    settings["repeats"] = 1
     skipped = {"torch-ddp": "run `pip install 'x[field]'`"}
-    notes = ["[mine]:build returned no data"]
-    return Field(FACTS | {"jax": "0.10"}, settings, skipped, notes, SAMPLES)
+    return Field(FACTS, settings | {"repeats": 1}, skipped, ["[note]"], SAMPLES)
 
 
 def test_report_says_what_counts_and_why_not(field):
@@ -142,12 +120,8 @@ def test_report_says_what_counts_and_why_not(field):
     flat = " ".join(text.split())
     for said in (
         "does not count: small, 2 devices, stock-default: loss differs",
-        "stock-loop failed",
-        "more devices than cores share them, without efficiency",
-        "in each of the first 20 steps",
         "skipped: torch-ddp: run `pip install 'x[field]'`",
-        "[mine]:build returned no data",
-        "JAX 0.10",
+        "[note]",
     ):
         assert said in flat
 
@@ -157,26 +131,8 @@ def test_json_has_all_that_was_measured(field, tmp_path):
     document = json.loads((tmp_path / "field.json").read_text())
     assert document["skipped"].keys() == {"torch-ddp"}
     assert len(document["samples"]) == len(SAMPLES)
-    job = {"kind": "field", "model": "small", "row": "keras-tensorflow"}
-    job |= {"replicas": 1, "repeat": 0}
-    assert document["samples"][0]["job"] == job
     towers = document["field"][-1]
     assert list(towers) == [
         *("model", "devices", "row", "counts", "reason", *FIGURES, "failed")
     ]
     assert towers["step_ms"] == {"median": 10, "low": 10, "high": 10}
-
-
-def test_chart_shows_only_rows_that_count(field, tmp_path):
-    pytest.importorskip("matplotlib")
-    from matplotlib.text import Text
-
-    from keras_towers.bench.charts import draw_field
-
-    figure = draw_field(field.document())
-    figure.savefig(tmp_path / "field.svg")
-    texts = [text.get_text().strip() for text in figure.findobj(Text)]
-    assert {"TowerStrategy", "Keras on JAX, DataParallel"} <= set(texts)
-    assert texts.count("does not count") == texts.count("failed") == 1
-    assert {"6400.0", "80.0", "10.0"} <= set(texts)
-    assert any("global batch 64" in text for text in texts)

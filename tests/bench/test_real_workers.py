@@ -1,19 +1,18 @@
 """``keras-towers bench`` and the processes that it starts."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from keras_towers.bench.plan import Cell, Setting
 from keras_towers.bench.runner import run_cell
 from tests.kit import warm
+from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 240
@@ -126,18 +125,9 @@ def test_worker_that_fails_leaves_its_last_words(
 
 def running(words):
     """Whether a process's command line contains all the words."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            lines.append(path.read_text(errors="ignore"))
+    processes = psutil.process_iter(["cmdline"])
+    lines = [" ".join(process.info["cmdline"] or ()) for process in processes]
     return any(all(word in line for word in words) for line in lines)
-
-
-def wait_until_running(words, wanted):
-    deadline = time.monotonic() + LIMIT_S
-    while running(words) != wanted and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(words) == wanted
 
 
 TOWERS = ("--strategies", "plain", "--towers", "2", "--device", "cpu")
@@ -152,7 +142,7 @@ PROCESSES = ("--strategies", "compute", "--processes", "2")
     ],
 )
 def test_interrupt_ends_all_and_shows_what_there_is(
-    path, options, number, forked
+    path, options, number, forked, ctrl_c
 ):
     # An odd number, to know this test's workers from any other.
     batches = str(20_000 + os.getpid() % 1000)
@@ -163,11 +153,9 @@ def test_interrupt_ends_all_and_shows_what_there_is(
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **warm.environment(forked)},
-        # A test run in the background may have been told to ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        wait_until_running(worker, True)
+        assert wait_until(lambda: running(worker), LIMIT_S)
         process.send_signal(number)
         output, _ = process.communicate(timeout=LIMIT_S)
     finally:
@@ -176,4 +164,4 @@ def test_interrupt_ends_all_and_shows_what_there_is(
     assert "Interrupted: 0 of 3 runs made." in output
     assert not json.loads(path.read_text())["settings"]["complete"]
     # A launcher that was only just starting ends a moment later.
-    wait_until_running(worker, False)
+    assert wait_until(lambda: not running(worker), LIMIT_S)

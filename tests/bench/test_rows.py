@@ -56,14 +56,6 @@ def test_row_is_measured(name, devices, tmp_path):
     assert 0 < measured["loss"] < 10
 
 
-def test_torch_refuses_a_model_it_cannot_build(tmp_path):
-    pytest.importorskip("torch", reason="needs the extra torch, of PyTorch")
-    work = Workload(MODELS["resnet50"], Meeting(tmp_path, 0, 1), [], 3, 4)
-    row = rows.PROCESSES.rows["torch-compute"]
-    with pytest.raises(TowerError, match="no PyTorch version of: ResNet50"):
-        row.train(work).__enter__()
-
-
 @pytest.mark.parametrize(
     "name", [n for n, model in MODELS.items() if isinstance(model, BenchModel)]
 )

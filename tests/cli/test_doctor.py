@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers import compat, subprocesses
+from keras_towers import compat
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
 from keras_towers.doctor.findings import Status
+from tests.kit import warm
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -106,19 +107,15 @@ def test_json(doctor):
     assert "install horovod" in horovod["advice"]
 
 
-def test_this_environment():
+def test_this_environment(monkeypatch):
+    for name, value in warm.environment().items():
+        monkeypatch.setenv(name, value)
     facts = probe.look()
     assert facts["known_to_work"] == compat.KNOWN_TO_WORK
     states = {finding.state for finding in checks.versions(facts)}
     assert states <= {Status.OK, Status.WARNING}
     known = checks.known_versions(compat.KNOWN_TO_WORK)
     assert set(known) == {"TensorFlow", "Keras"}
-
-
-def test_a_tensorflow_that_dies(monkeypatch):
-    ended = subprocesses.Ended(-4, "", "")
-    monkeypatch.setattr(subprocesses, "run", lambda *_: ended)
-    assert probe.look() == {"error": "exit status -4"}
 
 
 @pytest.mark.parametrize(
@@ -141,14 +138,16 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "forked"),
     [
-        "horovod",
-        pytest.param("sync-replicas", marks=pytest.mark.long),
-        pytest.param("multi-worker", marks=pytest.mark.long),
+        ("horovod", True),
+        pytest.param("sync-replicas", False, marks=pytest.mark.long),
+        pytest.param("multi-worker", False, marks=pytest.mark.long),
     ],
 )
-def test_two_processes_here(strategy):
+def test_two_processes_here(strategy, forked, monkeypatch):
+    for name, value in warm.environment(forked).items():
+        monkeypatch.setenv(name, value)
     outcome = self_test.run(strategy)
     assert outcome.passed, outcome.output
     assert "largest difference of a weight" in outcome.text

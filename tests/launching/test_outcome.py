@@ -39,6 +39,7 @@ def test_the_first_that_failed_by_itself(ends, expected):
     ("code", "host", "shown", "said"),
     [
         # Others are in jobs.
+        (137, None, True, "rank 1 was killed by SIGKILL (out of memory?)"),
         (139, None, True, "rank 1 was killed by SIGSEGV"),
         (200, None, False, "rank 1 ended with exit code 200"),
         (255, "b", True, "rank 1: lost the ssh connection to b"),

@@ -1,6 +1,5 @@
 """Tagged lines."""
 
-import errno
 import io
 
 import pytest
@@ -69,31 +68,6 @@ def test_tail_is_kept(tagger):
     tagger.feed(b"x" * 100_000 + b"the end\n")
     assert tagger.tail.endswith(b"the end\n")
     assert len(tagger.tail) < 100_000
-
-
-class Closed(io.RawIOBase):
-    name = "<the terminal>"
-
-    def write(self, data):
-        raise BrokenPipeError(errno.EPIPE, "no reader")
-
-
-def full():
-    return open("/dev/full", "wb", buffering=0)
-
-
-@pytest.mark.parametrize(
-    ("make", "number"), [(Closed, errno.EPIPE), (full, errno.ENOSPC)]
-)
-def test_what_cannot_be_written_to_is_told_once(make, number):
-    told: list[OSError] = []
-    with make() as stream:
-        sink = Sink(stream, told.append)
-        sink.write(b"a")
-        sink.write(b"b")
-    (error,) = told
-    assert (error.errno, error.filename) == (number, stream.name)
-    assert isinstance(error, BrokenPipeError) == (number == errno.EPIPE)
 
 
 def test_colour_on_a_terminal_only(monkeypatch):

@@ -57,19 +57,10 @@ def refused(options):
         ("--ps 1 --workers 2 -H a:3", "-H is not for jobs on TensorF"),
         ("--ps 1 --workers 2 --min-np 1", "--min-np is not for jobs on"),
         ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
-        (
-            f"-np 3 {SERVED}",
-            "parameter servers: --ps 1 --workers 3",
-        ),
-        (
-            f"--ps 1 --workers 3 {PEERS}",
-            "no use for parameter servers",
-        ),
+        (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
+        (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
         (PEERS, "give the number of processes that train"),
-        (
-            f"-np 2 --ssh-port 22 {PEERS}",
-            "--ssh-port is not for jobs",
-        ),
+        (f"-np 2 --ssh-port 22 {PEERS}", "--ssh-port is not for jobs"),
         # Elastic jobs.
         ("--min-np 0", "--min-np must be at least 1, not 0"),
         ("--min-np 3 --max-np 2", "smallest first"),
@@ -108,10 +99,3 @@ def test_missing_horovod(monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "horovod", None)
     assert "run `keras-towers install horovod`" in refused("-np 2")
-
-
-def test_help_names_every_option():
-    result = CliRunner().invoke(app, ["run", "--help"])
-    assert result.exit_code == 0
-    for option in ("-np", "--hosts", "--strategy", "--min-np", "--output"):
-        assert option in result.output

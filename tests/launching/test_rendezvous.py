@@ -86,14 +86,14 @@ def test_a_forged_worker_address_is_not_unpickled(server, tmp_path):
         assert (tmp_path / "ran").exists()
 
 
-def test_nothing_is_answered_without_the_token(server):
+def test_only_values_are_served_and_only_for_the_token(
+    server, tmp_path, monkeypatch
+):
     for method in ("GET", "PUT", "DELETE", "HEAD"):
         body = b"x" * 100_000 if method == "PUT" else None
         for path in ("/", "/global/0", "/rank_and_size/h:0", "/a/b/c"):
             assert ask(server, method, path, body) == 403
-
-
-def test_only_values_are_served_never_files(server, tmp_path, monkeypatch):
+    # Files are not.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "key").write_text("")

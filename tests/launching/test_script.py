@@ -1,5 +1,6 @@
 """An unmodified script under a strategy by name."""
 
+import contextlib
 import re
 import sys
 
@@ -22,7 +23,7 @@ x = np.ones((8, 4), "float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(256)])
 model.compile("sgd", "mse")
 print("seen", sys.argv, os.path.basename(sys.path[0]), random.random(),
-      model.get_weights()[0].sum(), list({"a", "b", "c", "d"}), flush=True)
+      model.get_weights()[0].sum(), os.environ["PYTHONHASHSEED"], flush=True)
 checkpoint = keras.callbacks.ModelCheckpoint("best.keras")
 model.fit(x, x @ np.ones((4, 256)), epochs=2, verbose=0,
           callbacks=[checkpoint])
@@ -39,30 +40,28 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
     for name, text in (("helper", ""), ("script", SCRIPT)):
         (tmp_path / "there" / f"{name}.py").write_text(text)
     arguments = "there/script.py", "--strategy", "mine"
-    job = Launched(tmp_path, ("-np", "2", "--strategy", "horovod", *arguments))
-    done = job.finish(200)
+    options = "-np", "2", "--strategy", "horovod", *arguments
+    done = Launched(tmp_path, options, warm=True).finish(200)
     assert done.code == 0, done.out + done.err
     assert "never connected" not in done.err
     seen = re.findall(r"\[\d\] seen (.*)\n", done.out)
     # Random numbers, weights and the order of sets are the same on both.
     assert len(seen) == 2 and seen[0] == seen[1]
     assert seen[0].startswith(f"{list(arguments)} there")
-    assert re.search(r"seed \d+\n", done.err)
+    (seed,) = re.findall(r"seed (\d+)\n", done.err)
+    assert seen[0].endswith(f" {seed}")
     assert done.out.count("saved") == 2
     assert (tmp_path / "best.keras").exists()
     assert (tmp_path / "exported" / "saved_model.pb").exists()
 
 
-class Loud:
+@contextlib.contextmanager
+def loud(towers=1):
     """A strategy of somebody else."""
-
-    def __init__(self, towers=1):
-        self.towers = towers
-
-    def __enter__(self):
-        print("enter", self.towers)
-
-    def __exit__(self, *error):
+    print("enter", towers)
+    try:
+        yield
+    finally:
         print("leave")
 
 
@@ -73,7 +72,7 @@ def under(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, name, None, raising=False)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    entry = Registered(f"{__name__}:Loud", one_process=False)
+    entry = Registered(f"{__name__}:loud", one_process=False)
     monkeypatch.setitem(STRATEGIES, "loud", entry)
     script = tmp_path / "script.py"
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from keras_towers import signals
 from keras_towers.launching.job import Job
 from keras_towers.launching.tf_cluster import local_cluster
 from keras_towers.launching.tf_job import run_cluster
@@ -72,13 +73,10 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     # It must not end the process that runs the tests.
-    before = signal.signal(signal.SIGTERM, lambda *args: None)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(request)
-            assert run_here(2, SERVED) == 75
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    unharmed = signals.handled([signal.SIGTERM], lambda *args: None)
+    with unharmed, ThreadPoolExecutor(1) as pool:
+        pool.submit(request)
+        assert run_here(2, SERVED) == 75
     assert "the script goes on (exit code 75)" in capsys.readouterr().err
 
 
@@ -137,7 +135,7 @@ x = np.ones((80, 4), "float32")
 try:
     kt.virtual_towers(3)
 except kt.TowerError as error:
-    print("refused:", error)
+    print("refused:", error, flush=True)
 told = keras.callbacks.LambdaCallback(on_train_batch_end=ready)
 with kt.SyncReplicasStrategy(towers=2):
     model.fit(x, x[:, :2], 8, 100_000, verbose=0, callbacks=[told])
@@ -146,7 +144,7 @@ with kt.SyncReplicasStrategy(towers=2):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_all_tasks(launch, tmp_path):
-    job = launch("--ps 1 --workers 2 --towers 2", FITS)
+    job = launch("--ps 1 --workers 2 --towers 2", FITS, warm=True)
     job.wait_for(tmp_path / "ready", 2, limit_s=120)
     family = job.family()
     assert len(family) >= 3

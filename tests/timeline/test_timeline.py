@@ -21,7 +21,6 @@ PHASES = ["compute", "wait", "reduction", "update"]
 @pytest.mark.parametrize(
     ("name", "options", "updating"),
     [
-        ("tower", {"updates": "once"}, [1]),
         ("tower", {"updates": "each"}, [1, 2]),
         ("parameter-server", {}, [1]),
     ],
