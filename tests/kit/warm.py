@@ -84,7 +84,8 @@ class Server:
         if self._stat()[0] != "Z":
             return False
         warnings.warn(
-            f"The server of tests/kit/warm.py has ended: {self.said()}", stacklevel=3
+            f"The server of tests/kit/warm.py has ended: {self.said()}",
+            stacklevel=3,
         )
         return True
 
