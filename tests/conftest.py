@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, launchers, seeded
+from tests.kit import gpus, launchers, seeded, warm
 from tests.kit.collecting import collect_rarely, search_no_more
 from tests.kit.durations import Durations, long_before
 from tests.kit.untuned import do_not_optimize_graphs, do_not_tune_iterators
@@ -97,6 +97,13 @@ def nothing_left_patched():
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"
+
+
+@pytest.fixture
+def forked_processes(monkeypatch):
+    """What a test lets the package start begins with TensorFlow imported."""
+    for name, value in warm.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

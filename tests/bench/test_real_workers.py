@@ -112,10 +112,8 @@ def test_processes(path):
     ],
 )
 def test_worker_that_fails_leaves_its_last_words(
-    row, timeout_s, begin, end, monkeypatch
+    row, timeout_s, begin, end, forked_processes
 ):
-    for name, value in warm.environment().items():
-        monkeypatch.setenv(name, value)
     cell = Cell("training", "small", row, 2, 0)
     sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s))
     assert sample.result == {}

@@ -13,7 +13,6 @@ import keras
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
-from tests.kit import warm
 
 WITH_PYTHON = {
     name_of(page): found for page in PAGES if (found := blocks(page, "python"))
@@ -49,12 +48,9 @@ def first_example():
 
 
 @pytest.fixture
-def namespace(first_example, tmp_path, monkeypatch):
+def namespace(first_example, tmp_path, monkeypatch, forked_processes):
     """What the snippets of a page start with."""
     monkeypatch.chdir(tmp_path)
-    # For the ranks that ``kt.launch`` starts.
-    for name, value in warm.environment().items():
-        monkeypatch.setenv(name, value)
     keras.utils.set_random_seed(1)
     model = keras.models.clone_model(first_example["model"])
     model.compile("adam", "mse")

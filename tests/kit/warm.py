@@ -79,7 +79,7 @@ class Server:
         atexit.register(self._end)
 
     def ended(self) -> bool:
-        """Whether it has ended, which nobody asked it to; if so, with a warning."""
+        """Whether it has ended, unasked; if so, with a warning."""
         # Not ``poll()``, which would reap it: what it took could not be read.
         if self._stat()[0] != "Z":
             return False
@@ -90,7 +90,7 @@ class Server:
         return True
 
     def said(self) -> str:
-        """What it has printed: why it did not fork, and with which error it ended."""
+        """What it has printed: why it did not fork, or why it ended."""
         with open(self._said) as file:
             return file.read()
 

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 import keras_towers as kt
-from tests.kit import warm
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
 from tests.launching.jobs import ROOT, all_gone, wait_until
@@ -40,9 +39,7 @@ def train(scale, built):
     return model, loss, strategy.size * scale
 
 
-def test_what_rank_0_returns_is_that_of_one_process(capsys, monkeypatch):
-    for name, value in warm.environment().items():
-        monkeypatch.setenv(name, value)
+def test_what_rank_0_returns_is_that_of_one_process(capsys, forked_processes):
     found, loss, number = kt.launch(
         train, np=2, args=(3,), kwargs={"built": classifier}
     )

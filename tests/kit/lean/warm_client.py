@@ -50,7 +50,8 @@ def hand_over(path: str) -> None:
     life, held = os.pipe()
     order = {
         "arguments": arguments,
-        "unbuffered": "-u" in sys.orig_argv,
+        "unbuffered": "-u" in sys.orig_argv
+        or bool(os.environ.get("PYTHONUNBUFFERED")),
         "safe_path": sys.flags.safe_path,
         "path": sys.path,
         "folder": os.getcwd(),
