@@ -48,13 +48,6 @@ def test_a_process_that_is_killed_ends_the_job(tmp_path, killed):
     assert name in done.last and "was killed by SIGKILL" in done.last
     assert "trained to the end" not in done.out
     assert all_gone(family)
-    # Another job in this environment is right.
-    arguments = "-np", "2", "--servers", "1", "-m", TRAINS, str(tmp_path)
-    done = Launched(tmp_path, (*arguments, "BytePSStrategy"), warm=True).finish(
-        LIMIT_S
-    )
-    assert done.code == 0, done.err
-    started.assert_as_one_process(tmp_path)
 
 
 def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
