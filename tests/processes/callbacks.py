@@ -9,6 +9,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.ranks import check
@@ -170,6 +171,18 @@ def compiled_with(*arguments):
     ]
 
 
+def another_model(_):
+    s.fit(
+        s.eager(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity),
+        y=np.zeros((s.COUNT, 1)),
+    )
+
+
+def fewer_examples(mine):
+    count = (s.COUNT, s.SHORT)[s.RANK]
+    s.fit(mine, s.X[:count], s.Y[:count], batch_size=8)
+
+
 def schedule(steps):
     rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
     return keras.optimizers.SGD(rate), "mse"
@@ -206,10 +219,20 @@ def what_differs_between_ranks_is_named():
             with_option("x", s.X, s.X + 1),
             "rank 1 has other examples than rank 0",
         ),
+        (
+            with_option("callbacks", [kt.Timeline(FOLDER / "one.json")], []),
+            "rank 0: Timeline, rank 1: None",
+        ),
+        (
+            (another_model,) * 2,
+            *("rank 1", "dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"),
+        ),
+        ((fewer_examples,) * 2, "rank 0 7", "rank 1 3", "each"),
     ):
         mine = s.eager()
         with s.refused(*words), s.Strategy():
             calls[s.RANK](mine)
+        assert not tf.distribute.has_strategy()
 
 
 @check
@@ -289,10 +312,3 @@ def timeline_of_a_fit_that_fails():
     own = path if s.RANK == 0 else path.with_name("failed.rank1.json")
     assert {event["pid"] for event in events(own)} == {s.RANK}
     s.gather("read")
-
-
-@check
-def timeline_on_one_rank_only():
-    callbacks = [kt.Timeline(FOLDER / "one.json")] if s.RANK == 0 else []
-    with s.refused("rank 0: Timeline, rank 1: None"), s.Strategy():
-        s.fit(s.eager(), callbacks=callbacks)

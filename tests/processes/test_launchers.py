@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.launchers import inherited
 from tests.kit.warm import environment
-from tests.launching.jobs import ROOT, Launched
+from tests.launching.jobs import ROOT
 from tests.processes import started
 
 pytestmark = pytest.mark.slow
@@ -96,30 +96,3 @@ def test_mpirun(jobs):
         options.append("--allow-run-as-root")
     start("by_mpirun", "mpirun", *options, warm=False)
     assert_trained("by_mpirun")
-
-
-SCRIPT = """
-import keras
-import numpy as np
-
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-model.compile("sgd", "mse")
-x = np.ones((40, 4), "float32")
-model.fit(x, x[:, :2], verbose=0)
-model.save("model.keras")
-same = keras.models.load_model("model.keras").get_weights()
-for one, other in zip(same, model.get_weights()):
-    print("differ by", abs(one - other).max())
-"""
-
-
-@pytest.mark.long
-def test_an_unmodified_script_saves_once(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    options = ("--strategy", "multi-worker", "-np", "2", "train.py")
-    done = Launched(tmp_path, options, warm=True).finish(LIMIT_S)
-    assert done.code == 0, done.out + done.err
-    for rank in range(RANKS):
-        assert f"[worker {rank}] differ by 0.0" in done.out
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["model.keras", "train.py"]

@@ -281,17 +281,6 @@ def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
 
 
 @check
-def other_models_and_other_data_are_refused():
-    mine = s.model(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity)
-    names = "dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"
-    with s.refused("rank 1", *names), s.Strategy():
-        s.fit(mine, y=np.zeros((s.COUNT, 1)))
-    assert not tf.distribute.has_strategy()
-    with s.refused("rank 0 7", "rank 1 3", "each"), s.Strategy():
-        s.fit(s.model(), s.X[:OWN_COUNT], s.Y[:OWN_COUNT], batch_size=8)
-
-
-@check
 def other_gradients_are_refused():
     class Branches(keras.Model):
         def __init__(self):
