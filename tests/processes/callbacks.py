@@ -106,7 +106,8 @@ class Stop(keras.callbacks.Callback):
 
 @check
 def stop_of_one_rank():
-    mine, alone, iterations = s.model(), s.eager(), 0
+    mine, alone = s.model(), s.eager()
+    histories, batches = [], []
     with s.Strategy():
         # On either rank, around a batch or an epoch, or before all of them.
         for event, number, done, rank in (
@@ -119,16 +120,18 @@ def stop_of_one_rank():
             count = Count()
             # The other one may have no callback at all.
             callbacks = [Stop(event, number), count] if rank == s.RANK else []
-            options = {"batch_size": 20, "callbacks": callbacks}
-            found = s.fit(mine, epochs=3, **options)
+            found = s.fit(mine, batch_size=20, epochs=3, callbacks=callbacks)
             assert found.epoch == [0], event
             assert rank != s.RANK or count.batches == done, event
-            iterations += done
+            histories.append(found)
+            batches.append(done)
             reached = s.gather(int(mine.optimizer.iterations))
-            assert reached == [iterations] * 2, event
-            if s.RANK == 0:
-                wanted = s.fit(alone, s.X[: 20 * done], s.Y[: 20 * done], 20)
-                s.assert_same_history(found, wanted)
+            assert reached == [sum(batches)] * 2, event
+    if s.RANK == 0:
+        for found, done in zip(histories, batches, strict=True):
+            rows = slice(20 * done)
+            wanted = s.fit(alone, s.X[rows], s.Y[rows], batch_size=20)
+            s.assert_same_history(found, wanted)
     s.assert_same_model(mine, alone)
 
 

@@ -2,19 +2,15 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.kit.launchers import inherited
-from tests.kit.warm import environment
-from tests.launching.jobs import ROOT
 from tests.processes import started
+from tests.processes.by_hand import ByHand
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 100
 RANKS = 2
+MEETS = {"KERAS_TOWERS_MEETING_TIMEOUT": "60"}
 
 
 def of_slurm(rank):
@@ -40,59 +36,32 @@ def of_torchrun(rank):
 
 
 @pytest.fixture
-def jobs(tmp_path):
-    """Starts processes of a job, and asserts what they have trained."""
-    running = []
-
-    def start(job, *before, warm=True, **variables):
-        (tmp_path / job).mkdir(exist_ok=True)
-        paths = str(ROOT), os.environ["PYTHONPATH"]
-        own = {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "KERAS_TOWERS_MEETING_TIMEOUT": "60",
-        }
-        worker = "tests.processes.started", tmp_path / job, "HorovodStrategy"
-        running.append(
-            subprocess.Popen(
-                [*before, sys.executable, "-m", *map(str, worker)],
-                env={
-                    **inherited(),
-                    **own,
-                    **environment(warm),
-                    **variables,
-                },
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-
-    def assert_trained(*jobs):
-        for process in running:
-            _, error = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, error[-3000:]
-        for job in jobs:
-            started.assert_as_one_process(tmp_path / job, RANKS)
-
-    yield start, assert_trained
-    for process in running:
-        process.kill()
-        process.communicate()
+def by_hand():
+    with ByHand() as processes:
+        yield processes
 
 
-def test_two_jobs_at_once_get_the_weights_of_one_process(jobs):
-    start, assert_trained = jobs
-    for variables in (of_slurm, of_torchrun):
+def trains(folder):
+    return "tests.processes.started", folder, "HorovodStrategy"
+
+
+def test_two_jobs_at_once_get_the_weights_of_one_process(by_hand, tmp_path):
+    jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
+    for folder, variables in jobs.items():
+        folder.mkdir()
         for rank in reversed(range(RANKS)):
-            start(variables.__name__, **variables(rank))
-    assert_trained("of_slurm", "of_torchrun")
+            by_hand.start(*trains(folder), **MEETS, **variables(rank))
+    by_hand.end()
+    for folder in jobs:
+        started.assert_as_one_process(folder, RANKS)
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
-def test_mpirun(jobs):
-    start, assert_trained = jobs
-    options = ["--oversubscribe", "--bind-to", "none", "-np", str(RANKS)]
+def test_mpirun(by_hand, tmp_path):
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     if os.getuid() == 0:
-        options.append("--allow-run-as-root")
-    start("by_mpirun", "mpirun", *options, warm=False)
-    assert_trained("by_mpirun")
+        mpirun.append("--allow-run-as-root")
+    before = *mpirun, "-np", str(RANKS)
+    by_hand.start(*trains(tmp_path), before=before, warm=False, **MEETS)
+    by_hand.end()
+    started.assert_as_one_process(tmp_path, RANKS)
