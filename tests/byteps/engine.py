@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 @check
-def a_thousand_rounds_of_one_name():
+def many_rounds_of_one_name():
     """A server overwrites sums that a slower worker has not pulled."""
     transport = BytePSTransport()
     rank, ranks = transport.rank, transport.size
@@ -32,7 +32,7 @@ def a_thousand_rounds_of_one_name():
             wrong += tf.cast(tf.reduce_any(total != wanted), tf.int32)
         return wrong
 
-    assert rounds(tf.constant(1000)) == 0
+    assert rounds(tf.constant(500)) == 0
 
 
 @check

@@ -1,16 +1,13 @@
 """Jobs of BytePS: how they begin and end, and what ends with them."""
 
 import os
-import subprocess
-import sys
 
 import psutil
 import pytest
 
-from tests.kit.launchers import inherited
-from tests.kit.warm import environment
 from tests.launching.jobs import ROOT, Launched, all_gone
 from tests.processes import started
+from tests.processes.by_hand import ByHand
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 100
@@ -48,13 +45,6 @@ def test_a_process_that_is_killed_ends_the_job(tmp_path, killed):
     assert name in done.last and "was killed by SIGKILL" in done.last
     assert "trained to the end" not in done.out
     assert all_gone(family)
-    # Another job in this environment is right.
-    arguments = "-np", "2", "--servers", "1", "-m", TRAINS, str(tmp_path)
-    done = Launched(tmp_path, (*arguments, "BytePSStrategy"), warm=True).finish(
-        LIMIT_S
-    )
-    assert done.code == 0, done.err
-    started.assert_as_one_process(tmp_path)
 
 
 def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
@@ -83,59 +73,41 @@ def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
 
 @pytest.fixture
 def by_hand(tmp_path, free_port):
-    """Starts processes of a job that no launcher knows of."""
-    processes = []
+    """Starts processes in their roles."""
+    with ByHand() as processes:
 
-    def start(role, **variables):
-        command = ["keras_towers.launching.byteps_server"]
-        if role == "worker":
-            command = [TRAINS, str(tmp_path), "BytePSStrategy"]
-        path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", *command],
-                env={
-                    **inherited(),
-                    **environment(role == "worker"),
-                    "PYTHONPATH": path,
-                    "DMLC_ROLE": role,
-                    "DMLC_NUM_WORKER": "2",
-                    "DMLC_NUM_SERVER": "1",
-                    "DMLC_PS_ROOT_URI": "127.0.0.1",
-                    "DMLC_PS_ROOT_PORT": str(free_port),
-                    "DMLC_NODE_HOST": "127.0.0.1",
-                    "KERAS_TOWERS_SECRET": "of this test",
-                    **variables,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+        def start(role, **variables):
+            command = ["keras_towers.launching.byteps_server"]
+            if role == "worker":
+                command = [TRAINS, tmp_path, "BytePSStrategy"]
+            processes.start(
+                *command,
+                warm=role == "worker",
+                DMLC_ROLE=role,
+                DMLC_NUM_WORKER="2",
+                DMLC_NUM_SERVER="1",
+                DMLC_PS_ROOT_URI="127.0.0.1",
+                DMLC_PS_ROOT_PORT=str(free_port),
+                DMLC_NODE_HOST="127.0.0.1",
+                KERAS_TOWERS_SECRET="of this test",
+                **variables,
             )
-        )
 
-    def ends(code):
-        said = [p.communicate(timeout=LIMIT_S)[0] for p in processes]
-        assert [p.returncode for p in processes] == [code] * len(said), said
-        return said
-
-    yield start, ends
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start, processes.end
 
 
 def test_processes_started_by_hand(by_hand, tmp_path):
-    start, ends = by_hand
+    start, end = by_hand
     for one in ("scheduler", "server"):
         start(one)
     for rank in range(2):
         start("worker", DMLC_WORKER_ID=str(rank))
-    ends(0)  # Scheduler and server with the workers.
+    end()  # Scheduler and server with the workers.
     started.assert_as_one_process(tmp_path)
 
 
 def test_others_that_do_not_come_are_an_error(by_hand):
-    start, ends = by_hand
+    start, end = by_hand
     start("worker", DMLC_WORKER_ID="0", KERAS_TOWERS_START_TIMEOUT="3")
-    (said,) = ends(1)
+    (said,) = end(1)
     assert "worker 0 of 2" in said and "has waited 3 s for" in said

@@ -1,7 +1,5 @@
 """What the checks of two ranks share."""
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -9,7 +7,7 @@ import tensorflow as tf
 import keras_towers.horovod as hvd
 
 GLOBAL_BATCH = 16
-BATCHES = 6
+BATCHES = 4
 ROUNDING = 1e-6
 
 
@@ -60,7 +58,7 @@ def sgd(rate=0.1, **kwargs):
     return keras.optimizers.SGD(rate, momentum=0.9, **kwargs)
 
 
-def train(optimizer, kind="dense", alone=False, made=None, epochs=2, **kwargs):
+def train(optimizer, kind="dense", alone=False, made=None, epochs=1, **kwargs):
     """Fit a model on this rank's half, or alone on the global batches.
 
     In eager mode where it is alone: the reference need not be traced.
@@ -73,12 +71,6 @@ def train(optimizer, kind="dense", alone=False, made=None, epochs=2, **kwargs):
     size = GLOBAL_BATCH if alone else GLOBAL_BATCH // 2
     made.fit(x, y, size, epochs=epochs, shuffle=False, verbose=0)
     return made
-
-
-@functools.cache
-def trained_alone(make, kind="dense"):
-    """What one process gets; shared by checks, so not to be trained on."""
-    return train(make(), kind, alone=True)
 
 
 def _largest(some, others):

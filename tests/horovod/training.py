@@ -44,6 +44,7 @@ def _gradients(step, rank):
     return grads
 
 
+@functools.cache
 def _alone(passes, factor):
     """The variables of one process that has the gradients of all."""
     variables, optimizer = _variables(), small.sgd()
@@ -107,21 +108,41 @@ def clipping_accumulation_decay_and_averages():
         )
 
     ours = small.train(
-        hvd.DistributedOptimizer(make()), "words", steps_per_execution=4
+        hvd.DistributedOptimizer(make()),
+        "words",
+        steps_per_execution=4,
+        epochs=2,
     )
-    small.assert_as_alone(ours, small.trained_alone(make, "words"))
+    alone = small.train(make(), "words", alone=True, epochs=2)
+    small.assert_as_alone(ours, alone)
 
 
 @check
-def passes_and_loss_scale():
+def passes_loss_scale_and_batch_normalization():
     def make(**options):
         return keras.optimizers.LossScaleOptimizer(small.sgd(**options))
 
-    optimizer = hvd.DistributedOptimizer(
-        make(), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    alone = small.train(make(gradient_accumulation_steps=2), alone=True)
-    small.assert_as_alone(small.train(optimizer), alone)
+    def normalized(layer, dtype):
+        keras.utils.set_random_seed(3)
+        hidden = keras.layers.Dense(8, dtype=dtype), layer(dtype=dtype)
+        return keras.Sequential(
+            [keras.Input((6,)), *hidden, keras.layers.Dense(3)]
+        )
+
+    for dtype, tolerance in ("float32", 1e-5), ("mixed_float16", 2e-3):
+        optimizer = hvd.DistributedOptimizer(
+            make(),
+            backward_passes_per_step=2,
+            average_aggregated_gradients=True,
+        )
+        ours = normalized(hvd.SyncBatchNormalization, dtype)
+        small.train(optimizer, made=ours)
+        alone = small.train(
+            make(gradient_accumulation_steps=2),
+            alone=True,
+            made=normalized(keras.layers.BatchNormalization, dtype),
+        )
+        small.assert_as_alone(ours, alone, tolerance)
 
 
 @check

@@ -13,9 +13,10 @@ from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
 
 GENERATOR = np.random.default_rng(0)
-X = GENERATOR.normal(size=(45, 96)).astype("float32")
-Y = GENERATOR.normal(size=(45, 4)).astype("float32")
-IDS = GENERATOR.integers(50, size=(45, 3))
+COUNT = 25
+X = GENERATOR.normal(size=(COUNT, 96)).astype("float32")
+Y = GENERATOR.normal(size=(COUNT, 4)).astype("float32")
+IDS = GENERATOR.integers(50, size=(COUNT, 3))
 # Both layers together are more than what small messages may have.
 WIDTH = 900
 
@@ -64,7 +65,7 @@ def shared_memory_is_exact_to_the_bit():
 
     with mock.patch.object(segments.SharedBucket, "collect", counted):
         assert difference(train(None), exactly()) == 0
-    assert len(calls) == 5
+    assert len(calls) == 3
     left = set(segments.FOLDER.iterdir()) - before
     assert not [p for p in left if p.name.startswith("keras-towers")]
 
@@ -103,10 +104,10 @@ def overflow_is_seen_by_the_loss_scale():
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**24
     )
-    weights = train("fp16-feedback", optimizer, epochs=2)
+    weights = train("fp16-feedback", optimizer, epochs=4)
     assert all(np.isfinite(w).all() for w in weights)
     assert float(optimizer.dynamic_scale) < 2.0**24
-    assert 0 < int(optimizer.inner_optimizer.iterations) < 10
+    assert 0 < int(optimizer.inner_optimizer.iterations) < 12
 
 
 @check
@@ -123,7 +124,7 @@ def sparse_gradients_and_metrics_stay_exact():
         model.compile("sgd", "mse", run_eagerly=True)
         with Strategy(compression=compression):
             history = model.fit(
-                *(IDS, np.ones((45, 24)), 10), verbose=0, shuffle=False
+                *(IDS, np.ones((COUNT, 24)), 10), verbose=0, shuffle=False
             )
         return model.get_weights(), history.history
 

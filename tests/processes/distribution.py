@@ -47,7 +47,7 @@ def distribution_of_a_dataset_that_does_not_divide():
     with initialized():
         s.assert_as_one_process(
             s.model(seed=s.RANK),
-            lambda mine: s.fit(mine, data, None, epochs=2),
+            lambda mine: s.fit(mine, data, None),
             strategy=keras.distribution.DataParallel().scope(),
         )
 
@@ -66,7 +66,7 @@ def distribution_with_own_data_of_each_rank():
         distribution = keras.distribution.DataParallel(auto_shard_dataset=False)
         s.assert_as_one_process(
             s.eager(seed=s.RANK),
-            lambda mine: s.fit(mine, own, None, epochs=2),
-            reference=lambda it: s.fit(it, *both, epochs=2, batch_size=50),
+            lambda mine: s.fit(mine, own, None),
+            reference=lambda it: s.fit(it, *both, batch_size=50),
             strategy=distribution.scope(),
         )

@@ -67,12 +67,14 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         + ("--host-discovery-script", str(hosts))
         # The others are to have gone on before there is a new one.
         + ("--blacklist-cooldown-range", "8", "10"),
-        *("default", 6, 16, "victim"),
+        *("default", 4, 16, "victim"),
         TESTED_UPDATES=updates,
+        # Most of the time there is nothing to look for.
+        HOROVOD_CYCLE_TIME="5",
     ).finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
-    assert done.out.count("as undisturbed after 6 epochs") == 3
+    assert done.out.count("as undisturbed after 4 epochs") == 3
     steps = [
         tuple(map(int, line.split()))
         for line in (folder / "steps").read_text().splitlines()

@@ -2,19 +2,15 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.kit.launchers import inherited
-from tests.kit.warm import environment
-from tests.launching.jobs import ROOT, Launched
 from tests.processes import started
+from tests.processes.by_hand import ByHand
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 100
 RANKS = 2
+MEETS = {"KERAS_TOWERS_MEETING_TIMEOUT": "60"}
 
 
 def of_slurm(rank):
@@ -40,86 +36,32 @@ def of_torchrun(rank):
 
 
 @pytest.fixture
-def jobs(tmp_path):
-    """Starts processes of a job, and asserts what they have trained."""
-    running = []
-
-    def start(job, *before, warm=True, **variables):
-        (tmp_path / job).mkdir(exist_ok=True)
-        paths = str(ROOT), os.environ["PYTHONPATH"]
-        own = {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "KERAS_TOWERS_MEETING_TIMEOUT": "60",
-        }
-        worker = "tests.processes.started", tmp_path / job, "HorovodStrategy"
-        running.append(
-            subprocess.Popen(
-                [*before, sys.executable, "-m", *map(str, worker)],
-                env={
-                    **inherited(),
-                    **own,
-                    **environment(warm),
-                    **variables,
-                },
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-
-    def assert_trained(*jobs):
-        for process in running:
-            _, error = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, error[-3000:]
-        for job in jobs:
-            started.assert_as_one_process(tmp_path / job, RANKS)
-
-    yield start, assert_trained
-    for process in running:
-        process.kill()
-        process.communicate()
+def by_hand():
+    with ByHand() as processes:
+        yield processes
 
 
-def test_two_jobs_at_once_get_the_weights_of_one_process(jobs):
-    start, assert_trained = jobs
-    for variables in (of_slurm, of_torchrun):
+def trains(folder):
+    return "tests.processes.started", folder, "HorovodStrategy"
+
+
+def test_two_jobs_at_once_get_the_weights_of_one_process(by_hand, tmp_path):
+    jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
+    for folder, variables in jobs.items():
+        folder.mkdir()
         for rank in reversed(range(RANKS)):
-            start(variables.__name__, **variables(rank))
-    assert_trained("of_slurm", "of_torchrun")
+            by_hand.start(*trains(folder), **MEETS, **variables(rank))
+    by_hand.end()
+    for folder in jobs:
+        started.assert_as_one_process(folder, RANKS)
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
-def test_mpirun(jobs):
-    start, assert_trained = jobs
-    options = ["--oversubscribe", "--bind-to", "none", "-np", str(RANKS)]
+def test_mpirun(by_hand, tmp_path):
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     if os.getuid() == 0:
-        options.append("--allow-run-as-root")
-    start("by_mpirun", "mpirun", *options, warm=False)
-    assert_trained("by_mpirun")
-
-
-SCRIPT = """
-import keras
-import numpy as np
-
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-model.compile("sgd", "mse")
-x = np.ones((40, 4), "float32")
-model.fit(x, x[:, :2], verbose=0)
-model.save("model.keras")
-same = keras.models.load_model("model.keras").get_weights()
-for one, other in zip(same, model.get_weights()):
-    print("differ by", abs(one - other).max())
-"""
-
-
-@pytest.mark.long
-def test_an_unmodified_script_saves_once(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    options = ("--strategy", "multi-worker", "-np", "2", "train.py")
-    done = Launched(tmp_path, options, warm=True).finish(LIMIT_S)
-    assert done.code == 0, done.out + done.err
-    for rank in range(RANKS):
-        assert f"[worker {rank}] differ by 0.0" in done.out
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["model.keras", "train.py"]
+        mpirun.append("--allow-run-as-root")
+    before = *mpirun, "-np", str(RANKS)
+    by_hand.start(*trains(tmp_path), before=before, warm=False, **MEETS)
+    by_hand.end()
+    started.assert_as_one_process(tmp_path, RANKS)

@@ -29,7 +29,6 @@ ON_TOWERS = [
 ]
 # What others show, too: of data and updates more than of ranks.
 RARER = (
-    "a_commit_within_an_epoch_has_all_shares",
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
     "overflow_is_seen_by_the_loss_scale",
