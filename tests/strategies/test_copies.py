@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import classifier, fit
+from tests.kit.training import fit, linear
 
 
 def test_what_is_copied_shares_its_strategy():
@@ -37,7 +37,7 @@ def test_a_strategy_is_not_pickled(protocol):
     [kt.TowerStrategy, kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy],
 )
 def test_what_is_copied_inside_is_on_no_towers(strategy):
-    model = classifier()
+    model = linear()
     with strategy(2) as towers:
         towers.adopt(model)
         copies = copy.deepcopy(model.weights)

@@ -285,11 +285,6 @@ def test_callbacks_may_compute_and_stop():
 
     with kt.NoOpStrategy():
         for epochs, ran in ((2, [0, 1]), (5, [0])):
-            history = fit(
-                model,
-                epochs=epochs,
-                callbacks=[Evaluate()],
-                validation_data=(X, Y),
-            )
+            history = fit(model, epochs=epochs, callbacks=[Evaluate()])
             assert history.epoch == ran
         close(model.evaluate(X, Y, verbose=0), wanted)
