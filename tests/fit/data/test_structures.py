@@ -83,8 +83,8 @@ def model_of(lazy):
     model = Lazy()
     if not lazy:
         inputs = {
-            "ragged": keras.Input((None,), ragged=True),
-            "sparse": keras.Input((6,), sparse=True),
+            "ragged": keras.Input((None,), ragged=True, name="ragged"),
+            "sparse": keras.Input((6,), sparse=True, name="sparse"),
         }
         model = keras.Model(inputs, model(inputs))
     model.compile(m.momentum(), m.cross_entropy())

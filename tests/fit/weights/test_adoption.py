@@ -33,10 +33,11 @@ def _multi():
     )
 
 
+AVERAGED = {"use_ema": True, "ema_momentum": 0.8}
+
+
 def _scaled():
-    averaged = m.momentum(
-        use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
-    )
+    averaged = m.momentum(**AVERAGED, ema_overwrite_frequency=3)
     return keras.optimizers.LossScaleOptimizer(
         averaged, initial_scale=1024.0, dynamic_growth_steps=3
     )
@@ -44,10 +45,7 @@ def _scaled():
 
 def _accumulating():
     return m.momentum(
-        gradient_accumulation_steps=3,
-        use_ema=True,
-        ema_momentum=0.8,
-        ema_overwrite_frequency=5,
+        **AVERAGED, ema_overwrite_frequency=5, gradient_accumulation_steps=3
     )
 
 

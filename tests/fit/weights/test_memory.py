@@ -18,7 +18,7 @@ from tests.kit import warm
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
-BEFORE, CYCLES = 3, 4
+BEFORE, CYCLES = 2, 2
 # MB in each cycle: less than a model's weight, which has 20.
 ALLOWED = 5
 
