@@ -1,4 +1,4 @@
-"""References on one device, which take little."""
+"""Models and references on one device that take little."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,16 @@ from typing import Any
 
 import keras
 
-from tests.kit.training import fit, linear
+from tests.kit.training import adam, fit, linear
+
+
+def two_layers(
+    optimizer: Callable[[], Any] = adam, **options: Any
+) -> keras.Model:
+    """A classifier of which a part can be frozen."""
+    # The layer draws its seed when it is created.
+    keras.utils.set_random_seed(1)
+    return linear(keras.layers.Dense(4), optimizer=optimizer, **options)
 
 
 @functools.cache

@@ -24,11 +24,9 @@ def test_what_is_copied_shares_its_strategy():
 
 @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
 def test_a_strategy_is_not_pickled(protocol):
-    towers = kt.TowerStrategy(2)
     message = "TowerStrategy .*create it in the process that uses it"
-    for value in (towers, {"strategy": towers}):
-        with pytest.raises(kt.TowerError, match=message):
-            pickle.dumps(value, protocol)
+    with pytest.raises(kt.TowerError, match=message):
+        pickle.dumps({"strategy": kt.TowerStrategy(2)}, protocol)
 
 
 # Each keeps weights in its own way.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.one_device import trained
+from tests.fit.one_device import eagerly, trained, two_layers
 from tests.kit.compare import assert_exact, close, same_model
 from tests.kit.long import long_but
 from tests.kit.ordinary import assert_ordinary
@@ -89,27 +89,29 @@ def test_compiled_again_inside(variables_on_towers):
     def act(model):
         fit(model)
         olds.append(model.optimizer)
-        model.compile(m.momentum(), "mse", metrics=["mae"], loss_weights=0.5)
+        model.compile(
+            m.momentum(),
+            "mse",
+            metrics=["mae"],
+            loss_weights=0.5,
+            run_eagerly=model.run_eagerly,
+        )
         fit(model, y=np.eye(3, dtype="float32")[Y])
         return model.evaluate(X, np.eye(3)[Y], verbose=0, return_dict=True)
 
     def make():
         return linear(optimizer=adam, metrics=["accuracy"])
 
-    assert_exact(make, act, kt.TowerStrategy(2))
+    assert_exact(make, act, kt.TowerStrategy(2), eagerly(act))
     assert not variables_on_towers()
     for mine, other in zip(olds[0].variables, olds[1].variables, strict=True):
         close(mine.numpy(), other.numpy())
 
 
-def two_layers():
-    return linear(keras.layers.Dense(4), optimizer=adam)
-
-
 @pytest.mark.parametrize("updates", long_but("once".__eq__, ["once", "each"]))
 def test_layers_frozen_and_added_between_fits(updates):
     def compiled_again(model):
-        model.compile(adam(), m.cross_entropy())
+        model.compile(adam(), m.cross_entropy(), run_eagerly=model.run_eagerly)
         return fit(model)["loss"]
 
     def act(model):
@@ -128,7 +130,7 @@ def test_layers_frozen_and_added_between_fits(updates):
         return losses
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(two_layers, act, strategy)
+    assert_exact(two_layers, act, strategy, eagerly(act))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
         return logs
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(make, act, strategy, tolerance=1e-5)
+    assert_exact(make, act, strategy, eagerly(act), tolerance=1e-5)
 
 
 class Autoencoder(keras.Sequential):
@@ -179,4 +181,7 @@ def test_lazy_model_without_targets():
         model.compile(m.momentum(), "mse", metrics=["mae"])
         return model
 
-    assert_exact(make, lambda model: fit(model, y=None), kt.TowerStrategy(2))
+    def act(model):
+        return fit(model, y=None)
+
+    assert_exact(make, act, kt.TowerStrategy(2), eagerly(act))
