@@ -21,8 +21,7 @@ from tests.strategies import async_cases as cases
 
 
 def test_every_batch_is_averaged_once():
-    aggregate = 5
-    model = linear(steps_per_execution=2)
+    model, aggregate = linear(steps_per_execution=2), 5
     total = 0
     with kt.SyncReplicasStrategy(aggregate, 2) as strategy:
 
@@ -113,7 +112,6 @@ def test_a_replica_that_hangs_is_an_error():
 
 
 def test_moving_averages():
-    replicas = 2
     model = linear()
     wanted = [w.numpy() for w in model.trainable_variables]
 
@@ -130,16 +128,14 @@ def test_moving_averages():
             close(strategy.average_of(weight), value)
 
     averages = tf.train.ExponentialMovingAverage(0.9)
-    strategy = kt.SyncReplicasStrategy(
-        replicas, replicas, variable_averages=averages
-    )
+    strategy = kt.SyncReplicasStrategy(2, 2, variable_averages=averages)
     with pytest.raises(TowerError, match="no moving average of"):
         strategy.average_of(model.trainable_variables[0])
     with strategy:
         # One update an epoch.
-        whole = {"x": X, "y": Y, "batch_size": -(-len(X) // replicas)}
+        whole = {"x": X, "y": Y, "batch_size": -(-len(X) // 2)}
         watch = cases.callback(on_epoch_end=update)
-        model.fit(**whole, epochs=4, verbose=0, callbacks=[watch])
+        model.fit(**whole, epochs=2, verbose=0, callbacks=[watch])
         check()
         model.train_on_batch(X, Y)
         update()

@@ -90,8 +90,9 @@ def test_what_callbacks_may_do(variables_on_towers):
         found = []
 
         def probe(epoch, logs):
-            probes.append(linear(run_eagerly=model.run_eagerly))
-            fit(probes[-1])
+            if epoch == 0:
+                probes.append(linear(run_eagerly=model.run_eagerly))
+                fit(probes[-1])
             found.append(model.evaluate(X, Y, verbose=0))
             metric = keras.metrics.SparseCategoricalAccuracy()
             metric.update_state(Y, model(X))

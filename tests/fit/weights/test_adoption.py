@@ -64,7 +64,10 @@ BLOCKS = [
     "make, blocks",
     [
         (_with_norm, BLOCKS),
-        (compiled(_nested, _multi), [None, {"towers": 2}, None]),
+        (
+            compiled(_nested, _multi, metrics=list),
+            [None, {"towers": 2}, None],
+        ),
     ],
     ids=["other-towers", "nested-multi-optimizer"],
 )
