@@ -7,7 +7,7 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.gpu.towers import strategy, towers
-from tests.kit.compare import same_model
+from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, classifier, fit
 
@@ -42,7 +42,9 @@ def test_asynchronous_gradients_add_up():
     with strategy(kt.AsyncTowerStrategy, scale_gradient=False):
         fit(mine, 3, y=labels)
     fit(alone, 3, y=labels)
-    same_model(mine, alone, 1e-4)
+    # The losses do depend on them.
+    for one, other in zip(mine.weights, alone.weights, strict=True):
+        close(one, other, 1e-4)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
