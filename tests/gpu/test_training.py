@@ -10,6 +10,7 @@ from tests.gpu.towers import strategy, towers
 from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, classifier, fit
+from tests.strategies.test_async_steps import linear
 
 pytestmark = pytest.mark.gpu
 
@@ -28,17 +29,9 @@ def test_asynchronous_towers_learn():
 
 
 def test_asynchronous_gradients_add_up():
-    def linear():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.SGD(0.01), lambda y, out: out * (y + 1.0)
-        )
-        return model
-
     # No gradient depends on the weights, so that their order does not matter.
-    mine, alone = linear(), linear()
-    labels = np.float32(Y)[:, None]
+    mine, alone = (linear(keras.optimizers.SGD(0.01)) for _ in range(2))
+    labels = np.float32(Y)[:, None] + 1.0
     with strategy(kt.AsyncTowerStrategy, scale_gradient=False):
         fit(mine, 3, y=labels)
     fit(alone, 3, y=labels)
