@@ -7,16 +7,16 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.gpu.towers import strategy, towers
-from tests.kit.compare import same_model
+from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, classifier, fit
+from tests.strategies.test_async_steps import linear
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_asynchronous_towers_learn(optimizer):
-    model = classifier(optimizer=lambda: keras.optimizers.get(optimizer))
+def test_asynchronous_towers_learn():
+    model = classifier()
     labels = np.argmax(X[:, :3], 1)
     before = model.evaluate(X, labels, verbose=0)[0]
     with strategy(kt.AsyncTowerStrategy) as asynchronous:
@@ -29,21 +29,15 @@ def test_asynchronous_towers_learn(optimizer):
 
 
 def test_asynchronous_gradients_add_up():
-    def linear():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.SGD(0.01), lambda y, out: out * (y + 1.0)
-        )
-        return model
-
     # No gradient depends on the weights, so that their order does not matter.
-    mine, alone = linear(), linear()
-    labels = np.float32(Y)[:, None]
+    mine, alone = (linear(keras.optimizers.SGD(0.01)) for _ in range(2))
+    labels = np.float32(Y)[:, None] + 1.0
     with strategy(kt.AsyncTowerStrategy, scale_gradient=False):
         fit(mine, 3, y=labels)
     fit(alone, 3, y=labels)
-    same_model(mine, alone, 1e-4)
+    # The losses do depend on them.
+    for one, other in zip(mine.weights, alone.weights, strict=True):
+        close(one, other, 1e-4)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -76,26 +70,3 @@ def test_verify():
     coupled.compile("sgd", m.cross_entropy())
     assert not kt.verify(coupled, X, Y).safe
     assert kt.verify(coupled, X, Y, batch_norm="global").safe
-
-
-def test_a_failed_fit_leaves_an_ordinary_model(tmp_path):
-    path = tmp_path / "model.keras"
-
-    class SavesAndFails(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.save(path)
-            raise RuntimeError("boom")
-
-    model = classifier()
-    with pytest.raises(RuntimeError, match="boom"), strategy():
-        fit(model, callbacks=[SavesAndFails()])
-    assert_ordinary(model)
-    loaded = keras.models.load_model(path)
-    for one, other in zip(saved_of(loaded), saved_of(model), strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    with strategy():
-        fit(model)
-
-
-def saved_of(model):
-    return [*model.variables, *model.optimizer.variables]

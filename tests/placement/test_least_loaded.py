@@ -154,20 +154,13 @@ def test_what_cannot_be(arguments, message):
         p.LeastLoadedPlacement(*arguments)
 
 
-def test_any_name_of_a_device():
+def test_names_of_devices_and_sizes():
     for other in OTHER_NAMES:
         place = p.LeastLoadedPlacement([CPU, GPUS[0]], other)
         assert place("bias", (1,), "float32") == CPU
         assert list(place.loads) == [CPU, GPUS[0]]
-
-
-def test_devices_that_are_not_here():
+    # Devices that are not here.
     for name in ("/job:ps/task:1", "/job:worker/task:0/device:GPU:3"):
         assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
-
-
-def test_byte_size():
-    assert p.byte_size((), "float32") == 4
-    assert p.byte_size((2, 3), "bfloat16") == 12
-    assert p.byte_size((0, 3), "float32") == 0
-    assert p.byte_size((2,), "string") is None
+    sizes = [p.byte_size((2, 3), "bfloat16"), p.byte_size((2,), "string")]
+    assert sizes == [12, None]

@@ -142,9 +142,6 @@ def test_names():
     assert resolve(fp16_shards) is fp16_shards
     # Each has a memory of its own.
     assert resolve("bf16-feedback") is not resolve("bf16-feedback")
-
-
-def test_unknown_name_lists_the_known_ones():
     with pytest.raises(TowerError) as error:
         resolve("zip")
     for name in (*compression._NAMED, *compression._WITH_FEEDBACK):

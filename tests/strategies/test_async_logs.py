@@ -9,7 +9,7 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import close, same_history
-from tests.kit.training import STEPS, X, classifier, fit
+from tests.kit.training import STEPS, X, fit, linear
 from tests.strategies import async_cases as cases
 
 
@@ -105,7 +105,7 @@ def test_stateless_metric_in_a_step():
 def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
     seen = []
     layer = cases.Late(20)
-    model = classifier(layer)
+    model = linear(layer, metrics=["accuracy"])
     with kt.AsyncTowerStrategy(3) as strategy:
         assert (strategy.staleness.mean, strategy.staleness.max) == (0, 0)
         look = cases.callback(

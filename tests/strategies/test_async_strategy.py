@@ -9,7 +9,7 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import BATCH, STEPS, X, Y, classifier, fit
+from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
 
 pytestmark = pytest.mark.core
@@ -32,16 +32,17 @@ def test_learning():
     )
     inner = keras.optimizers.AdamW(0.003, clipnorm=1.0)
     optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    model.compile(optimizer, m.cross_entropy(), metrics=["accuracy"])
+    model.compile(optimizer, m.cross_entropy())
     with kt.AsyncTowerStrategy(2):
         model.fit(x[:1400], y[:1400], epochs=5, verbose=0)
-        assert model.evaluate(x[1400:], y[1400:], verbose=0)[1] > 0.7
+        predicted = model.predict(x[1400:], verbose=0).argmax(-1)
+    assert (predicted == y[1400:]).mean() > 0.7
     assert int(inner.iterations) == 5 * 44
 
 
 def test_other_methods_are_exact(tmp_path):
     model, reference = (
-        classifier(keras.layers.BatchNormalization()) for _ in range(2)
+        linear(keras.layers.BatchNormalization()) for _ in range(2)
     )
     reference.run_eagerly = True
     wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(2)]
@@ -64,9 +65,9 @@ def test_other_methods_are_exact(tmp_path):
 def test_a_model_built_inside_and_a_custom_loop():
     strategy = kt.strategy("async", towers=2)
     with strategy.scope():
-        model = classifier(optimizer=lambda: keras.optimizers.SGD(0.1))
+        model = linear(optimizer=lambda: keras.optimizers.SGD(0.1))
     fit(model)
-    reference = classifier(optimizer=lambda: keras.optimizers.SGD(0.1))
+    reference = linear(optimizer=lambda: keras.optimizers.SGD(0.1))
     reference.set_weights(model.get_weights())
 
     def step(model, x, y):
@@ -100,7 +101,7 @@ def test_says_what_runs(scale):
 
 
 def test_data_that_does_not_fit():
-    model = classifier()
+    model = linear()
     with kt.AsyncTowerStrategy(2) as strategy:
         with pytest.raises(kt.TowerError, match="distributed dataset"):
             model.fit(strategy.experimental_distribute_dataset(dataset()))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import classifier, fit
+from tests.kit.training import fit, linear
 
 
 def test_what_is_copied_shares_its_strategy():
@@ -24,11 +24,9 @@ def test_what_is_copied_shares_its_strategy():
 
 @pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
 def test_a_strategy_is_not_pickled(protocol):
-    towers = kt.TowerStrategy(2)
     message = "TowerStrategy .*create it in the process that uses it"
-    for value in (towers, {"strategy": towers}):
-        with pytest.raises(kt.TowerError, match=message):
-            pickle.dumps(value, protocol)
+    with pytest.raises(kt.TowerError, match=message):
+        pickle.dumps({"strategy": kt.TowerStrategy(2)}, protocol)
 
 
 # Each keeps weights in its own way.
@@ -37,7 +35,7 @@ def test_a_strategy_is_not_pickled(protocol):
     [kt.TowerStrategy, kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy],
 )
 def test_what_is_copied_inside_is_on_no_towers(strategy):
-    model = classifier()
+    model = linear()
     with strategy(2) as towers:
         towers.adopt(model)
         copies = copy.deepcopy(model.weights)

@@ -3,7 +3,6 @@
 import re
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -104,13 +103,3 @@ def test_references_stay_alive_and_training_goes_on():
         originals.assert_back()
     assert_ordinary(model)
     same_model(model, reference, 1e-5)
-
-
-def test_built_inside():
-    with kt.ParameterServerTowerStrategy(3, ps_device="gpu"):
-        model = build(keras.layers.BatchNormalization())
-        fit(model)
-        inside = model.get_weights()
-    for a, b in zip(inside, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert_ordinary(model)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights.variables import TowerVariable
 from tests.kit.compare import outcome
-from tests.kit.training import classifier, fit
+from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -67,5 +67,5 @@ def test_one_tower_is_plain_keras(towers):
         fit(model, callbacks=[watch])
 
     # It is an ordinary model, with the same variables, afterwards.
-    outcome(classifier, act, strategy)
+    outcome(linear, act, strategy)
     assert seen[0] == (not alone, {not alone})

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, same_model
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import X, Y, fit, linear
+from tests.kit.training import STEPS, X, Y, fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -71,25 +72,22 @@ def with_held(optimizer):
 
 def test_an_optimizer_that_no_model_holds():
     assert_exact(
-        lambda: with_held(Signs(0.01, momentum=0.9)),
-        lambda model: fit(model, epochs=2),
-        kt.TowerStrategy(3),
+        lambda: with_held(Signs(0.01, momentum=0.9)), fit, kt.TowerStrategy(2)
     )
     optimizer = keras.optimizers.SGD(0.01)
     with kt.AsyncTowerStrategy(2):
-        fit(with_held(optimizer), epochs=3)
-    assert int(optimizer.iterations) == 12
+        fit(with_held(optimizer))
+    assert int(optimizer.iterations) == STEPS
 
 
 def test_a_function_that_was_made_between_calls():
     """It was made for XLA, which cannot compile a step of many devices."""
-    reference, model = linear(), linear(jit_compile=True)
-    fit(reference, epochs=2)
+    model = linear(jit_compile=True)
     with kt.TowerStrategy(2):
         fit(model)
         model.make_train_function(force=True)
         fit(model)
-    same_model(model, reference)
+    same_model(model, trained(2))
     assert_ordinary(model)
 
 
@@ -103,22 +101,6 @@ def test_marked_callbacks_run_where_there_is_one_process():
         with block or contextlib.nullcontext():
             fit(model, 2, callbacks=[kt.ChiefOnly(note), kt.EveryRank(note)])
         assert seen == [0, 0, 1, 1]
-
-
-def test_entering_twice_is_refused_and_harmless():
-    model = linear()
-    strategy = kt.TowerStrategy(3)
-    other = kt.TowerStrategy(2)
-    with strategy:
-        with pytest.raises(kt.TowerError, match="entered already"):
-            strategy.__enter__()
-        with pytest.raises(kt.TowerError, match="inside the scope of"):
-            other.__enter__()
-        fit(model)
-    assert_ordinary(model)
-    with other:
-        fit(model)
-    assert_ordinary(model)
 
 
 class OwnLoop(keras.Sequential):
@@ -156,7 +138,7 @@ def test_a_train_function_of_ones_own(cls):
     assert_exact(
         lambda: compiled(cls, run_eagerly=True),
         lambda model: [fit(model), fit(model)],
-        kt.TowerStrategy(3),
+        kt.TowerStrategy(2),
     )
 
 
@@ -187,7 +169,7 @@ def test_a_function_that_a_callback_runs_on_the_towers():
         callback = keras.callbacks.LambdaCallback(on_epoch_end=run)
         for eager in (False, True):
             model.run_eagerly = eager
-            fit(model, callbacks=[callback])
+            fit(model, x=X[:16], y=Y[:16], callbacks=[callback])
         add_up()
     assert [float(v) for v in totals] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
     assert [float(v) for v in sums] == [15.0] * 6

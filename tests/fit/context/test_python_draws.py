@@ -26,5 +26,5 @@ def test_towers_draw_what_one_device_does(options):
         np.random.seed(3)
         return fit(model)
 
-    strategy = kt.TowerStrategy(3, **options)
+    strategy = kt.TowerStrategy(2, **options)
     assert_exact(lambda: linear(Scaled()), act, strategy)

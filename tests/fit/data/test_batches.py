@@ -23,7 +23,7 @@ def counts_of(batch, towers):
     return batch.counts.numpy().tolist()
 
 
-@pytest.mark.parametrize("towers", [1, 3, 8])
+@pytest.mark.parametrize("towers", [1, 3])
 @pytest.mark.parametrize("known", [True, False])
 def test_split_gives_each_example_once(towers, known):
     shapes = []
@@ -100,7 +100,7 @@ def test_concatenate_and_cut():
     )
 
 
-@pytest.mark.parametrize("towers", [1, 2, 4])
+@pytest.mark.parametrize("towers", [1, 4])
 def test_group_loses_and_doubles_nothing(towers):
     for count, batch in itertools.product((1, 7), (1, 3)):
         drawn = []
@@ -113,7 +113,12 @@ def test_group_loses_and_doubles_nothing(towers):
         dataset = tf.data.Dataset.from_generator(
             numbers, output_signature=tf.TensorSpec([], tf.int64)
         ).batch(batch)
-        dataset = dataset.map(lambda x: ({"a": x, "b": {"c": (x, x)}}, 2 * x))
+        dataset = dataset.map(
+            lambda x: (
+                {"a": x, "b": {"c": (x, tf.strings.as_string(x))}},
+                2 * x,
+            )
+        )
         wanted = list(dataset)
         drawn.clear()
         groups = list(data.group(dataset, towers))

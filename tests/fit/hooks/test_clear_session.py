@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.fit.one_device import trained
 from tests.kit.compare import close, same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, fit, linear
@@ -22,9 +23,9 @@ def nothing_left():
 
 
 def test_models_from_before_and_after_it_train_exactly(variables_on_towers):
-    reference, outside = linear(), linear()
-    losses = [fit(reference)["loss"] for _ in range(2)]
-    with kt.TowerStrategy(3) as towers:
+    outside, reference = linear(), trained(2)
+    losses = [trained(fits).history.history["loss"] for fits in (1, 2)]
+    with kt.TowerStrategy(2) as towers:
         inside = linear()
         for model in (outside, inside):
             close(fit(model)["loss"], losses[0])
@@ -47,8 +48,7 @@ def test_models_from_before_and_after_it_train_exactly(variables_on_towers):
 
 def test_between_blocks():
     """Also of one strategy; an error ends the block as ever."""
-    reference, model = linear(), linear()
-    fit(reference, 3)
+    model = linear()
     towers = kt.TowerStrategy(2)
     for block in (towers, towers, kt.TowerStrategy(3)):
         with pytest.raises(KeyError, match="mine"), block:
@@ -56,5 +56,5 @@ def test_between_blocks():
             keras.utils.clear_session()
             raise KeyError("mine")
         keras.utils.clear_session()
-    same_model(model, reference)
+    same_model(model, trained(3))
     assert_ordinary(model)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import random
 
 import keras
 import numpy as np
@@ -13,17 +14,22 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights import slots
 from tests.exactness.contract import assert_contract
+from tests.fit.one_device import eagerly, two_layers
+from tests.kit import seeded
 from tests.kit.compare import (
     assert_exact,
     assert_towers_equal,
     close,
     same_model,
 )
+from tests.kit.long import long_but
 from tests.kit.optimizers import OPTIMIZERS
 from tests.kit.ordinary import all_variables
-from tests.kit.training import adam, classifier, fit
+from tests.kit.training import adam, fit
 
 TOWERS = 4
+# Where the rule of an update is what matters.
+UPDATING = 2
 OPTIONS = [
     {},
     {"clipnorm": 0.1},
@@ -78,9 +84,9 @@ def model_of(optimizer):
 
 def gradients(model, step):
     """Gradients of all weights; that of the embedding has rows only."""
-    random = np.random.default_rng(step)
+    draw = np.random.default_rng(step)
     first, *rest = (
-        tf.constant(random.normal(size=v.shape), "float32")
+        tf.constant(draw.normal(size=v.shape), "float32")
         for v in model.trainable_variables
     )
     optimizer = model.optimizer
@@ -96,12 +102,12 @@ def own_part(gradient):
     """What a tower contributes to a gradient."""
     index = tf.distribute.get_replica_context().replica_id_in_sync_group
     if isinstance(gradient, tf.IndexedSlices):
-        here = slice(index, index + 1)
+        here = slice(2 * index, 2 * index + 2)
         return tf.IndexedSlices(
             gradient.values[here], gradient.indices[here], gradient.dense_shape
         )
     # Exact, as their number is a power of two.
-    return gradient / TOWERS
+    return gradient / UPDATING
 
 
 def applied(optimizer, strategy, calls):
@@ -129,15 +135,28 @@ def applied(optimizer, strategy, calls):
     return model
 
 
+OF_OPTIMIZERS = [*CASES][: len(OPTIMIZERS)]
+# An option is shown once; other optimizers have them again. Muon keeps slots of
+# several kinds.
+AGAIN = {*OF_OPTIMIZERS[len(OPTIONS) :]} - {"Muon-clipnorm"}
+DRAWN = random.Random(seeded.SEED).sample(sorted(AGAIN), 2)
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("name", [*CASES, "several calls"])
+@pytest.mark.parametrize(
+    "name",
+    long_but(
+        lambda name: name not in AGAIN or name in DRAWN,
+        [*CASES, "several calls"],
+    ),
+)
 def test_every_optimizer_and_option(name):
     optimizer, calls = CASES.get(name), [slice(0, 5)]
     if optimizer is None:
         # Averages overwrite also the weights that a call is not for.
         optimizer = functools.partial(keras.optimizers.Adam, 0.05, **OPTIONS[6])
         calls = [slice(0, 2), slice(2, 5)]
-    strategy = kt.TowerStrategy(TOWERS, updates="sharded")
+    strategy = kt.TowerStrategy(UPDATING, updates="sharded")
     found = applied(optimizer, strategy, calls)
     same_model(found, applied(optimizer, None, calls), 1e-6)
 
@@ -146,14 +165,13 @@ def test_every_optimizer_and_option(name):
     "name, options, said",
     [
         ("embedding-clipped", {}, "its share of the weights"),
-        ("embedding-clipped", {"mode": "gpu"}, 'mode "gpu"'),
         ("embedding-clipped", {"mode": "collective"}, 'mode "collective"'),
         ("gan", {}, "its share of the weights"),
         ("loss-scale-overflow", {}, "its share of the weights"),
     ],
 )
 def test_contract(name, options, said):
-    strategy = kt.TowerStrategy(3, updates="sharded", **options)
+    strategy = kt.TowerStrategy(2, updates="sharded", **options)
     assert_contract(name, strategy)
     assert said in strategy.describe()
 
@@ -196,7 +214,6 @@ def _size(variable):
     "optimizer, slots, built",
     [
         ("adam", 2, "before"),
-        ("muon", 1, "inside"),
         ("adafactor", 1.25, "inside"),
     ],
 )
@@ -223,15 +240,13 @@ def test_each_tower_holds_its_part_of_the_slots(optimizer, slots, built):
 
 
 def test_in_turns_with_other_blocks_and_one_device():
-    found, wanted = classifier(), classifier()
+    found, wanted = two_layers(), two_layers(run_eagerly=True)
     for towers, updates in (3, "sharded"), (2, "each"), (1, "once"):
         with kt.TowerStrategy(towers, updates=updates):
             fit(found)
-    fit(found)
     with kt.TowerStrategy(2, updates="sharded"):
         fit(found)
-    for _ in range(5):
-        fit(wanted)
+    fit(wanted, epochs=4)
     same_model(found, wanted)
 
 
@@ -244,12 +259,12 @@ def test_frozen_and_unfrozen_layers():
         for frozen in (first, second):
             first.trainable = second.trainable = True
             frozen.trainable = False
-            model.compile(adam(), model.loss)
+            model.compile(adam(), model.loss, run_eagerly=model.run_eagerly)
             histories.append(fit(model))
         return histories
 
-    strategy = kt.TowerStrategy(3, updates="sharded")
-    assert_exact(classifier, act, strategy)
+    strategy = kt.TowerStrategy(2, updates="sharded")
+    assert_exact(two_layers, act, strategy, eagerly(act))
 
 
 def test_one_tower_has_nobody_to_share_with(caplog):
@@ -269,9 +284,7 @@ def test_slots_are_created_where_they_stay(monkeypatch):
 
     monkeypatch.setattr(slots.PlacedSlots, "place", noted)
     inner = keras.optimizers.Adam(0.01)
-    model = classifier(
-        optimizer=lambda: keras.optimizers.LossScaleOptimizer(inner)
-    )
+    model = two_layers(lambda: keras.optimizers.LossScaleOptimizer(inner))
     with kt.TowerStrategy(2, updates="sharded"):
         fit(model)
     assert len(places) >= 2 * len(model.trainable_variables) and all(places)
@@ -283,10 +296,10 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
     def no_room(variable, device):
         raise tf.errors.ResourceExhaustedError(None, None, "no room")
 
-    model = classifier()
+    model = two_layers()
     with (
         pytest.raises(tf.errors.ResourceExhaustedError),
-        kt.TowerStrategy(3, updates="sharded"),
+        kt.TowerStrategy(2, updates="sharded"),
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]

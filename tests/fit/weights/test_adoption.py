@@ -34,26 +34,20 @@ def _multi():
 
 
 def _scaled():
-    averaged = m.momentum(
-        use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
-    )
-    return keras.optimizers.LossScaleOptimizer(
-        averaged, initial_scale=1024.0, dynamic_growth_steps=3
-    )
-
-
-def _accumulating():
-    return m.momentum(
+    inner = m.momentum(
         gradient_accumulation_steps=3,
         use_ema=True,
         ema_momentum=0.8,
         ema_overwrite_frequency=5,
     )
+    return keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=1024.0, dynamic_growth_steps=3
+    )
 
 
 def _with_norm():
     norm = keras.layers.BatchNormalization(synchronized=True)
-    return linear(norm, optimizer=_accumulating)
+    return linear(norm, optimizer=_scaled)
 
 
 # Optimizer state moves between tower 0 and every tower, and strategies of
@@ -61,9 +55,8 @@ def _with_norm():
 BLOCKS = [
     None,
     {"towers": 2, "mode": "collective"},
-    {"towers": 4, "mode": "collective"},
-    None,
     {"towers": 3, "updates": "each"},
+    None,
 ]
 
 
@@ -71,14 +64,17 @@ BLOCKS = [
     "make, blocks",
     [
         (_with_norm, BLOCKS),
-        (compiled(_nested, _multi), [None, {"towers": 3}, None]),
-        (lambda: linear(optimizer=_scaled), [None, {"towers": 3}, None]),
+        (
+            compiled(_nested, _multi, metrics=list),
+            [None, {"towers": 2}, None],
+        ),
     ],
-    ids=["other-towers", "nested-multi-optimizer", "averages-loss-scale"],
+    ids=["other-towers", "nested-multi-optimizer"],
 )
 def test_state_is_carried_over_both_ways(make, blocks, variables_on_towers):
     """Outside, on towers, outside: as if nothing had happened."""
     reference, model = make(), make()
+    reference.run_eagerly = True
     for options in blocks:
         wanted = fit(reference)
         if options is None:
@@ -140,10 +136,8 @@ def test_each_method_may_be_the_first(name):
             assert not model.optimizer.built
         return result, fit(model)
 
-    def make():
-        return linear(metrics=["accuracy"])
-
-    wanted, found = outcome(make, act), outcome(make, act, kt.TowerStrategy(3))
+    wanted = outcome(lambda: linear(run_eagerly=True), act)
+    found = outcome(linear, act, kt.TowerStrategy(2))
     assert_same(found, wanted)
     # What was traced on towers is not used outside.
     close(method(found.model), method(wanted.model), 1e-5)
@@ -160,7 +154,7 @@ def test_frozen_model_evaluates_and_trains_nothing():
         # Keras lets it fit.
         return model.evaluate(X, Y, verbose=0), fit(model)
 
-    assert_exact(make, act, kt.TowerStrategy(3))
+    assert_exact(make, act, kt.TowerStrategy(2))
 
 
 def test_models_that_share_layers_in_turn():
@@ -210,7 +204,7 @@ def test_a_model_of_another_strategy_is_refused_and_unharmed():
         assert model.distribute_strategy is mirrored
     np.testing.assert_equal(model.get_weights(), before)
     fit(model, x=X[:32], y=Y[:32])
-    reference = linear()
+    reference = linear(run_eagerly=True)
     fit(reference, x=X[:32], y=Y[:32])
     for mine, other in zip(model.weights, reference.weights, strict=True):
         close(mine.numpy(), other.numpy())

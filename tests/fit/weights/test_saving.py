@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.fit.one_device import trained
 from tests.kit.compare import close, same_model
 from tests.kit.ordinary import all_variables, assert_ordinary
 from tests.kit.training import X, adam, fit, linear
@@ -24,16 +25,17 @@ def _keras_file(model, folder):
     return lambda: keras.models.load_model(folder / "model.keras")
 
 
-def _checkpoint(model, folder):
-    def both(model):
-        return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+def _both(model):
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
-    path = both(model).write(str(folder / "checkpoint"))
+
+def _checkpoint(model, folder):
+    path = _both(model).write(str(folder / "checkpoint"))
 
     def read():
         twin = build()
         twin.optimizer.build(twin.trainable_variables)
-        both(twin).read(path).assert_consumed()
+        _both(twin).read(path).assert_consumed()
         return twin
 
     return read
@@ -73,7 +75,7 @@ def test_copies_made_inside_and_after(updates, tmp_path):
     for folder in folders:
         folder.mkdir()
     weights = tmp_path / "inside.weights.h5"
-    with kt.TowerStrategy(3, updates=updates):
+    with kt.TowerStrategy(2, updates=updates):
         fit(model)
         inside = [make(model, folders[0]) for make in COPIES]
         model.save_weights(weights)
@@ -96,6 +98,8 @@ def test_copies_made_inside_and_after(updates, tmp_path):
         close(mine.numpy(), other.numpy())
     if updates == "sharded":
         return
+    for one in (*copies, model):
+        one.run_eagerly = True
     losses = [fit(twin)["loss"] for twin in copies[: len(COPIES)]]
     for variable, value in zip(all_variables(model), state, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -105,30 +109,26 @@ def test_copies_made_inside_and_after(updates, tmp_path):
 def test_loaded_inside_goes_on_and_is_ordinary_after(
     tmp_path, variables_on_towers
 ):
-    reference = linear()
-    fit(reference)
-    reference.save(tmp_path / "model.keras")
-    fit(reference)
-    with kt.TowerStrategy(3):
+    trained(1).save(tmp_path / "model.keras")
+    with kt.TowerStrategy(2):
         model = keras.models.load_model(tmp_path / "model.keras")
         fit(model)
         untouched = keras.models.load_model(tmp_path / "model.keras")
     assert_ordinary(model)
     assert_ordinary(untouched)
     assert not variables_on_towers()
-    same_model(model, reference)
+    same_model(model, trained(2))
     fit(untouched)
-    same_model(untouched, reference)
+    same_model(untouched, trained(2))
 
 
 def test_export_inside_and_after(tmp_path):
     model = build()
-    with kt.TowerStrategy(3):
+    with kt.TowerStrategy(2):
         fit(model)
         model.export(tmp_path / "inside", verbose=False)
         wanted = model.predict(X, verbose=0)
-        fit_goes_on = fit(model)
-    assert np.isfinite(fit_goes_on["loss"][-1])
+        assert np.isfinite(fit(model)["loss"][-1])
     served = tf.saved_model.load(tmp_path / "inside")
     close(served.serve(X).numpy(), wanted, 1e-5)
     # One copy of every weight, not one for each tower.
@@ -140,22 +140,16 @@ def test_export_inside_and_after(tmp_path):
 
 @pytest.mark.parametrize("updates", ["each", "sharded"])
 def test_checkpoint_of_plain_training_restored_inside(updates, tmp_path):
-    reference, model = linear(), linear()
-
-    def checkpoint(model):
-        return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-
-    fit(reference)
-    path = checkpoint(reference).write(str(tmp_path / "plain"))
-    saved = [v.numpy() for v in all_variables(reference)]
-    fit(reference)
-    with kt.TowerStrategy(3, updates=updates):
+    model = linear()
+    path = _both(trained(1)).write(str(tmp_path / "plain"))
+    saved = [v.numpy() for v in all_variables(trained(1))]
+    with kt.TowerStrategy(2, updates=updates):
         fit(model, epochs=2)
-        checkpoint(model).read(path).assert_existing_objects_matched()
+        _both(model).read(path).assert_existing_objects_matched()
         for variable, value in zip(
             (*model.variables, *model.optimizer.variables), saved, strict=False
         ):
             np.testing.assert_array_equal(variable.numpy(), value)
         # All towers have what was restored, not only the first.
         fit(model)
-    same_model(model, reference)
+    same_model(model, trained(2))
