@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import CASES, HARDEST
+from tests.exactness.cases import CASES, HARDEST, OF_ONE_UPDATE
 from tests.exactness.contract import assert_contract
 from tests.kit.compare import assert_same, assert_towers_equal, outcome
 from tests.kit.long import long_but
@@ -39,20 +39,14 @@ TOWERS = (2, 3, 3, 8)
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.
 NOT_OF_REPLICAS = (
-    "batch-not-divisible",
-    "last-batch-of-two",
-    "validation-split",
+    "odd-batches",
+    "validation",
     "several-losses",
-    "all-batches-of-one",
     "sync-batch-norm",
     "regularizers",
-    "sum-loss",
-    "mean-with-sample-weight-loss",
     "mask",
     "contrastive",
-    "gathered-twice",
     "clipped-by-hand",
-    "gradients-by-hand",
     "eager",
 )
 
@@ -63,9 +57,15 @@ def _ways(name):
 
 
 def _drawn():
-    """A way for each case, none of which has many more than another."""
+    """A way for each case, none of which has many more than another.
+
+    Of cases that only Keras's own update tells apart, which the optimizers in
+    ``classes`` show too, a few.
+    """
     drawn, used = random.Random(SEED), collections.Counter()
-    for name in drawn.sample([*CASES], len(CASES)):
+    left_out = drawn.sample(OF_ONE_UPDATE, len(OF_ONE_UPDATE) - 3)
+    names = [name for name in CASES if name not in left_out]
+    for name in drawn.sample(names, len(names)):
         ways = drawn.sample([*WAYS], len(WAYS))
         way = min(filter(_ways(name).__contains__, ways), key=used.__getitem__)
         used[way] += 1
