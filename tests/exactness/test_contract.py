@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.exactness.cases import CASES, HARDEST, OF_ONE_UPDATE
+from tests.exactness import models as m
+from tests.exactness.cases import CASES, HARDEST, OF_ONE_UPDATE, OVERFLOW
 from tests.exactness.contract import assert_contract
+from tests.exactness.reference import assert_exact
 from tests.kit.compare import assert_same, assert_towers_equal, outcome
 from tests.kit.long import long_but
 from tests.kit.seeded import SEED
-from tests.kit.training import classifier
+from tests.kit.training import classifier, compiled, fit
 
 pytestmark = pytest.mark.optimized
 
@@ -107,6 +109,16 @@ def test_case(name, way, towers):
 def test_four_gradients_an_update(name, replicas):
     # Their number of examples is that of whole updates.
     assert_contract(name, kt.SyncReplicasStrategy(4, replicas), 4, xla=False)
+
+
+def test_training_ends_at_a_loss_that_is_no_number():
+    ends = keras.callbacks.TerminateOnNaN()
+    found = assert_exact(
+        compiled(),
+        lambda model: fit(model, x=OVERFLOW, y=m.LABELS, callbacks=[ends]),
+        kt.TowerStrategy(2),
+    )
+    assert found.model.optimizer.iterations.numpy() == 2
 
 
 def test_a_wrong_weight_is_caught():

@@ -167,13 +167,10 @@ WARNED = {
         lambda: (m.own(Drawing, *UNKNOWN_ROWS, jit_compile=True), X, Y),
         [Kind.RANDOM] * len(UNKNOWN_ROWS),
     ),
-    **{
-        f"other draws {index}": (
-            lambda draw=draw: (m.own(Drawing, draw), X, Y),
-            [Kind.RANDOM],
-        )
-        for index, draw in enumerate(OTHERS)
-    },
+    "other draws": (
+        lambda: (m.own(Drawing, *OTHERS), X, Y),
+        [Kind.RANDOM] * len(OTHERS),
+    ),
     "a function": (_function, [Kind.RANDOM]),
     "fixed batches": (_of_fixed_size, [Kind.RANDOM]),
     "eager": (
@@ -197,6 +194,10 @@ WARNED = {
     ),
     "parts": (_parts, [Kind.ROWS]),
 }
+SAID = {
+    "other draws": "keras.random",
+    "parts": "x['a']: 8, x['b']: 12, y: 8",
+}
 
 
 @pytest.mark.parametrize("name", WARNED)
@@ -207,6 +208,7 @@ def test_what_fit_warns_of_is_not_safe(name, warned):
     assert sorted(kinds(report)) == sorted(expected), str(report)
     messages = warned(model, *data)
     assert len(messages) == len(expected), messages
+    assert SAID.get(name, "") in str(report)
 
 
 class InConditional(m.MSE):
