@@ -56,11 +56,10 @@ class First(m.MSE):
 
 
 def _strings():
-    """A generator of batches of words."""
     words = np.array(["a", "b", "c", "d"])[np.arange(m.ROWS) % 4]
     lookup = layers.StringLookup(vocabulary=["a", "b", "c", "d"])
-    batches = ((words[i : i + 8], Y[i : i + 8]) for i in range(0, m.ROWS, 8))
-    return m.own(First, lookup), batches
+    data = tf.data.Dataset.from_tensor_slices((words, Y))
+    return m.own(First, lookup), data.batch(8)
 
 
 def _ragged():
@@ -92,6 +91,12 @@ def _plain(loss="mse", **options):
     return m.compiled(m.classifier(), loss, **options)
 
 
+def _weighted_batches():
+    for start in range(0, m.ROWS, 8):
+        rows = slice(start, start + 8)
+        yield X[rows], Y[rows], m.WEIGHTS[rows]
+
+
 def _with(*middle):
     return m.compiled(m.classifier(*middle)), X, Y
 
@@ -99,7 +104,7 @@ def _with(*middle):
 SGD = keras.optimizers.SGD
 SAFE = {
     "eager": lambda: (_plain(run_eagerly=True, metrics=["mae"]), X, Y),
-    "sample weights": lambda: (_plain(), X, Y, m.WEIGHTS),
+    "generator": lambda: (_plain(), _weighted_batches()),
     "clipped, scaled, accumulated": lambda: (
         _plain(
             optimizer=keras.optimizers.LossScaleOptimizer(
