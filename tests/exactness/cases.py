@@ -164,7 +164,7 @@ CASES: dict[str, Case] = {
                 "accuracy",
                 keras.metrics.SparseTopKCategoricalAccuracy(2),
                 keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
-            ],
+            ]
         ),
         in_turn(
             _plain(
@@ -236,8 +236,7 @@ CASES: dict[str, Case] = {
     ),
     "steps-per-execution": Case(compiled(steps_per_execution=3)),
     "eager": Case(
-        compiled(run_eagerly=True),
-        fit(m.FEATURES, m.LABELS, _UNEVEN, epochs=1),
+        compiled(run_eagerly=True), fit(m.FEATURES, m.LABELS, _UNEVEN, epochs=1)
     ),
     "lazy": Case(compiled(_subclassed(m.Lazy))),
     "own-train-step": Case(compiled(_subclassed(m.OwnStep), metrics=list)),

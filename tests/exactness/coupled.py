@@ -56,9 +56,7 @@ def nnclr(model, x, y):
     queue = tf.convert_to_tensor(model.queue)
     nearest = tf.gather(queue, tf.argmax(_similar(one, queue), 1))
     labels = tf.range(tf.shape(one)[0])
-    model.queue.assign(
-        tf.concat([tf.stop_gradient(one), queue], 0)[:QUEUE],
-    )
+    model.queue.assign(tf.concat([tf.stop_gradient(one), queue], 0)[:QUEUE])
     return tf.reduce_mean(_entropy(_similar(nearest, other), labels))
 
 

@@ -66,10 +66,7 @@ MIDDLES = {
             lambda x, s: keras.random.normal((8, 7), seed=s)[:1],
         ),
         # With one seed for all of its draws.
-        Noise(
-            lambda x, s: keras.random.normal(ops.shape(x), seed=s),
-            seed=5,
-        ),
+        Noise(lambda x, s: keras.random.normal(ops.shape(x), seed=s), seed=5),
         _sampling(),
         layers.Dropout(0.2, noise_shape=(1, 3)),
         layers.Dropout(0.2, noise_shape=(None, 1)),

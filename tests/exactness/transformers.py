@@ -93,9 +93,5 @@ def make(name):
 def train(name, model):
     """An epoch, which ends with a smaller batch."""
     return model.fit(
-        MODELS[name][1],
-        TARGETS,
-        batch_size=BATCH,
-        shuffle=False,
-        verbose=0,
+        MODELS[name][1], TARGETS, batch_size=BATCH, shuffle=False, verbose=0
     )

@@ -193,10 +193,7 @@ WARNED = {
     ),
     "parts": (_parts, [Kind.ROWS]),
 }
-SAID = {
-    "other draws": "keras.random",
-    "parts": "x['a']: 8, x['b']: 12, y: 8",
-}
+SAID = {"other draws": "keras.random", "parts": "x['a']: 8, x['b']: 12, y: 8"}
 
 
 @pytest.mark.parametrize("name", WARNED)
@@ -244,10 +241,7 @@ def test_what_fit_refuses_is_not_safe(cls):
     model = m.own(cls)
     report = verified(model, X, Y)
     assert kinds(report) == [Kind.FAILS], str(report)
-    with (
-        pytest.raises(Exception) as raised,
-        kt.TowerStrategy(2, exact=True),
-    ):
+    with pytest.raises(Exception) as raised, kt.TowerStrategy(2, exact=True):
         model.fit(X, Y, verbose=0)
     assert type(raised.value).__name__ in report.findings[0].message
 

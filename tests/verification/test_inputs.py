@@ -174,16 +174,12 @@ def test_refused(make, data, options, message):
 
 def test_refused_on_towers():
     model = plain()
-    with (
-        kt.TowerStrategy(2),
-        pytest.raises(kt.TowerError, match="before the"),
-    ):
+    with kt.TowerStrategy(2), pytest.raises(kt.TowerError, match="before the"):
         kt.verify(model, X, Y)
 
 
 @pytest.mark.parametrize(
-    ("towers", "rows", "batches"),
-    [(2, 24, (8, 8, 8, 7)), (5, 7, (5, 7))],
+    ("towers", "rows", "batches"), [(2, 24, (8, 8, 8, 7)), (5, 7, (5, 7))]
 )
 def test_uneven_batches_and_other_numbers_of_towers(towers, rows, batches):
     report = kt.verify(plain(), X[:rows], Y[:rows], towers=towers, batch_size=8)

@@ -109,7 +109,7 @@ SAFE = {
         _plain(
             optimizer=keras.optimizers.LossScaleOptimizer(
                 SGD(0.1, global_clipnorm=0.01, gradient_accumulation_steps=2)
-            ),
+            )
         ),
         *(X, Y),
     ),
