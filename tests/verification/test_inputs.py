@@ -178,6 +178,17 @@ def test_refused_on_towers():
         kt.verify(model, X, Y)
 
 
+def test_parts_with_other_numbers_of_rows_are_named():
+    data = tf.data.Dataset.from_tensors(({"a": X, "b": X[:5]}, Y))
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    pooled = keras.ops.mean(layers.Dense(3)(b), axis=0, keepdims=True)
+    model = m.compiled(keras.Model([a, b], layers.Dense(3)(a) + pooled))
+    report = kt.verify(model, data)
+    assert kinds(report) == [Kind.ROWS]
+    assert report.findings[0].name == "x['b']"
+    assert "x['a']: 24, x['b']: 5, y: 24" in report.findings[0].message
+
+
 @pytest.mark.parametrize(
     ("towers", "rows", "batches"), [(2, 24, (8, 8, 8, 7)), (5, 7, (5, 7))]
 )
