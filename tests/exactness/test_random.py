@@ -136,7 +136,6 @@ def _in_batches_of_few(model):
 @pytest.mark.parametrize(
     ("options", "act", "strategy"),
     [
-        # Compiled by XLA, as by default.
         pytest.param(
             {"steps_per_execution": 3},
             fit,
