@@ -1,6 +1,7 @@
 """A custom training loop on towers trains as on one device."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -15,7 +16,6 @@ SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 # Strong enough that each changes what is learnt (see the test of that).
 OPTIMIZERS = {
     "plain": SGD,
-    "clipnorm": lambda: SGD(clipnorm=0.1),
     "clipvalue": lambda: SGD(clipvalue=0.05),
     "accumulation": lambda: SGD(
         gradient_accumulation_steps=2, global_clipnorm=0.3
@@ -141,12 +141,10 @@ COLLECTIVE, IN_GROUPS = {"mode": "collective"}, {"mode": "hierarchical"}
     [
         ("loss_scale", dense_model, "epoch function", 2, {}),
         ("loss_scale", sparse_model, "step function", 2, {"mode": "gpu"}),
-        ("loss_scale", dense_model, "eager", 1, {}),
         ("accumulation", sparse_model, "step function", 2, SHARDED),
         ("adamw", dense_model, "step function", 3, EACH),
         ("schedule", dense_model, "replica function", 2, COLLECTIVE),
-        ("clipnorm", dense_model, "eager", 2, EACH),
-        ("clipvalue", dense_model, "eager", 4, IN_GROUPS),
+        ("clipvalue", dense_model, "eager", 3, IN_GROUPS),
     ],
 )
 def test_loop(optimizer, make_model, style, towers, options):
@@ -164,52 +162,40 @@ def assert_exact(strategy, optimizer, make_model, style):
     assert_same(losses, model, optimizer, wanted)
 
 
-@pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS} - {"plain"}))
-def test_every_optimizer_matters(optimizer):
+def test_every_optimizer_matters():
     # Else a strategy that forgets to clip, say, would pass.
-    plain = "adamw" if optimizer == "loss_scale" else "plain"
-    weights, others = (
-        one_device(name, dense_model)[1] for name in (optimizer, plain)
-    )
-    apart = [np.abs(a - b).max() for a, b in zip(weights, others, strict=True)]
-    assert max(apart) > 1e-3
+    learnt = [one_device(name, dense_model)[1] for name in OPTIMIZERS]
+    for one, other in itertools.combinations(learnt, 2):
+        apart = [np.abs(a - b).max() for a, b in zip(one, other, strict=True)]
+        assert max(apart) > 1e-3
 
 
-def test_adopted_model():
-    # Built as if there were no towers; it is an ordinary model afterwards.
-    model, optimizer = dense_model(), OPTIMIZERS["accumulation"]()
-    wanted = one_device("accumulation", dense_model)
-    with kt.TowerStrategy(2) as strategy:
-        strategy.adopt(model)
-        losses = loop(strategy, model, optimizer, "step function")
-        assert_same(losses, model, optimizer, wanted)
-    assert model._distribute_strategy is None
-    assert_same(losses, model, optimizer, wanted)
+def test_fit_and_a_loop_of_an_adopted_model_take_turns():
+    """Built as if there were no towers; it is an ordinary model afterwards."""
 
-
-def on_both(towers, act):
-    """What ``act(strategy)`` returns on one device and on towers."""
-    found = []
-    for strategy in (tf.distribute.get_strategy(), kt.TowerStrategy(towers)):
-        with strategy.scope():
-            found.append(act(strategy))
-    return found
-
-
-def test_fit_and_a_loop_take_turns():
-    def act(strategy):
-        model, optimizer = dense_model(), OPTIMIZERS["accumulation"]()
-        model.compile(optimizer, "mse")
+    def act(strategy, model, optimizer):
         losses = []
         for _ in range(2):
             losses += loop(strategy, model, optimizer, "eager")
             fitted = model.fit(data(model), verbose=0)
             losses += fitted.history["loss"]
-        return losses, model, optimizer
+        return losses
 
-    (losses, model, optimizer), towers = on_both(2, act)
+    def made(**options):
+        model, optimizer = dense_model(), OPTIMIZERS["accumulation"]()
+        model.compile(optimizer, "mse", **options)
+        return model, optimizer
+
+    model, optimizer = made(run_eagerly=True)
+    losses = act(tf.distribute.get_strategy(), model, optimizer)
     wanted = losses, values(model.variables), values(optimizer.variables)
-    assert_same(*towers, wanted)
+    model, optimizer = made()
+    with kt.TowerStrategy(2) as strategy:
+        strategy.adopt(model)
+        losses = act(strategy, model, optimizer)
+        assert_same(losses, model, optimizer, wanted)
+    assert model._distribute_strategy is None
+    assert_same(losses, model, optimizer, wanted)
 
 
 def test_metrics():
@@ -230,4 +216,6 @@ def test_metrics():
         return [*found, float(mean.result())]
 
     wanted = [10.0, sum(i * i for i in range(21)) / 21, 0.0]
-    assert on_both(3, act) == [pytest.approx(wanted)] * 2
+    strategy = kt.TowerStrategy(3)
+    with strategy.scope():
+        assert act(strategy) == pytest.approx(wanted)

@@ -7,10 +7,6 @@ purpose: ``KNOWN_DIFFERENCES``. What is claimed there is checked below.
 
 import importlib.util
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -18,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.kit import warm
+from tests.kit.scripts import python
 
 pytestmark = pytest.mark.core
 
@@ -46,15 +44,10 @@ def test_tests_of_keras(tmp_path):
             f"keras.src.backend.tensorflow.{module}"
         )
         assert found, f"Keras {keras.__version__} does not ship {module}.py"
-    # The timeout ends only this process.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compatibility.keras_runner", path]
-        + [*MODULES],
-        cwd=pathlib.Path(__file__).parents[2],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
+    done = python(
+        *("-m", "tests.compatibility.keras_runner", path, *MODULES),
+        CUDA_VISIBLE_DEVICES="-1",
+        **warm.environment(),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     results = json.loads(path.read_text())

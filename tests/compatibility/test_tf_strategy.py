@@ -81,6 +81,12 @@ def cases():
                 yield suite, name, eager, {"run_in_function": True}
 
 
+def long_in_graphs(case):
+    """A function in a graph is what it is outside of one."""
+    _, _, mode, arguments = case
+    return [pytest.mark.long] if mode == "graph" and arguments else []
+
+
 def run(make, suite, name, eager, arguments):
     """Run one check as TensorFlow's test runner would, and say how it went."""
     devices = [f"/device:CPU:{index}" for index in range(suite.towers)]
@@ -138,7 +144,7 @@ def test_no_check_is_forgotten():
 
 @pytest.mark.parametrize(
     "case",
-    list(cases()),
+    [pytest.param(case, marks=long_in_graphs(case)) for case in cases()],
     ids=lambda case: "-".join(
         [case[0].__name__, case[1].lstrip("_"), case[2], *case[3]]
     ),

@@ -56,9 +56,7 @@ def nnclr(model, x, y):
     queue = tf.convert_to_tensor(model.queue)
     nearest = tf.gather(queue, tf.argmax(_similar(one, queue), 1))
     labels = tf.range(tf.shape(one)[0])
-    model.queue.assign(
-        tf.concat([tf.stop_gradient(one), queue], 0)[:QUEUE],
-    )
+    model.queue.assign(tf.concat([tf.stop_gradient(one), queue], 0)[:QUEUE])
     return tf.reduce_mean(_entropy(_similar(nearest, other), labels))
 
 
@@ -193,9 +191,6 @@ class Coupled(keras.Model):
         self.optimizer.apply(gradients, variables)
         return {"loss": loss, "norm": self.norm}
 
-    def test_step(self, data):
-        return {"loss": self.loss_of(self, *data)}
-
 
 def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
     """A function that makes such a model, the same every time."""
@@ -215,22 +210,8 @@ def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
     return make
 
 
-def training(batch=BATCH, count=EXAMPLES, epochs=2, evaluates=False):
-    """Trains, and evaluates if asked for; returns what both return."""
-
-    def act(model):
-        history = model.fit(
-            X[:count],
-            Y[:count],
-            batch_size=batch,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-        ).history
-        if not evaluates:
-            return history
-        return history, model.evaluate(
-            X[:count], Y[:count], batch_size=count, verbose=0
-        )
-
-    return act
+def training(count=EXAMPLES):
+    """A function that trains on so many examples; returns the history."""
+    x, y = X[:count], Y[:count]
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    return lambda model: model.fit(x, y, **options).history

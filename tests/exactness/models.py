@@ -29,14 +29,14 @@ def momentum(**kwargs):
     return keras.optimizers.SGD(0.1, momentum=0.9, **kwargs)
 
 
-def mlp(*middle, regularizer=None, activation="tanh"):
+def mlp(*middle, regularizer=None):
     """A classifier of ``FEATURES`` with layers put in the middle."""
     keras.utils.set_random_seed(1)
     return keras.Sequential(
         [
             keras.Input((6,)),
             keras.layers.Dense(
-                7, activation=activation, kernel_regularizer=regularizer
+                7, activation="tanh", kernel_regularizer=regularizer
             ),
             *middle,
             keras.layers.Dense(3, dtype="float32"),

@@ -102,7 +102,8 @@ def test_everything_is_as_before(make, found):
         with pytest.raises(kt.TowerError, match=found):
             kt.verify(model, X, Y, batch_size=8)
     else:
-        assert kinds(kt.verify(model, X, Y, batch_size=8)) == found
+        report = kt.verify(model, X, Y, batch_size=8, batches=1)
+        assert kinds(report) == found
     assert drawn() == wanted
     for a, b in zip(before, values(model), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -173,10 +174,7 @@ def test_refused(make, data, options, message):
 
 def test_refused_on_towers():
     model = plain()
-    with (
-        kt.TowerStrategy(2),
-        pytest.raises(kt.TowerError, match="before the"),
-    ):
+    with kt.TowerStrategy(2), pytest.raises(kt.TowerError, match="before the"):
         kt.verify(model, X, Y)
 
 
@@ -192,8 +190,7 @@ def test_parts_with_other_numbers_of_rows_are_named():
 
 
 @pytest.mark.parametrize(
-    ("towers", "rows", "batches"),
-    [(2, 24, (8, 8, 8, 7)), (3, 7, (6, 7)), (5, 7, (5, 7))],
+    ("towers", "rows", "batches"), [(2, 24, (8, 8, 8, 7)), (5, 7, (5, 7))]
 )
 def test_uneven_batches_and_other_numbers_of_towers(towers, rows, batches):
     report = kt.verify(plain(), X[:rows], Y[:rows], towers=towers, batch_size=8)
@@ -213,9 +210,10 @@ def test_average_false(cls, expected):
 def test_half_precision():
     keras.config.set_dtype_policy("mixed_float16")
     model = plain()
-    assert kt.verify(model, X, Y, batch_size=8).safe
+    options = {"batch_size": 8, "batches": 1}
+    assert kt.verify(model, X, Y, **options).safe
     assert model.layers[0].compute_dtype == "float16"
-    report = kt.verify(m.own(m.Clipping), X, Y, batch_size=8)
+    report = kt.verify(m.own(m.Clipping), X, Y, **options)
     assert kinds(report) == [Kind.CHANGED_BY_HAND]
 
 

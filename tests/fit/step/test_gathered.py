@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit import told
 from tests.exactness import coupled as c
-from tests.kit.compare import assert_exact
+from tests.exactness.reference import assert_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
@@ -125,7 +125,7 @@ def _single_batch(model):
 
 def test_of_any_number_of_rows():
     # The last batch has one example: none for a second tower.
-    make, act = _making(*LOSSES), c.training(count=17, epochs=1)
+    make, act = _making(*LOSSES), c.training(17)
     assert_exact(make, act, kt.TowerStrategy(2))
 
 
@@ -145,7 +145,7 @@ def noisy(z, y):
     return _weighted(rows + noise) + _weighted(kt.gather(z + own) - rows)
 
 
-@pytest.mark.parametrize("act", [c.training(count=17, epochs=1), _single_batch])
+@pytest.mark.parametrize("act", [c.training(17), _single_batch])
 def test_with_hidden_shapes_and_draws_for_gathered_rows(act):
     make = _making(twice, centred_views, dropped, noisy)
     assert_exact(make, act, kt.TowerStrategy(2, exact=True))

@@ -1,5 +1,6 @@
 """A step is traced once for all towers, unless another's might differ."""
 
+import functools
 import random
 
 import keras
@@ -11,8 +12,9 @@ import keras_towers as kt
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import one_trace
 from tests.exactness import models as m
+from tests.exactness.reference import eager
 from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
-from tests.kit.compare import assert_exact, same_history, same_model
+from tests.kit.compare import assert_same, outcome, same_history, same_model
 from tests.kit.leaving import Boom
 from tests.kit.training import classifier, fit
 
@@ -85,15 +87,13 @@ def _scaled_by_id(x):
     return x * (1 + index)
 
 
-EXCHANGES = "exchanges values with other towers"
 ASKS = "asks which tower it runs on"
 
 
 @pytest.mark.parametrize(
     "act, reason, options",
     [
-        (exchanged, EXCHANGES, {}),
-        (_caught, EXCHANGES, {}),
+        (_caught, "exchanges values with other towers", {}),
         (lambda x: x + 0.1 * kt.current_tower().index, ASKS, {}),
         (_scaled_by_id, ASKS, {}),
         (shown, "has effects", {}),
@@ -159,6 +159,11 @@ def stepping(cls, rate=0.01):
     return model
 
 
+@functools.cache
+def on_one_device(cls, rate):
+    return outcome(eager(lambda: stepping(cls, rate)), fit)
+
+
 @pytest.mark.parametrize(
     "cls, rate, wanted",
     [
@@ -170,7 +175,9 @@ def stepping(cls, rate=0.01):
     ],
 )
 def test_custom_steps(cls, rate, wanted, reasons):
-    assert_exact(lambda: stepping(cls, rate), fit, kt.TowerStrategy(3))
+    found = outcome(lambda: stepping(cls, rate), fit, kt.TowerStrategy(3))
+    # The others update as `Own` does.
+    assert_same(found, on_one_device(Twice if cls is Twice else Own, rate))
     assert reasons() == wanted
 
 
@@ -178,19 +185,16 @@ def test_custom_steps(cls, rate, wanted, reasons):
     "inside",
     [
         lambda x, update: tf.cond(tf.size(x) > 0, update, lambda: 0.0),
-        lambda x, update: tf.while_loop(
-            lambda _: tf.constant(False), lambda _: (update(),), (0.0,)
-        ),
         lambda x, update: tf.function(update)(),
     ],
-    ids=["cond", "while", "function"],
+    ids=["cond", "function"],
 )
 def test_an_update_in_a_nested_graph_is_refused(inside, reasons):
     class Nested(Own):
         def way(self, grads, weights):
             def update():
                 # Behind many other operations.
-                total = tf.add_n([tf.norm(grads[0]) for _ in range(400)])
+                total = tf.add_n([tf.norm(grads[0]) for _ in range(40)])
                 super(Nested, self).way(grads, weights)
                 return total
 
@@ -200,7 +204,7 @@ def test_an_update_in_a_nested_graph_is_refused(inside, reasons):
     before = model.get_weights()
     with (
         pytest.raises(kt.TowerError, match="tf.cond.*outside"),
-        kt.TowerStrategy(3),
+        kt.TowerStrategy(2),
     ):
         fit(model)
     assert reasons() == ["applies gradients in control flow or a function"]

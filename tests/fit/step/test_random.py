@@ -140,7 +140,9 @@ CUT = {
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("tail", [(4,), (3, 5)], ids=str)
+@pytest.mark.parametrize(
+    "tail", [pytest.param((4,), marks=pytest.mark.long), (3, 5)], ids=str
+)
 def test_rows_of_a_draw(tail, warned):
     assert_rows(all_of(COUNTED), _data(tail))
     assert not warned()
@@ -223,7 +225,7 @@ SHAPES |= {
 
 
 def test_shapes_with_examples(warned):
-    assert_rows(all_of(SHAPES), _data((6,)))
+    assert_rows(all_of(SHAPES), _data((6,)), counts=(5, 8))
     assert not warned()
 
 

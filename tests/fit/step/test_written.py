@@ -8,14 +8,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.exactness.reference import assert_exact, eager
 from tests.fit.step import written
-from tests.kit.compare import assert_exact, assert_same, close, outcome
+from tests.kit.compare import assert_same, close, outcome
 from tests.kit.training import X, Y
 
-STRATEGIES = {
-    "towers": kt.TowerStrategy,
-    "servers": kt.ParameterServerTowerStrategy,
-}
+TOWERS, SERVERS = kt.TowerStrategy, kt.ParameterServerTowerStrategy
 
 
 def trained(model):
@@ -27,28 +25,26 @@ def trained(model):
 
 
 @functools.cache
-def on_one_device(name):
-    return outcome(written.made(written.CASES[name]), trained)
+def on_one_device(kind):
+    return outcome(eager(written.made(kind)), trained)
 
 
 @pytest.mark.parametrize(
-    "name, strategy, options",
+    "kind, strategy, options",
     [
-        ("Together", "towers", {}),
-        ("Together", "towers", {"run_eagerly": True}),
-        ("Together", "towers", {"steps_per_execution": 3}),
-        ("Unconditional", "servers", {}),
-        ("ClippingSometimes", "servers", {}),
-        ("Together", "servers", {"run_eagerly": True}),
-        ("TwoUpdates", "towers", {}),
-        ("TwoUpdates", "servers", {}),
-        ("Looking", "towers", {}),
+        (written.Together, TOWERS, {}),
+        (written.Together, TOWERS, {"run_eagerly": True}),
+        (written.Counting, TOWERS, {"steps_per_execution": 3}),
+        (written.Unconditional, SERVERS, {}),
+        (written.ClippingSometimes, SERVERS, {}),
+        (written.Together, SERVERS, {"run_eagerly": True}),
+        (written.TwoUpdates, SERVERS, {}),
+        (written.Looking, TOWERS, {}),
     ],
 )
-def test_exact(name, strategy, options):
-    make = written.made(written.CASES[name], **options)
-    found = outcome(make, trained, STRATEGIES[strategy](3))
-    assert_same(found, on_one_device(name), tolerance=5e-6)
+def test_exact(kind, strategy, options):
+    found = outcome(written.made(kind, **options), trained, strategy(3))
+    assert_same(found, on_one_device(kind), tolerance=5e-6)
 
 
 def copies_of_mean(model):
@@ -125,16 +121,15 @@ class Hidden(written.Stepping):
         return [hits.result().numpy(), mean.numpy()]
 
 
-@pytest.mark.parametrize("make_function_first", [False, True])
-def test_what_no_layer_tracks(make_function_first):
+def test_what_no_layer_tracks():
     def make():
         model = written.made(Hidden)()
         model.optimizer.build(model.trainable_variables)
         return model
 
     def act(model):
-        if make_function_first:
-            model.train_on_batch(X[:2], Y[:2])
+        # Which makes a function before fit does.
+        model.train_on_batch(X[:2], Y[:2])
         return trained(model)
 
     assert_exact(make, act, kt.TowerStrategy(3), tolerance=5e-6)

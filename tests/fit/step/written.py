@@ -226,15 +226,6 @@ class TwoUpdates(Stepping):
             self.optimizer.apply(grads[part], variables[part])
 
 
-CASES: dict[str, type[Stepping]] = {
-    kind.__name__: kind
-    for kind in (
-        *(*Together.kinds, Together, Unconditional),
-        *(Looking, TwoUpdates),
-    )
-}
-
-
 def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:
     """Return a function that builds and compiles a model."""
 
