@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from tests.exactness.cases import CASES
-from tests.exactness.reference import eager
 from tests.kit.compare import Outcome, assert_same, outcome
 
 # Keras logs a metric of each loss in a graph only.
@@ -17,8 +16,7 @@ _IN_GRAPH = ("several-losses",)
 def on_one_device(name: str) -> Outcome:
     """The reference of a case, without a graph where that is the same."""
     case = CASES[name]
-    build = case.build if name in _IN_GRAPH else eager(case.build)
-    return outcome(build, case.fit)
+    return outcome(case.build, case.fit, in_graph=name in _IN_GRAPH)
 
 
 class _Parts:

@@ -16,8 +16,12 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OF_ONE_UPDATE, OVERFLOW
 from tests.exactness.contract import assert_contract
-from tests.exactness.reference import assert_exact
-from tests.kit.compare import assert_same, assert_towers_equal, outcome
+from tests.kit.compare import (
+    assert_exact,
+    assert_same,
+    assert_towers_equal,
+    outcome,
+)
 from tests.kit.long import long_but
 from tests.kit.seeded import SEED
 from tests.kit.training import classifier, compiled, fit

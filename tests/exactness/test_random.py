@@ -14,7 +14,7 @@ from keras import layers, ops
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness import transformers
-from tests.exactness.reference import assert_exact
+from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 
 TOLERANCE = 4e-6

@@ -28,13 +28,3 @@ def trained(fits: int = 1) -> keras.Model:
     for _ in range(fits):
         fit(model)
     return model
-
-
-def eagerly(act: Callable[[keras.Model], Any]) -> Callable[[keras.Model], Any]:
-    """Do the same without a graph, which takes longer to trace."""
-
-    def untraced(model: keras.Model) -> Any:
-        model.run_eagerly = True
-        return act(model)
-
-    return untraced

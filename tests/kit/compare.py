@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.kit import untuned
 from tests.kit.ordinary import Originals, all_variables, assert_ordinary
 
 TOLERANCE = 2e-6
@@ -81,7 +83,9 @@ class Outcome:
     values: list[tuple[str, np.ndarray]]
 
 
-def outcome(make: Make, act: Act, strategy: Any = None) -> Outcome:
+def outcome(
+    make: Make, act: Act, strategy: Any = None, in_graph: bool = True
+) -> Outcome:
     """Use a new model, on one device or on towers.
 
     On towers, all of them end with the same weights, and the model is an
@@ -91,8 +95,12 @@ def outcome(make: Make, act: Act, strategy: Any = None) -> Outcome:
         make: gives a compiled model, the same every time.
         act: uses the model.
         strategy: the towers; one device where it is None.
+        in_graph: False to run it eagerly, which takes less than to trace it.
+            ``make test-all`` traces it nevertheless.
     """
     model = make()
+    if not in_graph and untuned.OPTIMIZED not in os.environ:
+        model.run_eagerly = True
     originals = Originals(model) if model.built else None
     # The same draws for shuffled data, whatever came before.
     keras.utils.set_random_seed(11)
@@ -126,6 +134,7 @@ def assert_exact(
     strategy: Any,
     reference: Act | None = None,
     tolerance: float = TOLERANCE,
+    in_graph: bool = False,
 ) -> Outcome:
     """Assert that towers give what one device gives.
 
@@ -135,11 +144,13 @@ def assert_exact(
         strategy: the towers.
         reference: uses the model on one device; like ``act`` where it is None.
         tolerance: largest difference allowed.
+        in_graph: whether the one device needs a graph: Keras logs a metric of
+            each loss, and counts executions, in a graph only.
 
     Returns:
         the outcome on the towers.
     """
-    wanted = outcome(make, reference or act)
+    wanted = outcome(make, reference or act, in_graph=in_graph)
     found = outcome(make, act, strategy)
     assert_same(found, wanted, tolerance)
     return found

@@ -2,10 +2,12 @@
 
 ``main`` is given the strategy, its options, the epochs of each ``fit``, and may
 be given the number of models, the seconds that a batch takes, those before the
-epoch in which a test kills, and a backup's kind and folder.
+epoch in which a test kills, after how many steps the task kills itself, and a
+backup's kind and folder.
 """
 
 import os
+import signal
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -27,9 +29,10 @@ KILLED_IN = 3
 class Tell(keras.callbacks.Callback):
     """Tells of epochs and steps, and takes its time for them."""
 
-    def __init__(self, pause_s=0.0, wait_s=0.0):
+    def __init__(self, pause_s=0.0, wait_s=0.0, dies_after=0):
         super().__init__()
         self._pause_s, self._wait_s = pause_s, wait_s
+        self._steps_to_live = dies_after
 
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch)
@@ -37,6 +40,9 @@ class Tell(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         print("step", int(self.model.optimizer.iterations))
+        self._steps_to_live -= 1
+        if self._steps_to_live == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self._pause_s)
 
 
@@ -62,7 +68,7 @@ def train(model, fits, callbacks=(), shuffle=True):
     return model
 
 
-def main(strategy, options, fits, models=1, backup=None, folder="", **pauses):
+def main(strategy, options, fits, models=1, backup=None, folder="", **told):
     """Run as a task of the job."""
     pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
     server._CHIEF_GONE_S = 6.0
@@ -81,7 +87,7 @@ def main(strategy, options, fits, models=1, backup=None, folder="", **pauses):
             for number in range(models):
                 print("model", number)
                 model = make()
-                callbacks = [*backups(), Tell(**pauses)]
+                callbacks = [*backups(), Tell(**told)]
                 train(model, fits, callbacks, shuffle=not backup)
     except tf.errors.UnavailableError as error:
         print("lost:", *error.__notes__)

@@ -122,7 +122,8 @@ def test_few_examples_of_unknown_number_train_exactly():
         evaluated = model.evaluate(X[:1], Y[:1], verbose=0)
         return trained, evaluated, model.predict(X[:1], verbose=0)
 
-    assert_exact(linear, act, kt.TowerStrategy(2))
+    # Keras counts one more iteration where it has to look for the end.
+    assert_exact(linear, act, kt.TowerStrategy(2), in_graph=True)
 
 
 @pytest.mark.parametrize(

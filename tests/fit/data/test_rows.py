@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.one_device import eagerly
 from tests.fit.step.written import sparse
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y
@@ -44,7 +43,7 @@ def test_each_part_is_split_by_its_own_rows(sizes, static, caplog):
     def act(model):
         return model.fit(data, epochs=2, verbose=0)
 
-    assert_exact(make, act, kt.TowerStrategy(2), eagerly(act), tolerance=5e-6)
+    assert_exact(make, act, kt.TowerStrategy(2), tolerance=5e-6)
     warnings = [r for r in caplog.records if "numbers of rows" in r.message]
     assert len(warnings) == 1
     assert f"x[0] has {sizes[0]}" in warnings[0].message
@@ -103,4 +102,4 @@ def test_written_state_is_weighted_by_what_towers_get():
             model.train_on_batch(((X[:few], Y[:few]), X[:many]))
 
     strategy = kt.TowerStrategy(2)
-    assert_exact(make_averaging, act, strategy, eagerly(act), tolerance=5e-6)
+    assert_exact(make_averaging, act, strategy, tolerance=5e-6)

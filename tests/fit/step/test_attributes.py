@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.reference import assert_exact
 from tests.fit.step.written import Stepping, made, sparse
+from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y
 
 

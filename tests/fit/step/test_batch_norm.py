@@ -6,7 +6,7 @@ import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.reference import assert_exact
+from tests.kit.compare import assert_exact
 from tests.kit.training import compiled
 
 COUNT, BATCH = 26, 8  # the last batch has 2: none for a third tower

@@ -8,8 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import coupled as c
 from tests.exactness import models as m
-from tests.exactness.reference import assert_exact
-from tests.kit.compare import close, same_model
+from tests.kit.compare import assert_exact, close, same_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit import told
 from tests.exactness import coupled as c
-from tests.exactness.reference import assert_exact
+from tests.kit.compare import assert_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 

@@ -7,7 +7,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers.fit import told
-from tests.exactness.reference import assert_exact
+from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, compiled
 
 BATCH = 12  # which five towers get in parts of two sizes

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness.reference import assert_exact
 from tests.fit.step.written import Stepping, made
+from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y
 
 

@@ -12,7 +12,6 @@ import keras_towers as kt
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import one_trace
 from tests.exactness import models as m
-from tests.exactness.reference import eager
 from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
 from tests.kit.compare import assert_same, outcome, same_history, same_model
 from tests.kit.leaving import Boom
@@ -161,7 +160,7 @@ def stepping(cls, rate=0.01):
 
 @functools.cache
 def on_one_device(cls, rate):
-    return outcome(eager(lambda: stepping(cls, rate)), fit)
+    return outcome(lambda: stepping(cls, rate), fit, in_graph=False)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.reference import assert_exact
 from tests.fit.step import written
 from tests.fit.step.written import Stepping, made
+from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, classifier, fit
 
 

@@ -13,9 +13,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers.fit import told
-from tests.exactness.reference import assert_exact
-from tests.kit import compare
-from tests.kit.compare import close
+from tests.kit.compare import assert_exact, close
 
 RANDOM = np.random.default_rng(0)
 # The last batch has one example, fewer than there are towers.
@@ -122,11 +120,12 @@ def test_exact(eagerly):
 
     with told.heard() as heard:
         # Keras logs a metric of each loss in a graph only.
-        compare.assert_exact(
+        assert_exact(
             lambda: segmenter(*RATIOS, run_eagerly=eagerly)[0],
             act,
             kt.TowerStrategy(3, exact=True),
             tolerance=1e-5,
+            in_graph=True,
         )
     # Eagerly it says what it takes for granted.
     assert eagerly or not heard

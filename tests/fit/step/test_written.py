@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness.reference import assert_exact, eager
 from tests.fit.step import written
-from tests.kit.compare import assert_same, close, outcome
+from tests.kit.compare import assert_exact, assert_same, close, outcome
 from tests.kit.training import X, Y
 
 TOWERS, SERVERS = kt.TowerStrategy, kt.ParameterServerTowerStrategy
@@ -26,7 +25,7 @@ def trained(model):
 
 @functools.cache
 def on_one_device(kind):
-    return outcome(eager(written.made(kind)), trained)
+    return outcome(written.made(kind), trained, in_graph=False)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ CASES = {
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
-    assert_exact(make, act, strategy(), tolerance=ROUNDING)
+    assert_exact(make, act, strategy(), tolerance=ROUNDING, in_graph=True)
     assert reasons() == []
 
 
@@ -233,5 +233,6 @@ def test_functions_of_the_model_are_not_left_with_what_xla_got(reasons):
         return keras.Sequential([inputs, WithFunction(), keras.layers.Dense(4)])
 
     make = compiled(build, jit_compile=True)
-    assert_exact(make, act, kt.TowerStrategy(2), tolerance=ROUNDING)
+    strategy = kt.TowerStrategy(2)
+    assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
     assert "in a function of its own" in reasons()[0][1]

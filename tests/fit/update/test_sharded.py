@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.weights import slots
 from tests.exactness.contract import assert_contract
-from tests.fit.one_device import eagerly, two_layers
+from tests.fit.one_device import two_layers
 from tests.kit import seeded
 from tests.kit.compare import (
     assert_exact,
@@ -264,7 +264,7 @@ def test_frozen_and_unfrozen_layers():
         return histories
 
     strategy = kt.TowerStrategy(2, updates="sharded")
-    assert_exact(two_layers, act, strategy, eagerly(act))
+    assert_exact(two_layers, act, strategy)
 
 
 def test_one_tower_has_nobody_to_share_with(caplog):

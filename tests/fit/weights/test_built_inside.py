@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.one_device import eagerly, trained, two_layers
+from tests.fit.one_device import trained, two_layers
 from tests.kit.compare import assert_exact, close, same_model
 from tests.kit.long import long_but
 from tests.kit.ordinary import assert_ordinary
@@ -102,7 +102,7 @@ def test_compiled_again_inside(variables_on_towers):
     def make():
         return linear(optimizer=adam, metrics=["accuracy"])
 
-    assert_exact(make, act, kt.TowerStrategy(2), eagerly(act))
+    assert_exact(make, act, kt.TowerStrategy(2))
     assert not variables_on_towers()
     for mine, other in zip(olds[0].variables, olds[1].variables, strict=True):
         close(mine.numpy(), other.numpy())
@@ -130,7 +130,7 @@ def test_layers_frozen_and_added_between_fits(updates):
         return losses
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(two_layers, act, strategy, eagerly(act))
+    assert_exact(two_layers, act, strategy)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_values_written_inside_reach_every_tower(updates, tmp_path):
         return logs
 
     strategy = kt.TowerStrategy(2, updates=updates)
-    assert_exact(make, act, strategy, eagerly(act), tolerance=1e-5)
+    assert_exact(make, act, strategy, tolerance=1e-5)
 
 
 class Autoencoder(keras.Sequential):
@@ -184,4 +184,4 @@ def test_lazy_model_without_targets():
     def act(model):
         return fit(model, y=None)
 
-    assert_exact(make, act, kt.TowerStrategy(2), eagerly(act))
+    assert_exact(make, act, kt.TowerStrategy(2))
