@@ -109,14 +109,6 @@ def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
         _assign(variables[index], value)
 
 
-def average(transport: Transport, variables: Sequence[Any]) -> None:
-    """Set per-tower variables to their mean over all towers of all ranks."""
-    for variable, value in zip(
-        variables, total(transport, variables), strict=True
-    ):
-        _assign(variable, value / tf.cast(transport.size, value.dtype))
-
-
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
     """Return the merged values of variables, summed over the ranks."""
     return sum_over_ranks(transport, [_merged(v) for v in variables])
