@@ -1,6 +1,7 @@
 """The pictures of the documentation, of made-up results."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,14 @@ MACHINE = {
 }
 
 
-def example(name):
+@pytest.fixture
+def example(monkeypatch):
+    """Import an example, which sets variables of TensorFlow."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    return _imported
+
+
+def _imported(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -58,7 +66,7 @@ def labels(figure):
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
-def test_training(saved):
+def test_training(saved, example):
     medians = {"plain": 4, "stock-default": 30, "towers": 5, "towers-gpu": 6}
     # The last one failed.
     medians |= {"parameter-server": 3, "async": None}
@@ -96,7 +104,7 @@ def test_training(saved):
     assert limits[0][1] > 1.2 * 30 * 4
 
 
-def test_processes(saved):
+def test_processes(saved, example):
     costs = {"strategy": 29, "horovod-raw": 58, "torch-ddp": 36}
     costs |= {"strategy-bf16": 51, "compute": None}
     rows = [
@@ -121,7 +129,7 @@ def test_every_row_of_the_bench_has_a_title_and_a_kind():
         assert ours == row.ours, row.name
 
 
-def test_curves(saved):
+def test_curves(saved, example):
     pytest.importorskip("sklearn")
     curves = {
         "tower": ([0, 1, 2], [2.0, 1.5, 1.25]),
@@ -152,7 +160,7 @@ def traced(name, steps, numbered=True):
     return {"traceEvents": [event | place for event, place in both]}
 
 
-def test_timelines_of_steps_in_common_and_of_own_ones(saved):
+def test_timelines_of_steps_in_common_and_of_own_ones(saved, example):
     plot = example("plot_timeline")
     for trace in (traced("compute", 8), traced("step", 8, numbered=False)):
         figure = plot.draw(trace, 3)

@@ -40,6 +40,10 @@ def environment(warm: bool = True) -> dict[str, str]:
     """The variables with which processes begin with TensorFlow imported."""
     if not warm or os.environ.get(SWITCH) == "0":
         return {}
+    from tests.kit.lean.warm_client import read_at_import
+
+    left, known = map(read_at_import, (dict(os.environ), _ENVIRONMENT))
+    assert left == known, f"a test has left {left} in place of {known}"
     if not servers or servers[-1].ended():
         servers.append(Server())
     return {VARIABLE: servers[-1].path}
@@ -122,7 +126,7 @@ def main() -> None:
     # Not as tests.kit.lean: it is a module of every process that tests start.
     from warm_client import read_at_import
 
-    known = read_at_import()
+    known = read_at_import(dict(os.environ))
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 

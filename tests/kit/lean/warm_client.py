@@ -17,11 +17,11 @@ READ_AT_IMPORT = ("KERAS_", "TF_CPP_", "TF_ENABLE_")
 NOT_READ = ("KERAS_TOWERS_",)
 
 
-def read_at_import() -> dict[str, str]:
-    """The variables that count only if they are there before imports."""
+def read_at_import(environment: dict[str, str]) -> dict[str, str]:
+    """Those variables that count only if they are there before imports."""
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.items()
         if name.startswith(READ_AT_IMPORT) and not name.startswith(NOT_READ)
     }
 
@@ -46,6 +46,7 @@ def hand_over(path: str) -> None:
         server.connect(path)
     except OSError:  # It has ended.
         return
+    environment = dict(os.environ)
     # The kernel kills the child when the writing end is closed: with us.
     life, held = os.pipe()
     order = {
@@ -55,8 +56,8 @@ def hand_over(path: str) -> None:
         "safe_path": sys.flags.safe_path,
         "path": sys.path,
         "folder": os.getcwd(),
-        "environment": dict(os.environ),
-        "read_at_import": read_at_import(),
+        "environment": environment,
+        "read_at_import": read_at_import(environment),
         "ignored": [
             number
             for number in range(1, signal.NSIG)
