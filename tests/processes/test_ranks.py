@@ -34,7 +34,6 @@ RARER = (
     "overflow_is_seen_by_the_loss_scale",
     "own_data_of_unequal_length",
     "parts_with_other_numbers_of_rows",
-    "random_layers_draw_as_one_process_on_joined_batches",
     "several_steps_at_once",
     "stop_of_evaluate_and_predict",
     "xla_compiles_what_each_rank_computes",

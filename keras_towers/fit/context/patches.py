@@ -208,24 +208,6 @@ def _is_over(there: Any, attribute: Any) -> TypeGuard[_Shadow]:
 
 
 @contextlib.contextmanager
-def shadowing(instances: Iterable[Any], methods: Shadows) -> Iterator[None]:
-    """Shadow methods of several objects inside a block."""
-    # Those that an outer block shadows are left to it.
-    mine = [
-        instance
-        for instance in instances
-        if not any(is_shadowed(instance, name) for name in methods)
-    ]
-    try:
-        for instance in mine:
-            shadow(instance, methods)
-        yield
-    finally:
-        for instance in mine:
-            unshadow(instance, methods)
-
-
-@contextlib.contextmanager
 def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Override attributes of an object inside a block.
 
