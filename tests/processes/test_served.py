@@ -28,7 +28,11 @@ MORE = {
         *(3, {}),
     ),
     "workers that update by themselves": (
-        (*EXACT[:2], "unequal_lengths_end", "other_usage_is_refused"),
+        (
+            "one_that_stops_leaves_and_the_chief_ends_all",
+            "models_and_fits_in_turns_also_in_another_block",
+            *("unequal_lengths_end", "other_usage_is_refused"),
+        ),
         *(2, {"TESTED_STRATEGY": "DistributedReplicatedStrategy"}),
     ),
 }
