@@ -65,7 +65,6 @@ def handlers():
     return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
 
 
-@pytest.mark.core
 def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     def die():
         raise KeyboardInterrupt

@@ -8,8 +8,6 @@ import pytest
 from keras_towers import _requirements
 from tests.kit.scripts import python
 
-pytestmark = pytest.mark.core
-
 # Says of every name of the package what happens to who asks for it first.
 ASK = """
 import importlib, json, pkgutil

@@ -11,8 +11,6 @@ import pytest
 import keras_towers as kt
 from keras_towers import saving
 
-pytestmark = pytest.mark.core
-
 
 class Server(dict):
     """The rendezvous server, in memory."""

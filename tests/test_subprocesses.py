@@ -9,8 +9,6 @@ import pytest
 
 from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
 
-pytestmark = pytest.mark.core
-
 # Longer than any test may take.
 SLEEP = "import time; time.sleep(600)"
 # Starts a child of its own, says which, and waits for it.

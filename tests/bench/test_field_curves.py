@@ -12,8 +12,6 @@ from keras_towers.bench.field.curves import (
     undecided,
 )
 
-pytestmark = pytest.mark.core
-
 
 @pytest.mark.parametrize(
     ("mine", "other", "said"),

@@ -6,8 +6,6 @@ from keras_towers.bench.field import rows
 from keras_towers.bench.field.plan import FieldCell, plan_field
 from keras_towers.bench.field.runner import environment
 
-pytestmark = pytest.mark.core
-
 
 def test_row_is_measured_with_what_its_figures_are_relative_to():
     cells = plan_field(["a"], ["torch-ddp", "towers"], [2, 4], 2)

@@ -14,8 +14,6 @@ from keras_towers.bench.field.runner import FieldSample, combine
 from keras_towers.bench.runner import WorkerFailed
 from tests.bench.shared import FACTS, FIELD_RANK
 
-pytestmark = pytest.mark.core
-
 GOOD, BAD = [2.0, 1.0], [2.0, 1.5]
 REFERENCE = "keras-tensorflow"
 

@@ -12,8 +12,6 @@ from keras_towers.building import nvidia, toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 
-pytestmark = pytest.mark.core
-
 
 @pytest.fixture
 def only(tmp_path, monkeypatch):

@@ -17,8 +17,6 @@ import keras_towers as kt
 from tests.kit import warm
 from tests.kit.scripts import python
 
-pytestmark = pytest.mark.core
-
 # Required, and one more that tests the same strategy.
 MODULES = ("distribute_test", "optimizer_distribute_test")
 KNOWN_DIFFERENCES = {

@@ -12,8 +12,6 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
 
-pytestmark = pytest.mark.core
-
 
 def test_learning():
     """With sparse gradients, scaled losses, and layers that keep a state."""

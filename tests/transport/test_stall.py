@@ -12,8 +12,6 @@ from keras_towers.transport import stall
 from keras_towers.transport.stall import Progress, waited_for
 from tests.launching.jobs import wait_until
 
-pytestmark = pytest.mark.core
-
 STEP = Progress(7, "step 3", 5)
 
 

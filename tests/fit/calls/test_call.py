@@ -14,8 +14,6 @@ from tests.kit.compare import assert_exact, same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
-pytestmark = pytest.mark.core
-
 
 def compiled(cls, **options):
     keras.utils.set_random_seed(5)

@@ -3,13 +3,11 @@
 import time
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from keras_towers.fit.context import marks
 from keras_towers.fit.context.marks import Recorder
 
-pytestmark = pytest.mark.core
 SLEEP_S = 0.2
 # A busy machine may read the clock that much too late.
 LATE_S = SLEEP_S / 2

@@ -139,7 +139,6 @@ CUT = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "tail", [pytest.param((4,), marks=pytest.mark.long), (3, 5)], ids=str
 )
