@@ -134,7 +134,9 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy):
     ended(chief, again, server)
     assert told(again, "epoch")[0] == told(dies, "epoch")[-1]
     steps = [len(told(task, "step")) for task in (chief, dies, again)]
-    assert steps == [4 * 12, 12 + 18, 18]
+    assert steps[:2] == [4 * 12, 12 + 18]
+    # The chief of the other one does not wait for the last step.
+    assert steps[2] in ((18,) if strategy == SYNC else (17, 18))
     if strategy == SYNC:
         assert "used by replica: 36 36; dropped: 0 0" in chief.output
         assert_values_of_one_device(chief, 1, 3)

@@ -68,6 +68,8 @@ TENSORFLOW = [
     *ON_TOWERS,
 ]
 TENSORFLOW_REST = [
+    # Makes its strategy first, which has to start TensorFlow.
+    "dtypes_of_collectives",
     "own_data_of_unequal_length",
     "xla_compiles_what_each_rank_computes",
     "what_differs_between_ranks_is_named",

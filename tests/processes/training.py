@@ -214,7 +214,7 @@ def dataset_of(*lengths):
     )
 
 
-OWN_COUNT = (s.COUNT, s.SHORT)[s.RANK]
+OWN_COUNT = s.SHORT if s.RANK else s.COUNT
 
 
 @check
