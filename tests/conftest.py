@@ -58,6 +58,14 @@ def own_collective_keys(monkeypatch):
     )
 
 
+@pytest.fixture(autouse=True)
+def same_draws():
+    """What a test draws does not depend on those that ran before it."""
+    import keras
+
+    keras.utils.set_random_seed(25)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect():
     """What a file's tests leave behind is not searched by those of others."""

@@ -93,6 +93,7 @@ def _mixed(policy):
     def build():
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(policy)
+        keras.utils.set_random_seed(6)
         try:
             return m.mlp(keras.layers.Dense(6, activation="tanh"))
         finally:
