@@ -18,13 +18,10 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from keras_towers.launching import agent
-from keras_towers.launching.environment import (
-    job_environment,
-    slot_environment,
-)
-from keras_towers.launching.hosts import LOOPBACK
 from keras_towers.launching.rendezvous import RendezvousServer
-from keras_towers.launching.slots import Slot, slots
+from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.slots import Slot, slots
+from keras_towers.meeting.variables import job_environment, slot_environment
 from keras_towers.rendezvous import OWN_GPUS, new_secret
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.launching import clusters
+from keras_towers.meeting import environments
 from keras_towers.transport import horovod
 
 if TYPE_CHECKING:
@@ -188,12 +188,12 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
-    member = clusters.member()
+    member = environments.detect()
     # One of an unknown number may be meant to train by itself.
     if member is None or member.size in (None, 1) or _job is not None:
         return
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
         "would each train a model of its own: call "
-        f"keras.distribution.initialize() first. {clusters.HOW_TO_BE_ALONE}"
+        f"keras.distribution.initialize() first. {environments.HOW_TO_BE_ALONE}"
     )

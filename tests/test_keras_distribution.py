@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import distribution as distribution_lib
 from keras_towers import jobs
-from keras_towers.launching import clusters
+from keras_towers.meeting import environments
 from tests.kit.compare import (
     assert_exact,
     assert_towers_equal,
@@ -228,13 +228,13 @@ def test_devices_of_a_job(monkeypatch):
 
 
 def test_a_job_is_joined_before_training(monkeypatch, caplog):
-    of_two = clusters.member({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
-    monkeypatch.setattr(clusters, "member", lambda: None)
+    of_two = environments.detect({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+    monkeypatch.setattr(environments, "detect", lambda: None)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         keras.distribution.initialize()
     assert "keras-towers run" in caplog.text
     with pytest.raises(kt.TowerError, match="no launcher started"):
         keras.distribution.initialize(num_processes=2)
-    monkeypatch.setattr(clusters, "member", lambda: of_two)
+    monkeypatch.setattr(environments, "detect", lambda: of_two)
     with pytest.raises(kt.TowerError, match="initialize"), first(2).scope():
         step(eager())

@@ -9,10 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keras_towers import _requirements, tf_config
+from keras_towers import _requirements
 from keras_towers.cores import usable_cores
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments import tf_config
 
 
 def cpu_threads(towers: int) -> dict[str, int]:

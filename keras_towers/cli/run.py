@@ -8,7 +8,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from keras_towers import tf_config
 from keras_towers.cli.byteps_options import Servers, servers_of
 from keras_towers.cli.elastic_options import (
     BlacklistCooldownRange,
@@ -29,9 +28,10 @@ from keras_towers.cli.tf_tasks import (
 from keras_towers.errors import TowerError
 from keras_towers.launching import inside
 from keras_towers.launching.elastic import elastic_options, run_elastic
-from keras_towers.launching.hosts import parse_hostfile, parse_hosts
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.tf_job import run_cluster
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.hosts import parse_hostfile, parse_hosts
 from keras_towers.strategies.registry import STRATEGIES
 
 

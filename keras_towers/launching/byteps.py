@@ -17,9 +17,10 @@ from typing import Any
 
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
-from keras_towers.launching import byteps_server, dmlc
-from keras_towers.launching.hosts import is_local, resolve
+from keras_towers.launching import byteps_server
 from keras_towers.launching.ranks import Console, Place, Rank
+from keras_towers.meeting.addresses import is_local, resolve
+from keras_towers.meeting.environments import dmlc
 
 _SERVE = [sys.executable, "-m", byteps_server.__name__]
 

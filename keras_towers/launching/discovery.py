@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keras_towers.errors import TowerError
-from keras_towers.launching.hosts import read_entries
+from keras_towers.meeting.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
 _SCRIPT_S = 20

@@ -23,12 +23,6 @@ from keras_towers.launching.elastic_driver import (
     elastic_driver,
     waits,
 )
-from keras_towers.launching.environment import job_environment
-from keras_towers.launching.hosts import (
-    check_reachable,
-    is_local,
-    meeting_point,
-)
 from keras_towers.launching.job import Job, signals_to
 from keras_towers.launching.ranks import Console
 from keras_towers.launching.rendezvous import (
@@ -37,8 +31,11 @@ from keras_towers.launching.rendezvous import (
     horovod,
 )
 from keras_towers.launching.rounds import Rounds, slot_name
+from keras_towers.launching.ssh import check_reachable
 from keras_towers.launching.supervision import stopped_by
 from keras_towers.launching.workers import Workers
+from keras_towers.meeting.addresses import is_local, meeting_point
+from keras_towers.meeting.variables import job_environment
 from keras_towers.rendezvous import new_secret
 
 

@@ -8,29 +8,27 @@ import os
 import sys
 from typing import NoReturn
 
-from keras_towers.launching import clusters
-from keras_towers.launching.allocation import allocation
-from keras_towers.launching.clusters import Member
-from keras_towers.launching.environment import SEED, process_environment
-from keras_towers.launching.invitation import identity
-from keras_towers.tf_config import Cluster
+from keras_towers.meeting import environments
+from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.variables import SEED, process_environment
 
 
-def rank_to_be(processes: int | None) -> Member | None:
+def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     """The rank that this process is to be itself, None if it starts ranks.
 
     Args:
         processes: how many the user asks for; None: as many as there are. With
             another number each process of a launcher starts a job of its own.
     """
-    member = clusters.member()
+    member = environments.detect()
     if member is None or member.placed or member.alone:
         return None
     return member if processes in (None, member.size) else None
 
 
 def become(
-    member: Member,
+    member: ClusterEnvironment,
     command: list[str],
     *,
     seed: int | None,
@@ -65,7 +63,7 @@ def become(
     if seeded:
         if seed is None:
             # The ranks have not met yet, but all know the job's name.
-            seed = _seed_from(identity(member))
+            seed = _seed_from(member.identity())
         environment[SEED] = str(seed)
         environment.setdefault("PYTHONHASHSEED", str(seed))
     sys.stdout.flush()
@@ -116,14 +114,15 @@ def allocated(
     Raises:
         TowerError: a list of hosts cannot be read.
     """
-    found = allocation()
-    if found is None or (processes and len(found.hosts) == 1):
+    found = environments.allocation()
+    if found is None or (processes and len(found[1]) == 1):
         return processes, None
+    manager, hosts = found
     if processes is None:
-        processes = sum(found.hosts.values())
+        processes = sum(hosts.values())
         print(
             f"keras-towers run: {processes} processes on "
-            f"{', '.join(found.hosts)}, as {found.manager} says",
+            f"{', '.join(hosts)}, as {manager} says",
             file=sys.stderr,
         )
-    return processes, found.hosts
+    return processes, hosts

@@ -14,14 +14,13 @@ import tempfile
 from pathlib import Path
 
 import platformdirs
-import psutil
 
 from keras_towers.errors import TowerError
-from keras_towers.launching.clusters import JOB, Member
+from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.environments.base import RENDEZVOUS as POINT
 from keras_towers.rendezvous import SECRET
 
 FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
-POINT = "KERAS_TOWERS_RENDEZVOUS"
 
 _LEAST_SECRET = 16
 
@@ -74,7 +73,7 @@ class Letter:
             not tell this job from others.
     """
 
-    def __init__(self, member: Member):
+    def __init__(self, member: ClusterEnvironment):
         base = Path(
             os.environ.get(FOLDER)
             or (
@@ -95,8 +94,8 @@ class Letter:
                 f"({error.strerror}): set {FOLDER} to a folder that all "
                 "machines of the job share."
             ) from None
-        name = re.sub(r"\W+", "-", member.launcher)
-        digest = hashlib.sha256(identity(member).encode()).hexdigest()
+        name = re.sub(r"\W+", "-", member.name)
+        digest = hashlib.sha256(member.identity().encode()).hexdigest()
         self.path: Path = folder / f"{name}-{digest[:32]}"
         self._text = ""
 
@@ -155,25 +154,3 @@ def _check_private(path: Path, status: os.stat_result) -> None:
             f"{path} holds secrets of jobs and can be read or written by "
             f"others: run `chmod go= {path}`."
         )
-
-
-def identity(member: Member) -> str:
-    """What all ranks of this job have in common, and no other job has.
-
-    Raises:
-        TowerError: there is nothing.
-    """
-    known = f"{member.job} {os.environ.get(POINT, '')}".strip()
-    if member.one_machine and (not known or member.launcher == "mpiexec"):
-        # mpiexec says nothing of its job, and there may be several in an
-        # allocation, but it starts every rank as the leader of a session.
-        starter = psutil.Process(os.getsid(0)).parent()
-        if starter is not None:
-            known += f" {starter.pid} {starter.create_time()}"
-    if known:
-        return known
-    raise TowerError(
-        f"{member.launcher} does not tell the ranks which job they belong to: "
-        f"set {JOB} to the same word for all ranks of this job and no other, "
-        f"or {POINT} and {SECRET}."
-    )

@@ -11,18 +11,9 @@ from typing import Any
 
 from keras_towers import signals
 from keras_towers.launching.byteps import Servers
-from keras_towers.launching.environment import (
-    job_environment,
-    slot_environment,
-)
-from keras_towers.launching.hosts import (
-    check_reachable,
-    is_local,
-    meeting_point,
-)
 from keras_towers.launching.ranks import Console, Place, Rank
 from keras_towers.launching.rendezvous import RendezvousServer, horovod
-from keras_towers.launching.slots import assign
+from keras_towers.launching.ssh import check_reachable
 from keras_towers.launching.supervision import (
     OVER_HOROVOD,
     Connected,
@@ -31,6 +22,9 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
+from keras_towers.meeting.addresses import is_local, meeting_point
+from keras_towers.meeting.slots import assign
+from keras_towers.meeting.variables import job_environment, slot_environment
 from keras_towers.rendezvous import new_secret
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"

@@ -19,14 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import clusters
-from keras_towers.launching.addresses import (
-    bound_to,
-    own_address,
-    own_address_towards,
-)
-from keras_towers.launching.clusters import Member
-from keras_towers.launching.hosts import LOOPBACK
 from keras_towers.launching.invitation import (
     FOLDER,
     POINT,
@@ -42,7 +34,16 @@ from keras_towers.launching.seats import (
     seconds,
     variables,
 )
-from keras_towers.launching.slots import slots
+from keras_towers.meeting import environments
+from keras_towers.meeting.addresses import (
+    LOOPBACK,
+    bound_to,
+    own_address,
+    own_address_towards,
+)
+from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.environments.base import SIZE
+from keras_towers.meeting.slots import slots
 from keras_towers.rendezvous import (
     SECRET,
     Rendezvous,
@@ -74,13 +75,13 @@ def join() -> None:
         TowerError: ranks have not come in time, or it is not known where they
             meet.
     """
-    member = clusters.member()
+    member = environments.detect()
     if member is None or member.placed or member.alone:
         return
     if member.size is None:
         raise TowerError(
-            f"{member.launcher} made this process rank {member.rank} and does "
-            f"not say of how many: set {clusters.SIZE} to the number of "
+            f"{member.name} made this process rank {member.rank} and does "
+            f"not say of how many: set {SIZE} to the number of "
             "processes, or to 1 if each is to train a model of its own."
         )
     if member.rank >= member.size:
@@ -99,7 +100,7 @@ def join() -> None:
 
 
 def _receive(
-    member: Member,
+    member: ClusterEnvironment,
     size: int,
     point: Invitation | None,
     letter: Letter | None,
@@ -156,7 +157,7 @@ def _receive(
 
 
 def _come(
-    member: Member,
+    member: ClusterEnvironment,
     size: int,
     point: Invitation | None,
     letter: Letter | None,
@@ -225,7 +226,10 @@ def _ask(
 
 
 def _missing(
-    member: Member, size: int, guests: dict[int, Guest], waited_s: float
+    member: ClusterEnvironment,
+    size: int,
+    guests: dict[int, Guest],
+    waited_s: float,
 ) -> str:
     absent = sorted(set(range(size)) - guests.keys())
     names = ", ".join(map(str, absent))

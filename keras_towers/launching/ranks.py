@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,12 +18,16 @@ from typing import IO, Any
 from keras_towers.errors import TowerError
 from keras_towers.folders import writable
 from keras_towers.launching import agent
-from keras_towers.launching.environment import exported
-from keras_towers.launching.hosts import ssh_command
 from keras_towers.launching.output import Sink, Tagger, binary, tag
+from keras_towers.launching.ssh import ssh_command
 
 GRACE_S = 3.0
 _READ_BYTES = 1 << 16
+# These belong to a machine or a session, not to the job.
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
+    r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
+)
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
@@ -271,3 +275,12 @@ def signal_name(code: int) -> str | None:
         return signal.Signals(code - 128).name if code > 128 else None
     except ValueError:
         return None
+
+
+def exported(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of this environment that is passed to other machines."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _NOT_EXPORTED.fullmatch(name)
+    }

@@ -17,7 +17,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from keras_towers.launching.environment import SEED
+from keras_towers.meeting.variables import SEED
 
 
 def main(arguments: list[str]) -> None:
@@ -104,7 +104,8 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone write what every rank saves, if there are others."""
-    from keras_towers import noticeboard, rendezvous, saving, tf_config
+    from keras_towers import noticeboard, rendezvous, saving
+    from keras_towers.meeting.environments import tf_config
 
     cluster, board = (
         tf_config.from_environment(),

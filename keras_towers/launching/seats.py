@@ -11,11 +11,11 @@ from typing import Any
 
 from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
-from keras_towers.launching.addresses import INTERFACE
 from keras_towers.launching.agent import interface_towards
-from keras_towers.launching.environment import job_environment, slot_environment
 from keras_towers.launching.invitation import Invitation
-from keras_towers.launching.slots import Slot
+from keras_towers.meeting.addresses import INTERFACE
+from keras_towers.meeting.slots import Slot
+from keras_towers.meeting.variables import job_environment, slot_environment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from keras_towers import tf_config
-from keras_towers.launching.hosts import LOOPBACK
-from keras_towers.tf_config import Cluster
+from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 
 _JOINED = "KERAS_TOWERS_JOINED"
 

@@ -8,8 +8,6 @@ import queue
 import tempfile
 from collections.abc import Mapping
 
-from keras_towers.launching.environment import process_environment
-from keras_towers.launching.hosts import LOOPBACK
 from keras_towers.launching.job import Job, signals_to
 from keras_towers.launching.ranks import Console, Place, Rank
 from keras_towers.launching.supervision import (
@@ -24,6 +22,8 @@ from keras_towers.launching.tf_cluster import (
     task_environment,
     told_of_joining,
 )
+from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.variables import process_environment
 from keras_towers.noticeboard import FOLDER
 
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.launching.environment import slot_environment
-from keras_towers.launching.hosts import LOOPBACK, is_local
 from keras_towers.launching.job import Job
 from keras_towers.launching.ranks import Console, Place, Rank, signal_name
 from keras_towers.launching.rounds import slot_name
 from keras_towers.launching.supervision import end_all, verdict
+from keras_towers.meeting.addresses import LOOPBACK, is_local
+from keras_towers.meeting.variables import slot_environment
 
 _POLL_S = 0.1
 

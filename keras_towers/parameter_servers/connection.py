@@ -9,14 +9,15 @@ import time
 
 import tensorflow as tf
 
-from keras_towers import tf_config
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.parameter_servers.lost import naming_lost_servers
-from keras_towers.parameter_servers.remote import device_of, join, reachable
-from keras_towers.tf_config import Cluster
+from keras_towers.parameter_servers.remote import device_of, join
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 5.0
@@ -147,7 +148,7 @@ def _wait_for_servers(
     notice_s = _FIRST_NOTICE_S
     missing = dict(enumerate(cluster.ps))
     while True:
-        missing = {i: a for i, a in missing.items() if not reachable(a)}
+        missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
         waited_s = time.monotonic() - begun

@@ -11,9 +11,9 @@ import tensorflow as tf
 import keras_towers
 from keras_towers._requirements import packages
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers.remote import device_of
 from keras_towers.parameter_servers.shared import Event, Note, Table
-from keras_towers.tf_config import Cluster
 
 # Found by tasks of whatever job, so that those of two jobs notice each other.
 _COMMON = "keras_towers"

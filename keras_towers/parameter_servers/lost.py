@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import reachable
-from keras_towers.tf_config import Cluster
+from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.environments.tf_config import Cluster
 
 # A server that was started again knows nothing of its clients.
 _STARTED_AGAIN = (tf.errors.AbortedError, tf.errors.UnavailableError)
@@ -36,7 +36,7 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
         lost = [
             f"ps {server} at {address}"
             for server, address in enumerate(cluster.ps)
-            if not reachable(address)
+            if not is_reachable(address)
         ]
         if not lost and not isinstance(error, _STARTED_AGAIN):
             raise

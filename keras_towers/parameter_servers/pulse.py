@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from keras_towers.meeting.addresses import is_reachable
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.remote import reachable
 from keras_towers.parameter_servers.shared import Table
 
 _BEAT_S = 2.0
@@ -82,7 +82,7 @@ class Watch:
 
     def reaches(self, rank: int) -> bool:
         """Whether anybody listens at the address of a worker."""
-        return reachable(self._connection.cluster.workers[rank])
+        return is_reachable(self._connection.cluster.workers[rank])
 
     def silent_s(self, rank: int) -> float:
         """For how many seconds a worker has told nothing."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.launching import tf_cluster
-from keras_towers.listening import only_at
+from keras_towers.meeting.listening import only_at
 
 # Otherwise a call of a server that has died waits for it to come back.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
@@ -162,14 +161,3 @@ def _wait(
         if done.wait(min(_LOOK_S, left_s)):
             return
         look()
-
-
-def reachable(address: str) -> bool:
-    """Whether somebody listens at ``host:port``."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), 1) as it:
-            # The kernel may give the caller the very port that nobody has.
-            return bool(it.getsockname() != it.getpeername())
-    except OSError:
-        return False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keras_towers import tf_config
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers.connection import Connection, connect
 from keras_towers.parameter_servers.server import serve
-from keras_towers.tf_config import Cluster
 
 
 def take_role(

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction, memory
-from keras_towers.parameter_servers.remote import join, reachable
-from keras_towers.tf_config import Cluster
+from keras_towers.parameter_servers.remote import join
 
 # How often to look for workers, and how long one may be away, once the chief
 # has ended, until it counts as dead.
@@ -81,7 +82,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         if 0 not in missing:
             break
         now = time.monotonic()
-        if reachable(cluster.workers[0]):
+        if is_reachable(cluster.workers[0]):
             chief_seen = now
         elif chief_seen is not None and now - chief_seen > _CHIEF_GONE_S:
             raise TowerError(
@@ -94,7 +95,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         missing -= {rank for rank in missing if _has_ended(cluster, rank)}
         now = time.monotonic()
         for rank in missing:
-            if reachable(cluster.workers[rank]):
+            if is_reachable(cluster.workers[rank]):
                 seen[rank] = now
         if all(now - seen[rank] > _GONE_S for rank in missing):
             break

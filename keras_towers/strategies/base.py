@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
-from keras_towers import tf_config
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -38,7 +37,12 @@ from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.spread import SpreadVariables
-from keras_towers.launching import clusters
+from keras_towers.meeting.environments import (
+    HOW_TO_BE_ALONE,
+    ClusterEnvironment,
+    detect,
+    tf_config,
+)
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.transport import SingleProcess, Transport
 
@@ -319,8 +323,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Say that each process trains for itself, if there are several."""
-    member: clusters.Member | tf_config.Cluster | None = clusters.member()
-    others, advice = "HorovodStrategy", clusters.HOW_TO_BE_ALONE
+    member: ClusterEnvironment | tf_config.Cluster | None = detect()
+    others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
     if member is None:
         # One process needs no cluster, and none that is described well.
         with contextlib.suppress(TowerError):

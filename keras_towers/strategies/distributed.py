@@ -9,10 +9,10 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
-from keras_towers import tf_config
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Batches, Update
 from keras_towers.fit.served.direct import DirectSession
+from keras_towers.meeting.environments import tf_config
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Reduction
 from keras_towers.strategies import modes

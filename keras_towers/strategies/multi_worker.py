@@ -8,17 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers import tf_config
 from keras_towers.devices import Towers
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, Updates
 from keras_towers.launching import tf_cluster
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.reduction import Exchange, GradientPacker
 from keras_towers.reduction.compression import CompressionName
 from keras_towers.strategies.modes import ModeName
 from keras_towers.strategies.processes import devices_of_rank, share_cores
 from keras_towers.strategies.ranks import RankStrategy
-from keras_towers.tf_config import Cluster
 from keras_towers.transport import SingleProcess, Transport, joining
 from keras_towers.transport.collectives import CollectiveTransport
 

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers import tf_config
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.contract import Batches, Update
@@ -20,6 +19,7 @@ from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
 from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Reduction

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, tf_config
+from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.asynchronous.dropped import Dropped
@@ -19,6 +19,7 @@ from keras_towers.fit.served.calls import ServedCalls
 from keras_towers.fit.served.replicas import ReplicaSession
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.meeting.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.strategies.processes import AmongProcesses

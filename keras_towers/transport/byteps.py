@@ -30,7 +30,7 @@ import tensorflow as tf
 from keras_towers import compat, rendezvous
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
-from keras_towers.launching import dmlc
+from keras_towers.meeting.environments import dmlc
 from keras_towers.transport import byteps_start, stall
 from keras_towers.transport.sums import DIFFERENT, MESSAGE_BYTES, Sums
 

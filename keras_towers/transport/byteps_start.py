@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import clusters, dmlc
+from keras_towers.meeting import environments
+from keras_towers.meeting.environments import dmlc
 from keras_towers.transport import modules
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -47,14 +48,15 @@ def connect(bps: ModuleType) -> None:
     if _connected:
         return
     _place = dmlc.worker()
-    member = clusters.member()
+    member = environments.detect()
     if _place is None and member and not member.alone:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
             "scheduler and servers, so that each process would train a model "
             "of its own: use `keras-towers run -np 2 --strategy byteps "
             "script.py`, or, if the script enters the strategy itself, "
-            f"`keras-towers run -np 2 --servers 1`. {clusters.HOW_TO_BE_ALONE}"
+            f"`keras-towers run -np 2 --servers 1`. "
+            f"{environments.HOW_TO_BE_ALONE}"
         )
     dmlc.prepare(_place)
     with _waited_for(_place), _patient_threads():
@@ -83,7 +85,7 @@ def _patient_threads() -> Iterator[None]:
 
 def was_launched() -> bool:
     """Whether something has described a job, maybe of one process."""
-    return _place is not None or clusters.member() is not None
+    return _place is not None or environments.detect() is not None
 
 
 @contextmanager

@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from keras_towers import rendezvous
 from keras_towers.errors import TowerError
-from keras_towers.launching import clusters, meeting
+from keras_towers.launching import meeting
+from keras_towers.meeting import environments
 from keras_towers.transport import modules, plain, stall
 
 # Horovod's operations support few dtypes.
@@ -54,7 +55,7 @@ def load() -> ModuleType:
 
 def was_launched() -> bool:
     """Whether a launcher started this process, maybe as the only one."""
-    return clusters.member() is not None
+    return environments.detect() is not None
 
 
 _connected = False
@@ -72,7 +73,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         TowerError: the others cannot be found, or Horovod has not found them.
     """
     global _connected
-    member = clusters.member()
+    member = environments.detect()
     if not hvd.is_initialized():
         if not _connected:
             rendezvous.take_place()
@@ -108,11 +109,11 @@ def _seen_waiting() -> Iterator[None]:
         stall.mark("")
 
 
-def _not_met(member: clusters.Member) -> TowerError:
+def _not_met(member: environments.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.placed
-        else clusters.HOW_TO_BE_ALONE
+        else environments.HOW_TO_BE_ALONE
     )
     return TowerError(
         f"this process is {member}, but Horovod knows of no other, so that "

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers
 from keras_towers.errors import TowerError
-from keras_towers.tf_config import Cluster
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.transport import peers, runtime
 from keras_towers.transport.base import Transport
 from keras_towers.transport.runtime import Task

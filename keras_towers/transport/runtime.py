@@ -14,9 +14,11 @@ import multiprocessing
 
 import tensorflow as tf
 
-from keras_towers import compat, listening, tf_config
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.tf_config import Cluster
+from keras_towers.meeting import listening
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 
 _told: Task | None = None
 

@@ -5,8 +5,9 @@ The tests may be run by one of them; nothing in a test is to hear of that.
 
 import os
 
-from keras_towers.launching.clusters import RANK_VARIABLES
+from keras_towers.meeting.environments import LAUNCHERS
 
+_RANKS = {launcher.rank_in for launcher in LAUNCHERS}
 _TOLD = (
     *("HOROVOD_", "SLURM", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "PBS_", "LSB_"),
     *("TORCHELASTIC_", "DMLC_", "TF_CONFIG", "TF_NUM_", "OMP_"),
@@ -19,7 +20,7 @@ def inherited() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in RANK_VARIABLES and not name.startswith(_TOLD)
+        if name not in _RANKS and not name.startswith(_TOLD)
     }
 
 

@@ -26,7 +26,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
-from keras_towers import tf_config
+from keras_towers.meeting.environments import tf_config
 from tests.kit.collecting import collect_rarely, search_no_more
 from tests.launching.jobs import Done, Launched
 

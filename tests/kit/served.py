@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import socket
 
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
-from keras_towers.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 

@@ -1,45 +1,12 @@
-"""How hosts are written, and which of them are this machine."""
+"""Which hosts a script discovers, and whether ssh reaches them."""
 
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import hosts
 from keras_towers.launching.discovery import from_script, patient
+from keras_towers.launching.ssh import check_reachable
 
 pytestmark = pytest.mark.core
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "not ''"),
-        ("a:1:2", "not 'a:1:2'"),
-        ("a:0", "the host a needs at least one slot"),
-        ("a:1,a:2", "the host a is given twice"),
-        ("a;rm -rf:1", "not 'a;rm -rf:1'"),
-    ],
-)
-def test_what_is_no_host_is_named(text, said):
-    with pytest.raises(TowerError, match=said):
-        hosts.parse_hosts(text)
-
-
-def test_hosts_and_their_slots(tmp_path):
-    found = hosts.parse_hosts("a:2, b-1.net:1,c")
-    assert found == {"a": 2, "b-1.net": 1, "c": 1}
-    path = tmp_path / "hosts"
-    path.write_text("# ours\na slots=2\n\nb:3  # old\nc\n")
-    assert hosts.parse_hostfile(path) == {"a": 2, "b": 3, "c": 1}
-    for text, said in (("# none\n", "no host was"), ("a slots\n", "'a slots'")):
-        path.write_text(text)
-        with pytest.raises(TowerError, match=f"hostfile .*{said}"):
-            hosts.parse_hostfile(path)
-
-
-def test_which_hosts_are_this_machine():
-    assert hosts.is_local("localhost")
-    assert hosts.is_local("127.0.0.7")
-    assert not hosts.is_local("192.0.2.1")  # An address for documents.
 
 
 def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
@@ -48,7 +15,7 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(TowerError, match="reach host b by ssh: no such key$"):
-        hosts.check_reachable(["b"])
+        check_reachable(["b"])
 
 
 @pytest.fixture

@@ -11,12 +11,17 @@ from subprocess import PIPE
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.launching import clusters, invitation
+from keras_towers.launching import invitation
 from keras_towers.launching.invitation import Invitation, Letter
+from keras_towers.meeting import environments
 from tests.launching.jobs import ROOT, variables, wait_until
 
 LIMIT_S = 60
-MEMBER = clusters.Member("srun", 1, 2, "7 0", False, "", False, False)
+MEMBER = environments.detect(
+    variables(
+        "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
+    )
+)
 INVITATION = Invitation("127.0.0.1", 9, "secret")
 
 JOIN = """

@@ -15,8 +15,8 @@ from keras_towers.launching.rendezvous import (
     elastic_handler,
     horovod,
 )
-from keras_towers.launching.slots import slots
 from keras_towers.launching.values import ValuesHandler
+from keras_towers.meeting.slots import slots
 from keras_towers.rendezvous import SIGNATURE, Rendezvous, sign, token
 
 SECRET = rendezvous.new_secret()

@@ -4,7 +4,8 @@ import pytest
 
 from keras_towers.launching.agent import share_cores
 from keras_towers.launching.elastic import elastic_options
-from keras_towers.launching.environment import exported, job_environment
+from keras_towers.launching.ranks import exported
+from keras_towers.meeting.variables import job_environment
 from keras_towers.rendezvous import token
 
 pytestmark = pytest.mark.core

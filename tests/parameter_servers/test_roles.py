@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import take_role
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.lost import naming_lost_servers
-from keras_towers.tf_config import Cluster
 
 
 @pytest.fixture

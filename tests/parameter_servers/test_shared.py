@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.remote import run, traced
 from keras_towers.parameter_servers.shared import Event, Note, Table, text_of
 from keras_towers.sync_replicas.resources import Queue
-from keras_towers.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import keras_towers as kt
-from keras_towers import tf_config
+from keras_towers.meeting.environments import tf_config
 from keras_towers.sync_replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES

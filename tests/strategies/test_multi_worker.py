@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.launching import clusters
 from keras_towers.launching.tf_cluster import local_cluster, task_environment
+from keras_towers.meeting import environments
 from keras_towers.rendezvous import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.processes import devices_of_rank
@@ -65,7 +65,7 @@ def test_a_cluster_of_one_trains_alone(place, caplog):
 def test_towers_of_one_process_in_a_cluster_are_warned_of(
     place, caplog, monkeypatch, index
 ):
-    for name in clusters.RANK_VARIABLES:
+    for name in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
     base._warn_of_others.cache_clear()
     place("worker", index, worker=["a:1", "b:1"])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.launching import clusters
+from keras_towers.meeting import environments
 from keras_towers.transport import horovod
 
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
@@ -47,7 +47,7 @@ def test_what_does_not_import(error, said, monkeypatch):
 
 @pytest.mark.parametrize("name", ["HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"])
 def test_a_launcher_is_known_by_what_it_sets(monkeypatch, name):
-    for other in clusters.RANK_VARIABLES:
+    for other in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(other, raising=False)
     assert not horovod.was_launched()
     monkeypatch.setenv(name, "0")

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from keras_towers import TowerError, compat, tf_config
-from keras_towers.tf_config import Cluster
+from keras_towers import TowerError, compat
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.transport import runtime
 
 pytestmark = pytest.mark.core

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_own
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -97,17 +98,7 @@ def _own_addresses(host: str) -> list[_Address]:
         return []
     if any(address.is_unspecified for address in addresses):
         return []
-    return [address for address in addresses if _is_own(address)]
-
-
-def _is_own(address: _Address) -> bool:
-    # Only addresses of this machine can be bound.
-    try:
-        with _socket(address) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True
+    return [address for address in addresses if is_own(str(address))]
 
 
 def _check_free(address: _Address, port: int, name: str) -> None:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from keras_towers import listening
 from keras_towers.errors import TowerError
+from keras_towers.meeting import listening
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

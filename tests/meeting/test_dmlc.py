@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import dmlc
+from keras_towers.meeting.environments import dmlc
 from tests.launching.jobs import ROOT
 
 RIGHT = {
@@ -83,7 +83,10 @@ def test_what_is_wrong_is_said(role, name, value, said, ports):
 
 SERVES = "-m", "keras_towers.launching.byteps_server"
 # Nothing is left of its sockets.
-ALONE = "-c", "from keras_towers.launching import dmlc; dmlc.prepare(None)"
+ALONE = (
+    "-c",
+    "from keras_towers.meeting.environments.dmlc import prepare; prepare(None)",
+)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.launching.allocation import allocation
-from keras_towers.launching.clusters import member
-from keras_towers.launching.slots import assign, slots
+from keras_towers.meeting.environments import allocation, detect
+from keras_towers.meeting.slots import assign, slots
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core
@@ -49,22 +48,22 @@ KUBERNETES = "Kubernetes (an indexed Job)"
         (OPEN_MPI, ALONE, ("KERAS_TOWERS_RANK", 0, 1, False, "", False)),
     ],
 )
-def test_member(told, more, found):
-    one = member(told | variables(more))
+def test_the_launcher(told, more, found):
+    one = detect(told | variables(more))
     assert not one.placed
     assert found == (
-        *(one.launcher, one.rank, one.size, one.one_machine),
+        *(one.name, one.rank, one.size, one.one_machine),
         *(one.address, one.speaks_mpi),
     )
     ours = variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
-    assert member(told | ours).placed
+    assert detect(told | ours).placed
 
 
 @pytest.mark.parametrize(
     "told", [{}, BATCH_SCRIPT, {"RANK": "3"}, {"PMI_RANK": "many"}]
 )
-def test_no_member(told):
-    assert member(told) is None
+def test_no_launcher(told):
+    assert detect(told) is None
 
 
 def test_jobs_are_told_apart():
@@ -75,8 +74,8 @@ def test_jobs_are_told_apart():
         TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"},
         OPEN_MPI | {"KERAS_TOWERS_JOB": "mine"},
     ]
-    assert len({member(job).job for job in jobs}) == len(jobs)
-    assert member(OPEN_MPI).job == member({**OPEN_MPI, "PMIX_RANK": "0"}).job
+    assert len({detect(job).job for job in jobs}) == len(jobs)
+    assert detect(OPEN_MPI).job == detect({**OPEN_MPI, "PMIX_RANK": "0"}).job
 
 
 SLURM = (
@@ -117,11 +116,11 @@ def test_allocation(tmp_path, monkeypatch, told, text, manager, hosts):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts").write_text(text)
     found = allocation(variables(told))
-    assert (found.manager, found.hosts) == (manager, hosts)
+    assert found == (manager, hosts)
 
 
 def test_allocation_without_a_file():
-    assert allocation({"LSB_MCPU_HOSTS": "a 4 b 2"}).hosts == {"a": 4, "b": 2}
+    assert allocation({"LSB_MCPU_HOSTS": "a 4 b 2"})[1] == {"a": 4, "b": 2}
     assert allocation({}) is None
     with pytest.raises(TowerError, match="list of this job's hosts"):
         allocation({"PBS_NODEFILE": "/none"})

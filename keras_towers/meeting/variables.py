@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from keras_towers.rendezvous import SECRET, token
 
 SEED = "KERAS_TOWERS_SEED"
-# These belong to a machine or a session, not to the job.
-_NOT_EXPORTED = re.compile(
-    r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
-    r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
-)
-
-
-def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of this environment that is passed to other machines."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not _NOT_EXPORTED.fullmatch(name)
-    }
 
 
 def process_environment(seed: int | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_own
 from keras_towers.rendezvous import SECRET
 
 ROLE = "DMLC_ROLE"
@@ -216,12 +217,10 @@ def _check_addresses(host: str, own: str | None) -> None:
         return
     try:
         address = socket.gethostbyname(own)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        raise _wrong(
-            f"{NODE_HOST}={own} has to be an address of this machine ({error})"
-        ) from None
+    except OSError:
+        address = ""
+    if not address or not is_own(address):
+        raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
     if _is_loopback(address) != _is_loopback(root):
         raise _wrong(
             f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "

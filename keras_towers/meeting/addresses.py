@@ -1,0 +1,168 @@
+"""Addresses of this machine and of others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+
+import psutil
+
+from keras_towers.errors import TowerError
+from keras_towers.meeting.environments.base import ClusterEnvironment
+
+LOOPBACK = "127.0.0.1"
+INTERFACE = "HOROVOD_GLOO_IFACE"
+# Of documentation: to be asked for the way there, not to be reached.
+_ELSEWHERE = "192.0.2.1"
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address of a host.
+
+    Raises:
+        TowerError: the host is unknown.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError) as error:
+        raise TowerError(f"unknown host {host}: {error}") from None
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine.
+
+    Raises:
+        TowerError: the host is unknown.
+    """
+    address = resolve(host)
+    return ipaddress.ip_address(address).is_loopback or is_own(address)
+
+
+def is_own(address: str) -> bool:
+    """Whether an IPv4 or IPv6 address is one of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # Only addresses of this machine can be bound.
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_reachable(address: str) -> bool:
+    """Whether a process listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as it:
+            # The kernel may give the caller the very port that nobody has.
+            return bool(it.getsockname() != it.getpeername())
+    except OSError:
+        return False
+
+
+def own_address_towards(address: str) -> str:
+    """The address of this machine on the way to another one.
+
+    Raises:
+        OSError: there is no way.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Sends nothing, only looks up a route.
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(address: str) -> str:
+    """The network interface of this machine on the way to another one.
+
+    Raises:
+        OSError: there is none.
+    """
+    own = own_address_towards(address)
+    for name, entries in psutil.net_if_addrs().items():
+        if own in (entry.address for entry in entries):
+            return name
+    raise OSError(f"no network interface has a route to {address}")
+
+
+def meeting_point(
+    interface: str | None, remote: Iterable[str]
+) -> tuple[str, str | None]:
+    """The rendezvous address, and the interface of each rank if known.
+
+    Args:
+        interface: the one to use; None: detected.
+        remote: the hosts that are other machines.
+
+    Raises:
+        TowerError: the interface does not exist, or a host has no route.
+    """
+    if interface:
+        known = {
+            name: entry.address
+            for name, entries in psutil.net_if_addrs().items()
+            for entry in entries
+            if entry.family == socket.AF_INET
+        }
+        if interface not in known:
+            raise TowerError(
+                f"there is no network interface {interface} with an IPv4 "
+                f"address here; choose from {', '.join(sorted(known))}"
+            )
+        return known[interface], interface
+    for host in remote:
+        try:
+            # Interface names differ between hosts: each rank's agent looks up
+            # the one with a route to this machine.
+            return own_address_towards(resolve(host)), None
+        except OSError as error:
+            raise TowerError(f"no route to host {host}: {error}") from None
+    return LOOPBACK, interface_towards(LOOPBACK)
+
+
+def own_address(environment: ClusterEnvironment) -> str:
+    """The address of this machine at which the others can reach rank 0.
+
+    Args:
+        environment: this process, rank 0.
+
+    Raises:
+        TowerError: it is not known, or there is no such interface.
+    """
+    if environment.one_machine:
+        return LOOPBACK
+    interface = os.environ.get(INTERFACE)
+    if interface:
+        return meeting_point(interface, [])[0]
+    host = environment.address
+    try:
+        told = resolve(host) if host else LOOPBACK
+        # A machine may know its own name as one of its loopback.
+        only_here = ipaddress.ip_address(told).is_loopback
+        if is_local(told) and (not only_here or host == "localhost"):
+            return told
+    except TowerError:
+        pass
+    try:
+        return own_address_towards(_ELSEWHERE)
+    except OSError as error:
+        raise TowerError(
+            "it is not known on which network the ranks reach one another "
+            f"({error.strerror}): set {INTERFACE} to the name of its "
+            "interface."
+        ) from None
+
+
+def bound_to(address: str) -> str:
+    """An address of this machine to listen at; empty for all of them.
+
+    Args:
+        address: of this machine for the others; may be a service's name.
+    """
+    try:
+        return resolve(address) if is_local(address) else ""
+    except TowerError:
+        return ""
