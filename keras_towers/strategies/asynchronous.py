@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.asynchronous.calls import AsyncCalls
-from keras_towers.fit.asynchronous.staleness import Staleness
-from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.replicas.asynchronous.calls import AsyncCalls
+from keras_towers.replicas.asynchronous.staleness import Staleness
+from keras_towers.replicas.asynchronous.update import UpdateAlone
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts
 

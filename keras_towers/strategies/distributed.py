@@ -11,10 +11,10 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.served.direct import DirectSession
 from keras_towers.meeting.environments import tf_config
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Reduction
+from keras_towers.replicas.servers.direct import DirectSession
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.strategies.processes import AmongProcesses

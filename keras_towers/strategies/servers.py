@@ -11,18 +11,18 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.dropped import Dropped
 from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.served.calls import ServedCalls
-from keras_towers.fit.served.session import Session
-from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
-from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Reduction
+from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas.servers.calls import ServedCalls
+from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
+from keras_towers.replicas.servers.workers import Workers
 from keras_towers.strategies.base import Parts
 from keras_towers.strategies.processes import devices_of_rank, share_cores
 

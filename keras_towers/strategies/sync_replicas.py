@@ -11,15 +11,17 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.dropped import Dropped
-from keras_towers.fit.asynchronous.replica_calls import ReplicaCalls
-from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.served.calls import ServedCalls
-from keras_towers.fit.served.replicas import ReplicaSession
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.meeting.environments import tf_config
+from keras_towers.replicas import ReplicaCounts
+from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas.asynchronous.replica_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.update import UpdateAlone
+from keras_towers.replicas.quotas import most_of_one
+from keras_towers.replicas.servers.calls import ServedCalls
+from keras_towers.replicas.servers.replicas import ReplicaSession
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy, Parts, one_of
 from keras_towers.strategies.processes import AmongProcesses
@@ -28,8 +30,6 @@ from keras_towers.strategies.servers import (
     checked_timeout,
     copies,
 )
-from keras_towers.sync_replicas import ReplicaCounts
-from keras_towers.sync_replicas.quotas import most_of_one
 
 Tokens = Literal["per_replica", "shared"]
 

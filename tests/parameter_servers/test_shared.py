@@ -13,7 +13,7 @@ from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.remote import run, traced
 from keras_towers.parameter_servers.shared import Event, Note, Table, text_of
-from keras_towers.sync_replicas.resources import Queue
+from keras_towers.replicas.resources import Queue
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")

@@ -40,7 +40,7 @@ with job.naming_lost_servers():
 
 TAKES = f"""{SPEAKS}
 from keras_towers.parameter_servers.remote import run, traced
-from keras_towers.sync_replicas.resources import Queue
+from keras_towers.replicas.resources import Queue
 letters = Queue("letters", job.devices[0], [tf.int64])
 def take():
     return int(run(traced(letters.get, job.devices[0]), 60)[0])

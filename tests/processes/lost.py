@@ -2,8 +2,8 @@
 
 ``main`` is given the strategy, its options, the epochs of each ``fit``, and may
 be given the number of models, the seconds that a batch takes, those before the
-epoch in which a test kills, after how many steps the task kills itself, and a
-backup's kind and folder.
+epoch in which a test kills, after how many steps the task kills itself, a
+backup's kind and folder, and how much later others than the chief write it.
 """
 
 import os
@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.served import workers
 from keras_towers.parameter_servers import pulse, server, shared
+from keras_towers.replicas.servers import workers
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
@@ -46,6 +46,17 @@ class Tell(keras.callbacks.Callback):
         time.sleep(self._pause_s)
 
 
+class Late(keras.callbacks.Callback):
+    """Lets callbacks that follow be late at the end of an epoch."""
+
+    def __init__(self, by_s):
+        super().__init__()
+        self._by_s = by_s
+
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(self._by_s)
+
+
 def make():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
@@ -68,7 +79,9 @@ def train(model, fits, callbacks=(), shuffle=True):
     return model
 
 
-def main(strategy, options, fits, models=1, backup=None, folder="", **told):
+def main(
+    strategy, options, fits, models=1, backup=None, folder="", late_s=0, **told
+):
     """Run as a task of the job."""
     pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
     server._CHIEF_GONE_S = 6.0
@@ -87,7 +100,8 @@ def main(strategy, options, fits, models=1, backup=None, folder="", **told):
             for number in range(models):
                 print("model", number)
                 model = make()
-                callbacks = [*backups(), Tell(**told)]
+                late = Late(0 if strategy.is_chief else late_s)
+                callbacks = [late, *backups(), Tell(**told)]
                 train(model, fits, callbacks, shuffle=not backup)
     except tf.errors.UnavailableError as error:
         print("lost:", *error.__notes__)

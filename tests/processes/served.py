@@ -16,7 +16,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.meeting.environments import tf_config
-from keras_towers.sync_replicas import resources
+from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
 from tests.kit.ordinary import assert_ordinary

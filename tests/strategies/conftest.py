@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from keras_towers.fit.asynchronous import threads
-from keras_towers.sync_replicas import coordinator
+from keras_towers.replicas import coordinator
+from keras_towers.replicas.asynchronous import threads
 
 NAMES = (threads.NAME, coordinator.NAME)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.sync_replicas import accumulators, group, resources
+from keras_towers.replicas import accumulators, group, resources
 from tests.exactness import models as m
 from tests.kit.compare import close, same_history, same_model
 from tests.kit.leaving import Boom

@@ -46,7 +46,7 @@ class TowerCalls:
         resuming = callbacks.resuming(original, args, kwargs)
         if resuming is not None:
             with resuming.around():
-                start = resuming.begin(self._config.transport)
+                start = resuming.begin(self._config.peers)
                 kwargs = callbacks.by_name(original, args, kwargs)
                 kwargs["initial_epoch"] = start.epoch
                 if start.epoch or start.batch:

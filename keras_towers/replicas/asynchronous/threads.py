@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous import staleness as staleness_lib
-from keras_towers.fit.asynchronous.pace import Pace
 from keras_towers.fit.context.marks import Recorder
+from keras_towers.replicas.asynchronous import staleness as staleness_lib
+from keras_towers.replicas.asynchronous.pace import Pace
 
 NAME = "keras_towers-async"
 

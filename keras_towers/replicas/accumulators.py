@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.sync_replicas.resources import destroy, named
+from keras_towers.replicas.resources import destroy, named
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}

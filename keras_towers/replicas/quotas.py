@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_towers.errors import TowerError
-from keras_towers.sync_replicas.accumulators import GRADIENTS
+from keras_towers.replicas.accumulators import GRADIENTS
 
 
 def most_of_one(aggregate: int, replicas: int, shared: bool) -> int:

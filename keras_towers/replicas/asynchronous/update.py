@@ -26,11 +26,11 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.update.averages import done
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import scaled
+from keras_towers.replicas.averages import done
 
 _numbers = itertools.count()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.sync_replicas import ReplicaCounts
+from keras_towers.replicas import ReplicaCounts
 
 
 class Dropped:

@@ -14,7 +14,7 @@ from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.update.one_device import component
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.sync_replicas.resources import variable as named_variable
+from keras_towers.replicas.resources import variable as named_variable
 
 Run = Callable[[Any], Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.sync_replicas.resources import Queue
+from keras_towers.replicas.resources import Queue
 
 _HOST = "/device:CPU:0"
 # The phase of a worker that has left: none comes behind it.

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from keras_towers.errors import TowerError
-from keras_towers.sync_replicas.counts import ReplicaCounts
-from keras_towers.sync_replicas.events import Event
-from keras_towers.sync_replicas.group import Group
-from keras_towers.sync_replicas.quotas import quotas
+from keras_towers.replicas.counts import ReplicaCounts
+from keras_towers.replicas.events import Event
+from keras_towers.replicas.group import Group
+from keras_towers.replicas.quotas import quotas
 
 NAME = "keras_towers-coordinator"
 

@@ -21,9 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.asynchronous.pace import Pace
-from keras_towers.fit.asynchronous.staleness import Staleness
-from keras_towers.fit.asynchronous.threads import TowerThreads
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
@@ -31,6 +28,9 @@ from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.replicas.asynchronous.pace import Pace
+from keras_towers.replicas.asynchronous.staleness import Staleness
+from keras_towers.replicas.asynchronous.threads import TowerThreads
 
 # Limits the overhead of merging the metrics of all towers.
 SECONDS_BETWEEN_LOGS = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.contract import TakesGradients
+from keras_towers.replicas.asynchronous.update import UpdateAlone
 
 
 class Pace(Protocol):

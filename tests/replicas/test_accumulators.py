@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.sync_replicas.accumulators import Accumulators, GradientSpec
+from keras_towers.replicas.accumulators import Accumulators, GradientSpec
 from tests.kit.compare import close
 
 DEVICE = "/device:CPU:1"

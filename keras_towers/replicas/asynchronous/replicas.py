@@ -11,14 +11,14 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.asynchronous.update import UpdateAlone
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients
 from keras_towers.fit.update import gradients
-from keras_towers.fit.update.averages import Averages, Part
 from keras_towers.fit.update.one_device import home, updating
-from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
-from keras_towers.sync_replicas.events import Event
+from keras_towers.replicas import Coordinator, Group, ReplicaCounts
+from keras_towers.replicas.asynchronous.update import UpdateAlone
+from keras_towers.replicas.averages import Averages, Part
+from keras_towers.replicas.events import Event
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"

@@ -9,12 +9,6 @@ import keras
 
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.pace import Free, Pace
-from keras_towers.fit.asynchronous.staleness import Staleness, write_staleness
-from keras_towers.fit.asynchronous.tensorboard import with_writer
-from keras_towers.fit.asynchronous.threads import TowerThreads
-from keras_towers.fit.asynchronous.training import AsyncTraining, Steps
-from keras_towers.fit.asynchronous.update import UpdateAlone, add_atomically
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
@@ -24,6 +18,18 @@ from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.replicas.asynchronous.pace import Free, Pace
+from keras_towers.replicas.asynchronous.staleness import (
+    Staleness,
+    write_staleness,
+)
+from keras_towers.replicas.asynchronous.tensorboard import with_writer
+from keras_towers.replicas.asynchronous.threads import TowerThreads
+from keras_towers.replicas.asynchronous.training import AsyncTraining, Steps
+from keras_towers.replicas.asynchronous.update import (
+    UpdateAlone,
+    add_atomically,
+)
 
 
 class AsyncCalls(TowerCalls):

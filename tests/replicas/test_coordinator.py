@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.sync_replicas import Coordinator, Group
-from keras_towers.sync_replicas.events import Event
-from keras_towers.sync_replicas.quotas import quotas
+from keras_towers.replicas import Coordinator, Group
+from keras_towers.replicas.events import Event
+from keras_towers.replicas.quotas import quotas
 from tests.kit.leaving import Boom
 
 DEVICE = "/device:CPU:0"

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.sync_replicas.events import Event
-from keras_towers.sync_replicas.quotas import most_of_one
-from keras_towers.sync_replicas.resources import (
+from keras_towers.replicas.events import Event
+from keras_towers.replicas.quotas import most_of_one
+from keras_towers.replicas.resources import (
     Queue,
     destroy,
     named,

@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.served.model import ServedModel
-from keras_towers.fit.served.workers import FitEnded, Workers
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.shared import Note, text_of
-from keras_towers.sync_replicas import ReplicaCounts, resources
+from keras_towers.replicas import ReplicaCounts, resources
+from keras_towers.replicas.servers.model import ServedModel
+from keras_towers.replicas.servers.workers import FitEnded, Workers
 from keras_towers.transport import Transport, objects
 
 

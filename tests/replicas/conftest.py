@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_towers.fit.served import workers
 from keras_towers.parameter_servers import pulse
+from keras_towers.replicas.servers import workers
 from tests.kit.served import Job
 
 

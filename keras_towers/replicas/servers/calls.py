@@ -10,21 +10,21 @@ import keras
 from keras_towers._notices import announce
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.dropped import Dropped
-from keras_towers.fit.asynchronous.tensorboard import with_writer
-from keras_towers.fit.asynchronous.update import add_atomically
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.served.fit import InStep, ServedFit
-from keras_towers.fit.served.session import Session
-from keras_towers.fit.served.update import CachedOnce, CopiesOnTowers
-from keras_towers.fit.served.workers import Workers
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas.asynchronous.tensorboard import with_writer
+from keras_towers.replicas.asynchronous.update import add_atomically
+from keras_towers.replicas.servers.fit import InStep, ServedFit
+from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
+from keras_towers.replicas.servers.workers import Workers
 
 
 class ServedCalls(TowerCalls):

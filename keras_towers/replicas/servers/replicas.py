@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.served.session import Session
-from keras_towers.fit.served.workers import FitEnded
-from keras_towers.fit.update.averages import Averages, Part
 from keras_towers.parameter_servers import remote
-from keras_towers.sync_replicas import Coordinator, Group, ReplicaCounts
-from keras_towers.sync_replicas.events import Event
+from keras_towers.replicas import Coordinator, Group, ReplicaCounts
+from keras_towers.replicas.averages import Averages, Part
+from keras_towers.replicas.events import Event
+from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
 # For the thread to notice that the fit has failed.

@@ -14,8 +14,8 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.update import gradients
 from keras_towers.reduction import Gradient
-from keras_towers.sync_replicas import Accumulators, Group
-from keras_towers.sync_replicas.accumulators import GradientSpec
+from keras_towers.replicas import Accumulators, Group
+from keras_towers.replicas.accumulators import GradientSpec
 
 
 @dataclasses.dataclass(eq=False)

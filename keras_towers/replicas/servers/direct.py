@@ -11,12 +11,15 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.update import adding_atomically, takes_turns
-from keras_towers.fit.served.barrier import Barrier
-from keras_towers.fit.served.session import Session
-from keras_towers.fit.update.averages import done
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.sync_replicas.resources import variable as named_variable
+from keras_towers.replicas.asynchronous.update import (
+    adding_atomically,
+    takes_turns,
+)
+from keras_towers.replicas.averages import done
+from keras_towers.replicas.resources import variable as named_variable
+from keras_towers.replicas.servers.barrier import Barrier
+from keras_towers.replicas.servers.session import Session
 
 logger = logging.getLogger("keras_towers")
 

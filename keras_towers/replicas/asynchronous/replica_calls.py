@@ -10,15 +10,15 @@ import keras
 from keras_towers._notices import announce
 from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
-from keras_towers.fit.asynchronous.calls import AsyncCalls, TrainFunction
-from keras_towers.fit.asynchronous.dropped import Dropped
-from keras_towers.fit.asynchronous.pace import Pace
-from keras_towers.fit.asynchronous.replicas import InStep
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.sync_replicas import ReplicaCounts
+from keras_towers.replicas import ReplicaCounts
+from keras_towers.replicas.asynchronous.calls import AsyncCalls, TrainFunction
+from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas.asynchronous.pace import Pace
+from keras_towers.replicas.asynchronous.replicas import InStep
 
 
 class ReplicaCalls(AsyncCalls):

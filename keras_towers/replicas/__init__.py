@@ -7,9 +7,9 @@ the average of enough gradients, has it applied, and hands out new tokens
 SGD", 2016).
 """
 
-from keras_towers.sync_replicas.accumulators import Accumulators
-from keras_towers.sync_replicas.coordinator import Coordinator
-from keras_towers.sync_replicas.counts import ReplicaCounts
-from keras_towers.sync_replicas.group import Group
+from keras_towers.replicas.accumulators import Accumulators
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.counts import ReplicaCounts
+from keras_towers.replicas.group import Group
 
 __all__ = ["Accumulators", "Coordinator", "Group", "ReplicaCounts"]

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.served.workers import FitEnded, Workers
+from keras_towers.replicas.servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.served.masters import Masters, Run
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights.slots import slots_of
+from keras_towers.replicas.servers.masters import Masters, Run
 
 
 class ServedModel:
