@@ -1,0 +1,376 @@
+"""Several hosts on one machine, to test jobs on: a network that can be cut.
+
+A host is a set of Linux namespaces: it has processes, a host name, ``/tmp``,
+``/dev/shm``, a home and, where this machine has it, an ``sshd`` of its own. A
+bridge joins the hosts. All of it ends with the block, whatever happens in it:
+
+    with Lab(2) as lab:
+        one, two = lab.hosts
+        two.rate("200mbit")
+        job = one.start(["ssh", "host2", "hostname"])
+        two.cut()
+        assert job.wait(90) != 0
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+INIT = pathlib.Path(__file__).with_name("host.sh")
+NETWORK = "10.77.0"
+BRIDGE = "br0"
+READY_S = 20
+
+SSHD = """\
+HostKey /etc/ssh/host_key
+PidFile none
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+AuthorizedKeysFile .ssh/authorized_keys
+MaxStartups 100
+"""
+
+
+def why_not(ssh: bool = False, netem: bool = False) -> str | None:
+    """The reason that there can be no such lab here; None if there is none.
+
+    Args:
+        ssh: hosts shall have an ``sshd``.
+        netem: links shall delay and lose packets.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "hosts of their own need Linux, and root"
+    for tool in ("ip", "tc", "nsenter", "unshare"):
+        if shutil.which(tool) is None:
+            return f"hosts of their own need {tool} (iproute2, util-linux)"
+    if ssh and _sshd() is None:
+        return "hosts with ssh need sshd (openssh-server)"
+    alone = ["unshare", "--net", "--mount", "--pid", "--fork"]
+    if _fails([*alone, "true"]):
+        return "this machine does not let root make namespaces"
+    lossy = ["tc", "qdisc", "add", "dev", "lo", "root", "netem"]
+    if netem and _fails([*alone, *lossy]):
+        return "this machine's kernel has no netem"
+    return None
+
+
+class Host:
+    """One host of a lab.
+
+    Attributes:
+        name: ``host1``, ``host2``, ...; every host finds the others by it.
+        address: its address in the lab's network.
+    """
+
+    def __init__(self, lab: "Lab", number: int):
+        self.name = f"host{number}"
+        self.address = f"{NETWORK}.{number}"
+        self._lab = lab
+        self._port = f"p{number}"
+        self._state = lab.folder / self.name
+        self._started: list[subprocess.Popen[Any]] = []
+        self._init: subprocess.Popen[Any] | None = None
+
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> "subprocess.Popen[str]":
+        """Start a command there, in the repository; it ends with the lab."""
+        process = subprocess.Popen(
+            [*self._enter("--mount", "--uts", "--ipc", "--pid"), *command],
+            env={**_environment(), **(env or {})},
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        self._started.append(process)
+        return process
+
+    def run(
+        self, command: Sequence[str], timeout: float, **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command there to its end; its output is captured."""
+        process = self.start(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as expired:
+            process.kill()
+            out, err = process.communicate()
+            expired.stdout, expired.stderr = out, err
+            raise
+        return subprocess.CompletedProcess(
+            command, process.returncode, out, err
+        )
+
+    def cut(self) -> None:
+        """Let all that is sent to and from it vanish, with no sign of it."""
+        self._lab.switch("ip", "link", "set", self._port, "nomaster")
+
+    def heal(self) -> None:
+        """Undo ``cut``."""
+        self._lab.switch("ip", "link", "set", self._port, "master", BRIDGE)
+
+    def rate(self, rate: str | None) -> None:
+        """Limit its link in both directions.
+
+        Args:
+            rate: in ``tc``'s units, such as ``"1gbit"``; None: no limit.
+        """
+        # What is lost when a queue is full is sent again: few packets wait.
+        self._shape("tbf", rate and f"rate {rate} burst 128kb latency 20ms")
+
+    def disturb(self, what: str | None) -> None:
+        """Let packets be late or get lost, in both directions.
+
+        Args:
+            what: in ``netem``'s words, such as ``"delay 10ms loss 1%"``; None:
+                no longer. A link with both this and a rate is not supported.
+        """
+        self._shape("netem", what)
+
+    def _shape(self, kind: str, how: str | None) -> None:
+        ends = ((self._lab.switch, self._port), (self._in_network, "eth0"))
+        for run, device in ends:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run("tc", "qdisc", "del", "dev", device, "root")
+            if how:
+                add = f"tc qdisc add dev {device} root {kind} {how}"
+                run(*add.split())
+
+    def hang(self) -> None:
+        """Stop all its processes; they stay, as does its network."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Undo ``hang``."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Switch it off: its processes are gone, and nobody is told."""
+        self.cut()
+        self._end()
+
+    def _begin(self) -> None:
+        assert self._init is None
+        self._init = subprocess.Popen(
+            [
+                "unshare",
+                *("--net", "--mount", "--uts", "--ipc", "--pid"),
+                *("--fork", "--kill-child"),
+                "bash",
+                str(INIT),
+                self.name,
+                f"{self.address}/24",
+                str(self._state),
+                str(self._lab.shared),
+                *_kept(),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self._lab.log,
+            stderr=self._lab.log,
+            start_new_session=True,
+        )
+        pid = str(self._first_process())
+        self._lab.switch(
+            *("ip", "link", "add", self._port, "type", "veth"),
+            *("peer", "name", "eth0", "netns", pid),
+        )
+        self._lab.switch("ip", "link", "set", self._port, "up")
+        self.heal()
+
+    def _ready(self) -> bool:
+        return (self._state / "ready").exists()
+
+    def _first_process(self) -> int:
+        """The process that has the host's namespaces, by our numbers."""
+        assert self._init is not None
+        return _child(self._init, self._lab.log)
+
+    def _enter(self, *namespaces: str) -> list[str]:
+        pid = str(self._first_process())
+        return ["nsenter", "--target", pid, "--net", *namespaces, "--"]
+
+    def _in_network(self, *command: str) -> None:
+        _check([*self._enter(), *command])
+
+    def _signal(self, number: signal.Signals) -> None:
+        own = os.readlink(f"/proc/{self._first_process()}/ns/pid")
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "ns/pid") == own:
+                    os.kill(int(process.name), number)
+
+    def _end(self) -> None:
+        for process in (self._init, *self._started):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+class Lab:
+    """Hosts that are there within a block.
+
+    Args:
+        hosts: how many.
+        ssh: let every host's user log in to every other.
+
+    Attributes:
+        hosts: of class ``Host``.
+        shared: a folder that all hosts have, and this machine.
+    """
+
+    def __init__(self, hosts: int, ssh: bool = False):
+        self._ssh = ssh
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lab-"))
+        self.shared = self.folder / "shared"
+        self.shared.mkdir()
+        self.log = (self.folder / "log").open("w+")
+        self.hosts = [Host(self, number + 1) for number in range(hosts)]
+        self._bridge: subprocess.Popen[Any] | None = None
+
+    def __enter__(self) -> "Lab":
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for host in self.hosts:
+            host._end()
+        if self._bridge is not None:
+            self._bridge.kill()
+            self._bridge.wait()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def switch(self, *command: str) -> None:
+        """Run a command in the network of the bridge."""
+        assert self._bridge is not None
+        pid = str(_child(self._bridge, self.log))
+        _check(["nsenter", "--target", pid, "--net", "--", *command])
+
+    def _begin(self) -> None:
+        self._write()
+        self._bridge = subprocess.Popen(
+            ["unshare", "--net", "--fork", "--kill-child", "sleep", "infinity"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.switch("ip", "link", "add", BRIDGE, "type", "bridge")
+        self.switch("ip", "link", "set", BRIDGE, "up")
+        for host in self.hosts:
+            host._begin()
+        for _ in _until(READY_S, self.log):
+            if all(host._ready() for host in self.hosts):
+                return
+
+    def _write(self) -> None:
+        """Write the files of /etc of every host, and its keys."""
+        keys = self.folder / "keys"
+        keys.mkdir()
+        if self._ssh:
+            for name in ("id_ed25519", *(host.name for host in self.hosts)):
+                _check(
+                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", ""]
+                    + ["-C", "lab", "-f", str(keys / name)]
+                )
+        names = [f"{host.address} {host.name}" for host in self.hosts]
+        known = []
+        for host in self.hosts if self._ssh else ():
+            key = (keys / f"{host.name}.pub").read_text()
+            known.append(f"{host.name},{host.address} {key}")
+        for host in self.hosts:
+            state = self.folder / host.name
+            state.mkdir()
+            lines = ["127.0.0.1 localhost", *names, ""]
+            (state / "hosts").write_text("\n".join(lines))
+            (state / "passwd").write_text(
+                "root:x:0:0::/home/lab:/bin/bash\n"
+                "sshd:x:990:65534::/run/sshd:/usr/sbin/nologin\n"
+            )
+            (state / "group").write_text("root:x:0:\n")
+            if self._ssh:
+                etc = state / "ssh"
+                etc.mkdir()
+                shutil.copy(keys / host.name, etc / "host_key")
+                shutil.copy(keys / "id_ed25519", etc)
+                shutil.copy(keys / "id_ed25519.pub", etc / "authorized_keys")
+                (etc / "known_hosts").write_text("".join(known))
+                (etc / "sshd_config").write_text(SSHD)
+
+
+def _kept() -> list[str]:
+    """The folders that hold the package and its interpreter."""
+    folders = {str(REPOSITORY), sys.prefix, sys.base_prefix}
+    hidden = ("/tmp/", "/run/", "/var/tmp/", "/home/")
+    return sorted(name for name in folders if name.startswith(hidden))
+
+
+def _environment() -> dict[str, str]:
+    """What a user who has just logged in has, and the package."""
+    path = [str(pathlib.Path(sys.executable).parent), "/usr/local/bin"]
+    return {
+        "PATH": os.pathsep.join([*path, "/usr/bin:/bin:/usr/sbin:/sbin"]),
+        "HOME": "/home/lab",
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(REPOSITORY),
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+def _sshd() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def _child(parent: "subprocess.Popen[Any]", log: Any) -> int:
+    """The one child of ``unshare``."""
+    children = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    for _ in _until(READY_S, log):
+        if parent.poll() is None and (found := children.read_text().split()):
+            return int(found[0])
+    raise AssertionError
+
+
+def _until(seconds: float, log: Any) -> Iterator[None]:
+    """Again and again, until the time is over; then an error."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.02)
+    log.seek(0)
+    raise TimeoutError(f"a host did not begin in {seconds} s: {log.read()}")
+
+
+def _fails(command: Sequence[str]) -> bool:
+    return bool(_run(command).returncode)
+
+
+def _check(command: Sequence[str]) -> None:
+    _run(command).check_returncode()
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=READY_S
+    )
