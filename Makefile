@@ -15,8 +15,8 @@ DOCS := $(VENV)/docs
 ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray test-matrix \
-	test-next check lint types engines bench docs clean
+.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray \
+	test-cluster test-matrix test-next check lint types engines bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -55,6 +55,11 @@ endif
 # Ray Train with two workers of its own, likewise.
 test-ray: $(RAY)
 	$(BIN)/python -m pytest tests/ray
+
+# Jobs on several hosts, whose network is cut: namespaces of this machine, so it
+# needs Linux, root, iproute2 and openssh-server; else each says what is missing.
+test-cluster: engines
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 # The tests of `make check`, and of every class that Keras has, on the lowest and
 # the highest versions that pyproject.toml allows, on each Python that is there.

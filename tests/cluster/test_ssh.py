@@ -1,5 +1,6 @@
 """Jobs that the launcher starts by ssh, and what ends them."""
 
+import json
 import subprocess
 import sys
 import time
@@ -9,13 +10,13 @@ import pytest
 from tests.cluster.lab import Lab, why_not
 from tests.processes import started
 
+REASON = why_not(ssh=True)
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        why_not(ssh=True) is not None, reason=str(why_not(True))
-    ),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
+HOSTS = ("-H", "host2,host3")
 # Whoever is gone is named within this.
 NOTICED_S = 60
 
@@ -29,50 +30,58 @@ def lab():
 def launch(host, *arguments):
     """The launcher on a host."""
     return host.start(
-        [sys.executable, "-m", "keras_towers", "run", *arguments],
+        [sys.executable, "-m", "keras_towers", "run", *HOSTS, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-@pytest.mark.parametrize(
-    "kind", ["HorovodStrategy", "MultiWorkerTowerStrategy"]
-)
-def test_weights_are_those_of_one_process(lab, kind):
-    folder = lab.shared / kind
-    folder.mkdir()
-    runtime = (
-        () if kind == "HorovodStrategy" else ("--strategy", "multi-worker")
-    )
-    job = launch(
-        lab.hosts[0],
-        "-H",
-        "host2,host3",
-        *runtime,
-        *("-m", "tests.processes.started", str(folder), kind),
-    )
+def test_weights_are_those_of_one_process(lab):
+    folder = str(lab.shared)
+    module = ("-m", "tests.processes.started", folder, "HorovodStrategy")
+    job = launch(lab.hosts[0], "-np", "2", *module)
     _, err = job.communicate(timeout=200)
     assert job.returncode == 0, err
-    started.assert_as_one_process(folder)
+    started.assert_as_one_process(lab.shared)
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multi-worker"])
-def test_a_host_that_is_cut_ends_the_job_and_is_named(lab, strategy):
-    job = launch(
-        lab.hosts[0],
-        "-H",
-        "host2,host3",
-        "--strategy",
-        strategy,
-        *("-m", "tests.cluster.endless"),
-    )
-    assert job.stdout is not None
-    for line in job.stdout:
-        if "steps" in line:
-            break
-    lab.hosts[2].cut()
+def goes_on_until_cut(job, host):
+    """A job that trains, until a host is cut; its last words."""
+    assert any("steps" in line for line in job.stdout), job.communicate()[1]
+    host.cut()
     before = time.monotonic()
     _, err = job.communicate(timeout=NOTICED_S * 2)
     assert time.monotonic() - before < NOTICED_S
     assert job.returncode not in (0, None)
+    return err
+
+
+def test_a_host_that_is_cut_ends_a_job_of_horovod_and_is_named(lab):
+    module = ("-m", "tests.cluster.endless", "HorovodStrategy")
+    job = launch(lab.hosts[0], "-np", "2", *module)
+    err = goes_on_until_cut(job, lab.hosts[2])
     assert "host3" in err.splitlines()[-1], err
+
+
+def test_a_host_that_is_cut_ends_a_worker_of_tensorflow_and_is_named(lab):
+    workers = lab.hosts[:2]
+    addresses = [f"{host.name}:4000" for host in workers]
+    _, job = [
+        host.start(
+            ["python", "-m", "tests.cluster.endless"]
+            + ["MultiWorkerTowerStrategy"],
+            env={
+                "TF_CONFIG": json.dumps(
+                    {
+                        "cluster": {"worker": addresses},
+                        "task": {"type": "worker", "index": index},
+                    }
+                )
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for index, host in enumerate(workers)
+    ]
+    err = goes_on_until_cut(job, lab.hosts[0])
+    assert "host1" in err, err
