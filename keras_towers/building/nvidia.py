@@ -13,7 +13,12 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_towers.building.toolchain import Tool, first_line, which
+from keras_towers.building.toolchain import (
+    Tool,
+    first_line,
+    found_or,
+    which,
+)
 
 _DEFAULT = "/usr/local/cuda"
 _GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
@@ -26,7 +31,7 @@ _PIP_PARTS = " ".join(
 
 
 def find_nvcc(variables: str) -> Tool:
-    """CUDA's compiler.
+    """Find CUDA's compiler.
 
     Args:
         variables: the prefix of the engine's environment variables, one of
@@ -44,21 +49,17 @@ def find_nvcc(variables: str) -> Tool:
             version = first_line([path, "--version"])
             if version is not None:
                 return Tool("nvcc", path, _nvcc_release(path))
-    return Tool(
+    return found_or(
+        "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "
+        f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
+        "to its folder, or leave out --with-nccl",
         "nvcc",
         None,
-        problem="no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit "
-        "of the version that TensorFlow was built for, and set "
-        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl",
     )
 
 
 def find_cuda(variables: str) -> Tool:
-    """The folder with the ``include`` and the libraries of CUDA's runtime.
-
-    Args:
-        variables: as for ``find_nvcc``.
-    """
+    """Find the folder with the ``include`` and libraries of CUDA's runtime."""
     nvcc = which("nvcc")
     home = _home(
         "cuda_runtime.h",
@@ -68,47 +69,46 @@ def find_cuda(variables: str) -> Tool:
         *_toolkits(),
         "/usr",
     )
-    if home is None:
-        return Tool(
-            "CUDA runtime",
-            None,
-            problem="CUDA's header cuda_runtime.h, or one that it includes, "
-            f"not found: pip install {_PIP_PARTS}; or install NVIDIA's CUDA "
-            "toolkit of the version that TensorFlow was built for, and set "
-            f"{variables}_CUDA_HOME to its folder",
-        )
-    text = _text(home / "include" / "cuda_runtime_api.h")
+    text = _text(home, "cuda_runtime_api.h")
     found = re.search(r"#define CUDART_VERSION +(\d+)", text)
     number = int(found.group(1)) if found else 0
-    version = f"{number // 1000}.{number % 1000 // 10}" if number else ""
-    return Tool("CUDA runtime", str(home), version)
+    return found_or(
+        "CUDA's header cuda_runtime.h, or one that it includes, not found: pip "
+        f"install {_PIP_PARTS}; or install NVIDIA's CUDA toolkit of the "
+        f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
+        "to its folder",
+        "CUDA runtime",
+        home,
+        f"{number // 1000}.{number % 1000 // 10}" if number else "",
+    )
 
 
 def find_nccl(variables: str) -> Tool:
-    """The folder with NCCL's ``include`` and ``lib``.
-
-    Args:
-        variables: as for ``find_nvcc``.
-    """
+    """Find the folder with NCCL's ``include`` and ``lib``."""
     include = os.environ.get(f"{variables}_NCCL_INCLUDE")
     if include and (Path(include) / "nccl.h").is_file():
-        return Tool("NCCL", include, _nccl_version(Path(include) / "nccl.h"))
-    home = _home(
-        "nccl.h",
-        os.environ.get(f"{variables}_NCCL_HOME"),
-        _package("nccl"),
-        *_toolkits(),
-        "/usr",
-    )
-    if home is not None:
-        version = _nccl_version(home / "include" / "nccl.h")
-        return Tool("NCCL", str(home), version)
-    return Tool(
+        text = (Path(include) / "nccl.h").read_text(errors="replace")
+        home: str | None = include
+    else:
+        home = _home(
+            "nccl.h",
+            os.environ.get(f"{variables}_NCCL_HOME"),
+            _package("nccl"),
+            *_toolkits(),
+            "/usr",
+        )
+        text = _text(home, "nccl.h")
+    parts = [
+        re.search(rf"#define NCCL_{part} (\d+)", text)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    return found_or(
+        f"NCCL's header nccl.h not found: {_GPU} (Debian and Ubuntu: apt-get "
+        "install libnccl-dev from NVIDIA's repository), or set "
+        f"{variables}_NCCL_HOME to its folder",
         "NCCL",
-        None,
-        problem=f"NCCL's header nccl.h not found: {_GPU} "
-        "(Debian and Ubuntu: apt-get install libnccl-dev from NVIDIA's "
-        f"repository), or set {variables}_NCCL_HOME to its folder",
+        home,
+        ".".join(part.group(1) for part in parts if part),
     )
 
 
@@ -166,11 +166,11 @@ def _toolkits() -> Iterator[str]:
     yield from filter(None, (os.environ.get("CUDA_HOME"), _DEFAULT))
 
 
-def _home(header: str, *homes: str | None) -> Path | None:
-    """The first of some folders in which there is this header."""
+def _home(header: str, *homes: str | None) -> str | None:
+    """Return the first folder with this header."""
     for home in filter(None, homes):
         if Path(home, "include", header).is_file():
-            return Path(home)
+            return str(Path(home))
     return None
 
 
@@ -184,7 +184,8 @@ def _package(name: str) -> str | None:
     return folders[0] if folders else None
 
 
-def _text(path: Path) -> str:
+def _text(home: str | None, header: str) -> str:
+    path = Path(home or "/nonexistent", "include", header)
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
@@ -194,12 +195,3 @@ def _nvcc_release(path: str) -> str:
     )
     found = re.search(r"release [\d.]+", ended.stdout)
     return found.group() if found else ""
-
-
-def _nccl_version(header: Path) -> str:
-    text = _text(header)
-    parts = [
-        re.search(rf"#define NCCL_{part} (\d+)", text)
-        for part in ("MAJOR", "MINOR", "PATCH")
-    ]
-    return ".".join(part.group(1) for part in parts if part)

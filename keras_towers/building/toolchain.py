@@ -45,10 +45,7 @@ class Tool:
 
 
 def search_path() -> str:
-    """The search path for programs, this environment's folder first.
-
-    So the environment's programs are found even if it is not activated.
-    """
+    """The search path, with this environment's folder even if not activated."""
     own = str(Path(sys.executable).parent)
     return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
 
@@ -69,8 +66,15 @@ def first_line(command: list[str]) -> str | None:
     return next(iter(ended.stdout.strip().splitlines()), "")
 
 
+def found_or(
+    problem: str, name: str, path: str | None, version: str = ""
+) -> Tool:
+    """Return the tool at a path, or why there is none."""
+    return Tool(name, path, version, "" if path else problem)
+
+
 def find_compiler() -> Tool:
-    """The C++17 compiler: ``CXX``, or else one of the usual names."""
+    """Find the C++17 compiler: ``CXX``, or else one of the usual names."""
     name = "C++17 compiler"
     advice = (
         "install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf "
@@ -79,7 +83,7 @@ def find_compiler() -> Tool:
     chosen = os.environ.get("CXX")
     path = chosen or which("c++") or which("g++") or which("clang++")
     if not path:
-        return Tool(name, None, problem=f"no C++ compiler found: {advice}")
+        return found_or(f"no C++ compiler found: {advice}", name, None)
     command = shlex.split(path)
     flags = ["-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
     try:
@@ -97,69 +101,55 @@ def find_compiler() -> Tool:
             return Tool(name, path, first_line([*command, "--version"]) or "")
         said = ended.stderr.strip().splitlines()
         why = said[0] if said else f"exit code {ended.returncode}"
-    return Tool(
-        name,
-        None,
-        problem=f"{path} does not compile a small C++17 program ({why}): "
-        f"{advice}",
-    )
+    problem = f"{path} does not compile a small C++17 program ({why}): {advice}"
+    return found_or(problem, name, None)
 
 
 def find_make() -> Tool:
-    """The program ``make``."""
-    path = which("make")
-    if path:
-        return Tool("make", path, first_line([path, "--version"]) or "")
-    return Tool(
-        "make",
-        None,
-        problem="make not found: install it (Debian and Ubuntu: apt-get "
-        "install make)",
+    """Find the program ``make``."""
+    problem = (
+        "make not found: install it (Debian and Ubuntu: apt-get install make)"
     )
+    path = which("make")
+    version = first_line([path, "--version"]) if path else ""
+    return found_or(problem, "make", path, version or "")
 
 
 def find_cmake(variables: str) -> Tool:
-    """CMake; if it is missing or too old, pip can install it.
+    """Find CMake, which pip can install where it is missing or too old.
 
     Args:
         variables: the prefix of the engine's environment variables, one of
             which may specify CMake's path.
     """
     at_least = ".".join(map(str, CMAKE_AT_LEAST))
-    problem = f"CMake {at_least} or newer not found: pip install cmake"
     path = os.environ.get(f"{variables}_CMAKE") or which("cmake")
-    if not path:
-        return Tool("CMake", None, problem=problem)
-    version = first_line([path, "--version"]) or ""
+    version = (first_line([path, "--version"]) if path else "") or ""
     found = re.search(r"(\d+)\.(\d+)", version)
-    if not found or tuple(map(int, found.groups())) < CMAKE_AT_LEAST:
-        return Tool("CMake", None, version, problem)
-    return Tool("CMake", path, version)
+    usable = found and tuple(map(int, found.groups())) >= CMAKE_AT_LEAST
+    problem = f"CMake {at_least} or newer not found: pip install cmake"
+    return found_or(problem, "CMake", path if usable else None, version)
 
 
 def find_mpi() -> Tool:
-    """MPI's compiler wrappers, by which CMake finds headers and libraries."""
+    """Find the compiler wrappers of MPI, which CMake asks for its paths."""
     names = ("mpicxx", "mpic++", "mpiCC")
     path = next(filter(None, map(which, names)), None)
-    # The build needs both the C++ and the C wrapper.
-    if path and which("mpicc"):
-        launcher = which("mpirun") or "mpirun"
-        return Tool("MPI", path, first_line([launcher, "--version"]) or "")
-    return Tool(
+    if not which("mpicc"):
+        path = None  # The build needs both the C++ and the C wrapper.
+    launcher = which("mpirun") or "mpirun"
+    return found_or(
+        "no MPI for development found (mpicxx and mpicc): install one (Debian "
+        "and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or leave out "
+        "--with-mpi",
         "MPI",
-        None,
-        problem="no MPI for development found (mpicxx and mpicc): install one "
-        "(Debian and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or "
-        "leave out --with-mpi",
+        path,
+        (path and first_line([launcher, "--version"])) or "",
     )
 
 
 def problems(tools: list[Tool]) -> list[str]:
-    """What must be installed manually before a build can start.
-
-    Args:
-        tools: the tools that the build needs, besides pip.
-    """
+    """List what to install manually, of these tools and pip."""
     found = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
         found.append(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import byteps.tensorflow as bps
 import tensorflow as tf
 
-from keras_towers.dropin import compiling
-from keras_towers.dropin.arguments import (
+from keras_towers.dropin import models
+from keras_towers.dropin.values import (
     check_compression,
     plain,
     refuse_global_variables,
 )
-from keras_towers.transport import next_key
+from keras_towers.reduction import Exchange
+from keras_towers.transport import Transport, next_key
 from keras_towers.transport.byteps import BytePSTransport
 
 
@@ -37,12 +38,28 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    compiling.replace(lambda: True)
+    models.replace_compile(lambda: True)
 
 
 def shutdown() -> None:
     """Restore Keras; this process leaves the job when it ends."""
-    compiling.restore()
+    models.restore_compile()
+
+
+def compressed_sums(compression: Any) -> Exchange:
+    """Return the exchange that sends what ``compression`` makes of tensors."""
+
+    def exchange(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        pairs = [compression.compress(tensor) for tensor in tensors]
+        totals = transport.all_reduce([small for small, _ in pairs], key)
+        return [
+            compression.decompress(total, how)
+            for total, (_, how) in zip(totals, pairs, strict=True)
+        ]
+
+    return exchange
 
 
 def push_pull(
@@ -73,9 +90,8 @@ def push_pull(
     check_compression(compression, "bps")
     tensor = tf.convert_to_tensor(plain(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
-    small, how = compression.compress(tensor)
-    (total,) = transport().all_reduce([small], f"bps.{key}")
-    total = compression.decompress(total, how)
+    exchange = compressed_sums(compression)
+    (total,) = exchange(transport(), [tensor], f"bps.{key}")
     if not average:
         return total
     mean = tf.math.divide(total, bps.size())

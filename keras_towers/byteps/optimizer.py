@@ -1,69 +1,37 @@
-"""``DistributedOptimizer``: an optimizer that sums its gradients over ranks."""
+"""``DistributedOptimizer``: an optimizer that averages gradients over ranks."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import byteps.tensorflow as bps
 import keras
-import tensorflow as tf
 
-from keras_towers.byteps.functions import init, transport
-from keras_towers.dropin import saving, wrapping
-from keras_towers.dropin.arguments import (
-    check_compression,
-    check_optimizer,
-    passes_of,
-)
-from keras_towers.dropin.engine import variable_key
+from keras_towers.byteps.functions import compressed_sums, init, transport
+from keras_towers.dropin import models
+from keras_towers.dropin.optimizer import Reducer, distribute
+from keras_towers.dropin.values import check_compression
 from keras_towers.reduction import divided, sum_over_ranks
 
 
-class _Mean:
+class _Mean(Reducer):
     """The mean of gradients over the ranks."""
 
     called = "bps"
 
     def __init__(self, compression: Any, sparse_as_dense: bool):
-        self._compression = compression
-        self._sparse_as_dense = sparse_as_dense
-        self.local_keys: set[Any] = set()
-        self.local_layers: list[Any] = []
+        super().__init__(sparse_as_dense)
+        self._exchange = compressed_sums(compression)
 
-    def reduce(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+    def communicates(self) -> bool:
+        return bool(bps.size() > 1)
+
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
-        reduced = list(grads)
-        if bps.size() == 1:
-            return reduced
-        chosen = [
-            i
-            for i, grad in enumerate(grads)
-            if grad is not None
-            and variable_key(variables[i]) not in self.local_keys
-        ]
-        small: list[Any] = []
-        how: list[Any] = []
-        for i in chosen:
-            grad = grads[i]
-            if isinstance(grad, tf.IndexedSlices) and not self._sparse_as_dense:
-                small.append(grad)
-                how.append(None)
-                continue
-            sent, back = self._compression.compress(tf.convert_to_tensor(grad))
-            small.append(sent)
-            how.append(back)
-        totals = sum_over_ranks(transport(), small)
-        for i, total, back in zip(chosen, totals, how, strict=True):
-            reduced[i] = self._divided(total, back)
-        return reduced
-
-    def _divided(self, total: Any, back: Any) -> Any:
-        if not isinstance(total, tf.IndexedSlices):
-            total = self._compression.decompress(total, back)
-        return divided(total, bps.size())
+        totals = sum_over_ranks(transport(), grads, self._exchange)
+        return [divided(total, bps.size()) for total in totals]
 
 
 def DistributedOptimizer(
@@ -99,13 +67,11 @@ def DistributedOptimizer(
             already.
     """
     del name, device_dense, device_sparse
-    check_optimizer(optimizer, "bps")
     check_compression(compression, "bps")
-    passes = passes_of(backward_passes_per_step, average=False)
+    reducer = _Mean(compression, sparse_as_dense)
+    distribute(optimizer, reducer, backward_passes_per_step)
     # What a script may have left out, and ``compile`` needs.
     init()
-    reducer = _Mean(compression, sparse_as_dense)
-    wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
     return optimizer
 
 
@@ -126,9 +92,10 @@ def load_model(
     Returns:
         The model.
     """
-    distribute = functools.partial(
-        DistributedOptimizer, compression=compression
-    )
-    return saving.load_model(
-        distribute, filepath, custom_optimizers, custom_objects
+    return models.load_model(
+        DistributedOptimizer,
+        filepath,
+        custom_optimizers,
+        custom_objects,
+        compression,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.dropin.engine import variable_key
+from keras_towers.dropin.values import variable_key
 
 
 class Passes:
@@ -33,14 +33,7 @@ class Passes:
         variables: Sequence[Any],
         update: Callable[[list[Any]], None],
     ) -> None:
-        """Add the gradients, and call ``update`` with the sums if it is due.
-
-        Args:
-            grads: this rank's gradients, or None, for each variable.
-            variables: the variables they belong to.
-            update: called with the sums; in a branch of a ``tf.cond`` when
-                tracing.
-        """
+        """Add N gradients or None, and call ``update`` with N sums if due."""
         sums: list[Any] = [
             None if grad is None else self._sum(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)

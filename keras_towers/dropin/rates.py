@@ -9,8 +9,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin.engine import Engine
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.transport import Transport
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -69,11 +70,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check that the learning rate can be set, and count the batches.
-
-        Raises:
-            TowerError: it cannot, or the number of batches is unknown.
-        """
         optimizer = _inner(self.model.optimizer)
         if not isinstance(optimizer.learning_rate, keras.Variable):
             raise TowerError(
@@ -90,11 +86,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Store the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate if it changes here."""
         if self.current_epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
@@ -105,7 +99,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the learning rate to the logs, as ``lr``."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -138,7 +131,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
-    engine: Engine
+    transport: Callable[[], Transport]
 
     def __init__(
         self,
@@ -151,7 +144,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
             part = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
-            return (1 - part) / self.engine.size() + part
+            return (1 - part) / self.transport().size + part
 
         super().__init__(
             initial_lr,
@@ -164,10 +157,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Print a message when the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         over = epoch + 1 == self.end_epoch
-        if over and self.verbose and self.engine.rank() == 0:
+        if over and self.verbose and self.transport().rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."
@@ -176,9 +168,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def _inner(optimizer: Any) -> Any:
     """The optimizer inside any loss-scaling wrappers."""
-    while getattr(optimizer, "inner_optimizer", None) is not None:
-        optimizer = optimizer.inner_optimizer
-    return optimizer
+    return list(optimizers_in(optimizer))[-1]
 
 
 def _momenta(optimizer: Any) -> list[tf.Variable]:

@@ -63,7 +63,6 @@ from horovod.tensorflow import (  # noqa: E402
 )
 
 from keras_towers.horovod import callbacks, elastic, other_names  # noqa: E402
-from keras_towers.horovod.compiling import init, shutdown  # noqa: E402
 from keras_towers.horovod.functions import (  # noqa: E402
     allgather,
     allgather_object,
@@ -77,14 +76,16 @@ from keras_towers.horovod.functions import (  # noqa: E402
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
+    init,
     join,
     reducescatter,
+    shutdown,
 )
 from keras_towers.horovod.optimizer import (  # noqa: E402
     DistributedOptimizer,
     PartialDistributedOptimizer,
+    load_model,
 )
-from keras_towers.horovod.saving import load_model  # noqa: E402
 from keras_towers.horovod.sync_batch_norm import (  # noqa: E402
     SyncBatchNormalization,
 )

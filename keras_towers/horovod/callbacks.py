@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
-import numpy as np
 
-from keras_towers.dropin import metrics, rates, start
-from keras_towers.dropin.engine import Engine
+from keras_towers.dropin import callbacks, rates
 from keras_towers.dropin.rates import LearningRateScheduleCallback
-from keras_towers.horovod.functions import (
-    allgather_object,
-    allreduce,
-    broadcast_variables,
-)
+from keras_towers.transport.horovod import HorovodTransport
 
 __all__ = [
     "BestModelCheckpoint",
@@ -26,47 +19,21 @@ __all__ = [
 ]
 
 
-class _Engine:
-    """Horovod, as callbacks use it."""
-
-    rank = staticmethod(hvd.rank)
-    size = staticmethod(hvd.size)
-    broadcast_variables = staticmethod(broadcast_variables)
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        return allgather_object(value)
-
-    def mean(self, values: np.ndarray) -> np.ndarray:
-        return allreduce(
-            values, op=hvd.Average, name="MetricAverageCallback"
-        ).numpy()
+class BroadcastGlobalVariablesCallback(
+    callbacks.BroadcastGlobalVariablesCallback
+):
+    __doc__ = callbacks.BroadcastGlobalVariablesCallback.__doc__
+    transport = HorovodTransport
 
 
-class BroadcastGlobalVariablesCallback(start.BroadcastGlobalVariablesCallback):
-    """Broadcasts weights and optimizer state from one rank before training.
-
-    As in ``keras_towers.dropin.start``, over Horovod.
-    """
-
-    engine: Engine = _Engine()
-
-
-class MetricAverageCallback(metrics.MetricAverageCallback):
-    """Replaces an epoch's logs with their mean over the ranks.
-
-    As in ``keras_towers.dropin.metrics``, over Horovod.
-    """
-
-    engine: Engine = _Engine()
+class MetricAverageCallback(callbacks.MetricAverageCallback):
+    __doc__ = callbacks.MetricAverageCallback.__doc__
+    transport = HorovodTransport
 
 
 class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
-    """Warms the learning rate up to ``initial_lr``.
-
-    As in ``keras_towers.dropin.rates``, over Horovod.
-    """
-
-    engine: Engine = _Engine()
+    __doc__ = rates.LearningRateWarmupCallback.__doc__
+    transport = HorovodTransport
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -24,15 +24,16 @@ import keras
 from horovod.common.exceptions import HorovodInternalError
 
 from keras_towers._elastic_states import ObjectState, VariablesState
-from keras_towers.dropin import wrapping
+from keras_towers.dropin.optimizer import restart_passes
 from keras_towers.elastic import run
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.horovod import other_names
-from keras_towers.horovod.compiling import init, shutdown
 from keras_towers.horovod.functions import (
     broadcast_object,
     broadcast_variables,
+    init,
+    shutdown,
 )
 from keras_towers.transport.horovod import load
 
@@ -123,7 +124,7 @@ class TensorFlowKerasState(VariablesState):
         """Give every worker the commit of rank 0."""
         super().sync()
         for optimizer in self._optimizers():
-            wrapping.restart_passes(optimizer)
+            restart_passes(optimizer)
 
 
 class KerasState(TensorFlowKerasState):

@@ -1,27 +1,102 @@
 """Horovod's operations on tensors, Keras variables, arrays and numbers.
 
 Their first argument may be any of these. They are differentiable where
-Horovod's are, and take the options of ``horovod.tensorflow`` besides those of
-``horovod.keras``.
+Horovod's are. Those of ``horovod.keras`` take the options of
+``horovod.tensorflow``, too; all others are as there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.dropin.arguments import plain, refuse_global_variables
-from keras_towers.horovod.matching import waiting
+from keras_towers.dropin import models
+from keras_towers.dropin.values import plain, refuse_global_variables
+from keras_towers.transport.horovod import HorovodTransport, connect
+
+
+@functools.wraps(hvd.init)
+def init(*args: Any, **kwargs: Any) -> None:
+    """Horovod's ``init``; ranks that any launcher started find one another."""
+    connect(hvd, *args, **kwargs)
+    prepare_process()
+
+
+@functools.wraps(hvd.shutdown)
+def shutdown() -> None:
+    """Horovod's ``shutdown``; also restores Keras to before ``init``."""
+    models.restore_compile()
+    if hvd.is_initialized():
+        HorovodTransport().disconnect()
+
+
+def prepare_process() -> None:
+    """Do what ``init`` does besides: maybe Horovod's own was called."""
+    HorovodTransport()  # Starts the stall watch.
+    models.replace_compile(hvd.is_initialized)
 
 
 def _tensor(value: Any) -> Any:
-    """Return the value as a tensor, or as the slices that it is."""
     if isinstance(value, tf.IndexedSlices):
         return value
     return tf.convert_to_tensor(plain(value))
+
+
+def _tensors(values: Any) -> list[Any]:
+    return [_tensor(value) for value in values]
+
+
+def _variables(variables: Any) -> list[Any]:
+    return [plain(variable) for variable in variables]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _adapted(
+    function: Callable[..., Any], converted: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Convert a function's first argument, and let the stall watch see it."""
+    signature = inspect.signature(function)
+    (first, *_) = signature.parameters
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.arguments[first] = converted(call.arguments[first])
+        ranks = call.arguments.get("process_set", hvd.global_process_set)
+        # What is counted has to be done by all ranks.
+        counts = tf.executing_eagerly() and hvd.is_initialized()
+        if not counts or ranks.process_set_id != 0:
+            return function(*call.args, **call.kwargs)
+        transport = HorovodTransport()
+        transport.mark(function.__name__)
+        try:
+            return function(*call.args, **call.kwargs)
+        finally:
+            transport.passed()
+
+    return run
+
+
+_allreduce = _adapted(hvd.allreduce, _tensor)
+_allgather = _adapted(hvd.allgather, _tensor)
+_broadcast = _adapted(hvd.broadcast, _tensor)
+_reducescatter = _adapted(hvd.reducescatter, _tensor)
+alltoall = _adapted(hvd.alltoall, _tensor)
+grouped_allgather = _adapted(hvd.grouped_allgather, _tensors)
+grouped_allreduce = _adapted(hvd.grouped_allreduce, _tensors)
+grouped_reducescatter = _adapted(hvd.grouped_reducescatter, _tensors)
+broadcast_ = _adapted(hvd.broadcast_, _variables)
+broadcast_variables = _adapted(hvd.broadcast_variables, _variables)
+allgather_object = _adapted(hvd.allgather_object, _as_it_is)
+broadcast_object = _adapted(hvd.broadcast_object, _as_it_is)
 
 
 def allreduce(
@@ -51,28 +126,16 @@ def allreduce(
     Returns:
         A tensor with the shape and dtype of the value.
     """
-    with waiting("allreduce", **options):
-        return hvd.allreduce(
-            _tensor(value),
-            name=name,
-            average=average,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            op=op,
-            compression=compression,
-            **options,
-        )
-
-
-def grouped_allreduce(values: Sequence[Any], **options: Any) -> list[tf.Tensor]:
-    """Combine several values on all ranks at once, as ``allreduce`` does.
-
-    Args:
-        values: as in ``allreduce``.
-        **options: as in ``allreduce``.
-    """
-    with waiting("grouped_allreduce", **options):
-        return hvd.grouped_allreduce([_tensor(v) for v in values], **options)
+    return _allreduce(
+        value,
+        name=name,
+        average=average,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        op=op,
+        compression=compression,
+        **options,
+    )
 
 
 def allgather(value: Any, name: str | None = None, **options: Any) -> tf.Tensor:
@@ -86,19 +149,7 @@ def allgather(value: Any, name: str | None = None, **options: Any) -> tf.Tensor:
     Returns:
         The values in rank order.
     """
-    with waiting("allgather", **options):
-        return hvd.allgather(_tensor(value), name=name, **options)
-
-
-def grouped_allgather(values: Sequence[Any], **options: Any) -> list[tf.Tensor]:
-    """Concatenate several values of all ranks, as ``allgather`` does.
-
-    Args:
-        values: as in ``allgather``.
-        **options: as in ``allgather``.
-    """
-    with waiting("grouped_allgather", **options):
-        return hvd.grouped_allgather([_tensor(v) for v in values], **options)
+    return _allgather(value, name=name, **options)
 
 
 def broadcast(
@@ -115,27 +166,7 @@ def broadcast(
     Returns:
         The value of rank ``root_rank``.
     """
-    with waiting("broadcast", **options):
-        return hvd.broadcast(_tensor(value), root_rank, name=name, **options)
-
-
-def broadcast_(
-    variables: Iterable[Any], root_rank: int, **options: Any
-) -> list[tf.Tensor]:
-    """Set variables to their values on one rank, in place.
-
-    Args:
-        variables: Keras or TensorFlow variables, all on one device.
-        root_rank: the rank whose values are used.
-        **options: ``name`` and ``process_set``.
-
-    Returns:
-        The values.
-    """
-    with waiting("broadcast_", **options):
-        return hvd.broadcast_(
-            [plain(variable) for variable in variables], root_rank, **options
-        )
+    return _broadcast(value, root_rank, name=name, **options)
 
 
 def reducescatter(
@@ -154,42 +185,7 @@ def reducescatter(
     Returns:
         This rank's share of the rows.
     """
-    with waiting("reducescatter", **options):
-        return hvd.reducescatter(_tensor(value), name=name, op=op, **options)
-
-
-def grouped_reducescatter(
-    values: Sequence[Any], **options: Any
-) -> list[tf.Tensor]:
-    """Combine several values at once, as ``reducescatter`` does.
-
-    Args:
-        values: as in ``allreduce``.
-        **options: as in ``reducescatter``.
-    """
-    with waiting("grouped_reducescatter", **options):
-        return hvd.grouped_reducescatter(
-            [_tensor(value) for value in values], **options
-        )
-
-
-def alltoall(
-    value: Any, splits: Any = None, name: str | None = None, **options: Any
-) -> Any:
-    """Send each rank a part of the rows, and receive a part of each rank's.
-
-    Args:
-        value: as in ``allreduce``.
-        splits: how many rows each rank is sent; None: equally many.
-        name: the name of the operation, the same on all ranks.
-        **options: ``process_set`` and ``ignore_name_scope``.
-
-    Returns:
-        The rows received, in rank order; with ``splits`` a pair of these and
-        of how many came from each rank.
-    """
-    with waiting("alltoall", **options):
-        return hvd.alltoall(_tensor(value), splits, name=name, **options)
+    return _reducescatter(value, name=name, op=op, **options)
 
 
 def join() -> int:
@@ -204,58 +200,6 @@ def join() -> int:
     """
     # Not marked: others go on, and this rank knows that.
     return int(hvd.join())
-
-
-def broadcast_variables(
-    variables: Iterable[Any],
-    root_rank: int,
-    process_set: Any = hvd.global_process_set,
-    inplace: bool = False,
-) -> None:
-    """Set variables to their values on one rank.
-
-    Args:
-        variables: Keras or TensorFlow variables, in the same order on all
-            ranks.
-        root_rank: the rank whose values are used.
-        process_set: the participating processes.
-        inplace: avoid a temporary copy.
-    """
-    variables = [plain(variable) for variable in variables]
-    if variables:
-        with waiting("broadcast_variables", process_set):
-            hvd.broadcast_variables(
-                variables, root_rank, process_set=process_set, inplace=inplace
-            )
-
-
-def broadcast_object(obj: Any, root_rank: int = 0, **options: Any) -> Any:
-    """Send an object of one rank to all ranks.
-
-    Args:
-        obj: anything that can be pickled; what other ranks give is ignored.
-        root_rank: the rank whose object is sent.
-        **options: ``name`` and ``process_set``.
-
-    Returns:
-        The object.
-    """
-    with waiting("broadcast_object", **options):
-        return hvd.broadcast_object(obj, root_rank, **options)
-
-
-def allgather_object(obj: Any, **options: Any) -> list[Any]:
-    """Send an object of every rank to all ranks.
-
-    Args:
-        obj: anything that can be pickled.
-        **options: ``name`` and ``process_set``.
-
-    Returns:
-        The objects, in rank order.
-    """
-    with waiting("allgather_object", **options):
-        return hvd.allgather_object(obj, **options)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What goes with every reduction of gradients: are they the same, who waits?
+"""Comparing the gradients of all ranks with every reduction of them.
 
 Horovod matches tensors by name. If ranks have gradients of different names,
 each waits for what the others never send. So before they are sent, the ranks
@@ -9,9 +9,8 @@ that has joined (``hvd.join``) takes no part.
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -19,44 +18,13 @@ import tensorflow as tf
 
 from keras_towers.fit.weights import agreement
 from keras_towers.transport import stall
-from keras_towers.transport.horovod import HorovodTransport
 
 # Greater than any number that is compared; these are positive.
 _BEYOND = 2**32 + 2
 
 
-@contextlib.contextmanager
-def waiting(
-    what: str, process_set: Any = hvd.global_process_set, **options: Any
-) -> Iterator[None]:
-    """Let the stall watch know that the block waits for other ranks.
-
-    Args:
-        what: what it does, in words.
-        process_set: the ranks that take part.
-        **options: of a function of Horovod; ignored.
-    """
-    del options
-    # What is counted has to be done by all ranks.
-    counts = tf.executing_eagerly() and hvd.is_initialized()
-    if not counts or process_set.process_set_id != 0:
-        yield
-        return
-    transport = HorovodTransport()
-    transport.mark(what)
-    try:
-        yield
-    finally:
-        transport.passed()
-
-
 class Matching:
-    """Compares the gradients of one reducer, and counts its reductions.
-
-    Args:
-        key: the same on all ranks.
-        process_set: the ranks that take part.
-    """
+    """Compares the gradients of one reducer, and counts its reductions."""
 
     def __init__(self, key: str, process_set: Any):
         self._name = f"keras_towers_alike_{key}"
@@ -79,20 +47,17 @@ class Matching:
         grads: Sequence[Any],
         reduction: Callable[[], list[Any]],
     ) -> list[Any]:
-        """Reduce gradients if all ranks have the same.
+        """Return ``reduction()`` of gradients that all ranks have alike.
 
         Args:
-            described: what has to be the same of each gradient, and its name
+            described: for each gradient, what has to be the same, and its name
                 for the user.
             grads: this rank's gradients.
             reduction: reduces them.
 
-        Returns:
-            What ``reduction`` returns. In a ``tf.function``.
-
         Raises:
-            tf.errors.InvalidArgumentError: at run time, on all ranks: they are
-                not the same. The error says how they differ.
+            tf.errors.InvalidArgumentError: at run time, on all ranks; it says
+                how the gradients differ.
         """
         with tf.control_dependencies([self._alike(described)]):
             reduced = reduction()

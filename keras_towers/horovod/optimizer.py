@@ -1,15 +1,16 @@
-"""``DistributedOptimizer`` and ``PartialDistributedOptimizer``."""
+"""Optimizers that reduce their gradients over the ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers.dropin import wrapping
-from keras_towers.dropin.arguments import check_optimizer, passes_of
-from keras_towers.horovod import compiling
+from keras_towers.dropin import models
+from keras_towers.dropin.optimizer import distribute, reducer_of
+from keras_towers.horovod.functions import prepare_process
 from keras_towers.horovod.options import checked, layers_in
 from keras_towers.horovod.reducer import GradientReducer
 
@@ -69,7 +70,6 @@ def DistributedOptimizer(
     Raises:
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
-    check_optimizer(optimizer, "hvd")
     options = checked(
         "DistributedOptimizer",
         name=name or f"Distributed{type(optimizer).__name__}",
@@ -84,11 +84,13 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local=scale_local_gradients,
     )
-    passes = passes_of(backward_passes_per_step, average_aggregated_gradients)
-    # Horovod's own init may have been called instead of this package's.
-    compiling.prepare_process()
-    reducer = GradientReducer(options)
-    wrapping.wrap(optimizer, wrapping.Distribution(reducer, passes))
+    distribute(
+        optimizer,
+        GradientReducer(options),
+        backward_passes_per_step,
+        average_aggregated_gradients,
+    )
+    prepare_process()
     return optimizer
 
 
@@ -115,7 +117,42 @@ def PartialDistributedOptimizer(
     """
     layers = layers_in(local_layers)
     optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
-    state = wrapping.distribution_of(optimizer)
-    assert state is not None
-    state.reducer.local_layers += layers
+    reducer = reducer_of(optimizer)
+    assert reducer is not None
+    reducer.local_layers += layers
     return optimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = hvd.Compression.none,
+    legacy_opts: bool = False,
+    **kwargs: Any,
+) -> keras.Model:
+    """Load a model and make its optimizer a distributed one.
+
+    The optimizer resumes with its saved slots and iterations. A model saved
+    without an optimizer is loaded without one.
+
+    Args:
+        filepath: a ``.keras`` or ``.h5`` file of any Keras 3 model.
+        custom_optimizers: optimizer classes that are not part of Keras.
+        custom_objects: objects by name, as for ``keras.models.load_model``.
+        compression: as for ``DistributedOptimizer``.
+        legacy_opts: ignored; it has no meaning in Keras 3.
+        **kwargs: as for ``keras.models.load_model``.
+
+    Returns:
+        The model.
+    """
+    del legacy_opts
+    return models.load_model(
+        DistributedOptimizer,
+        filepath,
+        custom_optimizers,
+        custom_objects,
+        compression,
+        **kwargs,
+    )

@@ -10,8 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers.dropin.arguments import check_compression
-from keras_towers.dropin.engine import variable_key
+from keras_towers.dropin.values import check_compression, variable_key
 from keras_towers.errors import TowerError
 
 

@@ -12,7 +12,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin.engine import variable_key
+from keras_towers.dropin.optimizer import Reducer
+from keras_towers.dropin.values import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.horovod.matching import Matching
@@ -20,7 +21,7 @@ from keras_towers.horovod.options import Options
 from keras_towers.reduction import divided
 
 
-class GradientReducer:
+class GradientReducer(Reducer):
     """Reduces the gradients of one optimizer over the ranks.
 
     Horovod matches tensors by name, so names must be the same on all ranks.
@@ -38,67 +39,26 @@ class GradientReducer:
     _numbers = itertools.count()
 
     def __init__(self, options: Options, key: str | None = None):
+        super().__init__(options.sparse_as_dense)
         self.options = options
-        self.local_keys: set[Any] = set()
-        self.local_layers: list[Any] = []
         self._key = key
         self._matching: Matching | None = None
         self._eager: dict[Any, Any] = {}
 
     def communicates(self) -> bool:
-        """Whether there are other ranks to reduce with."""
         if _is_elastic():  # the number of ranks may change later
             return True
         processes = self.options.process_set
-        return processes.included() and processes.size() > 1
+        return bool(processes.included() and processes.size() > 1)
 
-    def reduce(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+    def scaled_local(self, grad: Any) -> Any:
+        return self._divided(grad) if self.options.scale_local else grad
+
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
-        """Reduce the gradients over all ranks.
-
-        Args:
-            grads: this rank's gradients: tensors, ``tf.IndexedSlices`` or None.
-            variables: the variables they belong to.
-
-        Raises:
-            TowerError: a gradient cannot be reduced with these options.
-        """
-        grads = [self._as_tensor(grad) for grad in grads]
-        if not self.communicates():
-            return grads
         for grad, variable in zip(grads, variables, strict=True):
             self._check(grad, variable)
-        local = self._local_indices(variables)
-        chosen = [
-            index
-            for index, grad in enumerate(grads)
-            if grad is not None and index not in local
-        ]
-        reduced = self._reduce_chosen(
-            [grads[index] for index in chosen],
-            [variables[index] for index in chosen],
-            chosen,
-        )
-        for index, grad in zip(chosen, reduced, strict=True):
-            grads[index] = grad
-        if self.options.scale_local:
-            for index in local:
-                grads[index] = self._divided(grads[index])
-        return grads
-
-    def _as_tensor(self, grad: Any) -> Any:
-        sparse = isinstance(grad, tf.IndexedSlices)
-        if grad is None or (sparse and not self.options.sparse_as_dense):
-            return grad
-        return tf.convert_to_tensor(grad)
-
-    def _reduce_chosen(
-        self,
-        grads: list[Any],
-        variables: list[Any],
-        indices: list[int],
-    ) -> list[Any]:
         if self._key is None:
             self._key = str(next(self._numbers))
         names = [
@@ -208,8 +168,6 @@ class GradientReducer:
         }
 
     def _divided(self, grad: Any) -> Any:
-        if grad is None:
-            return None
         processes = self.options.process_set
         size = (
             hvd.size_op(process_set_id=processes.process_set_id)
@@ -250,21 +208,7 @@ class GradientReducer:
         together += [[i] for i in range(len(grads)) if i not in placed]
         return together
 
-    def _local_indices(self, variables: Sequence[Any]) -> set[int]:
-        keys = self.local_keys | {
-            variable_key(variable)
-            for layer in self.local_layers
-            for variable in layer.trainable_weights
-        }
-        return {
-            index
-            for index, variable in enumerate(variables)
-            if variable_key(variable) in keys
-        }
-
     def _check(self, grad: Any, variable: Any) -> None:
-        if grad is None:
-            return
         sparse = isinstance(grad, tf.IndexedSlices)
         if sparse and self.options.op == hvd.Adasum:
             raise TowerError(

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from keras_towers.dropin.values import variable_key
 from keras_towers.errors import TowerError
-from keras_towers.horovod import compiling
-from keras_towers.horovod.options import (
-    Options,
-    checked,
-    layers_in,
-    variable_key,
-)
+from keras_towers.horovod.functions import prepare_process
+from keras_towers.horovod.options import Options, checked, layers_in
 from keras_towers.horovod.reducer import GradientReducer
 from keras_towers.transport import next_key
 
@@ -89,7 +85,7 @@ def DistributedGradientTape(
         process_set=process_set,
         scale_local=scale_local_gradients,
     )
-    compiling.prepare_process()
+    prepare_process()
     tape: Any = copy.copy(gradtape)
     cls: Any = type(gradtape)
     tape.__class__ = _distributed_class(cls)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import keras_towers.byteps as bps
-from keras_towers.dropin import wrapping
+from keras_towers.dropin.optimizer import reducer_of
 from tests.kit.ranks import check
 from tests.processes import small as s
 from tests.processes.small import RANK, X, Y, model, refused
@@ -71,7 +71,7 @@ def a_model_is_loaded_with_its_optimizers_state():
     with tempfile.TemporaryDirectory() as folder:
         mine.save(f"{folder}/model.h5")
         loaded = bps.load_model(f"{folder}/model.h5")
-    assert wrapping.distribution_of(loaded.optimizer) is not None
+    assert reducer_of(loaded.optimizer) is not None
     for before, after in zip(
         mine.optimizer.variables, loaded.optimizer.variables, strict=True
     ):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 import keras_towers.horovod as hvd
 from keras_towers import TowerError
-from keras_towers.dropin import wrapping
+from keras_towers.dropin.optimizer import reducer_of
 
 # Before hvd.init(), as pytest imports all test files first.
 COMPILE = keras.Model.compile
@@ -83,12 +83,12 @@ def test_a_file_does_not_need_this_package(tmp_path, cls, suffix):
     ours.save(path)
     plain = keras.models.load_model(path, {cls.__name__: cls})
     assert type(plain.optimizer) is cls
-    assert wrapping.distribution_of(plain.optimizer) is None
+    assert reducer_of(plain.optimizer) is None
     loaded = hvd.load_model(
         path, custom_optimizers=[cls], compression=hvd.Compression.fp16
     )
-    state = wrapping.distribution_of(loaded.optimizer)
-    assert state.reducer.options.compression is hvd.Compression.fp16
+    reducer = reducer_of(loaded.optimizer)
+    assert reducer.options.compression is hvd.Compression.fp16
     assert_same(optimizer.variables, loaded.optimizer.variables)
     loaded.fit(X, Y, verbose=0)
 
@@ -143,8 +143,8 @@ def test_a_loss_scale_around_it_is_turned_round_by_compile():
     with pytest.raises(TowerError, match="Wrap it the other way"):
         outer.apply([tf.constant([1.0])], [variable])
     model().compile(outer)
-    assert wrapping.distribution_of(inner) is None
-    assert wrapping.distribution_of(outer) is not None
+    assert reducer_of(inner) is None
+    assert reducer_of(outer) is not None
 
 
 def test_a_loss_scale_that_compile_adds_goes_outside():
@@ -153,8 +153,8 @@ def test_a_loss_scale_that_compile_adds_goes_outside():
     optimizer = hvd.DistributedOptimizer(SGD(0.1))
     made.compile(optimizer)
     assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert wrapping.distribution_of(made.optimizer) is not None
-    assert wrapping.distribution_of(optimizer) is None
+    assert reducer_of(made.optimizer) is not None
+    assert reducer_of(optimizer) is None
 
 
 RATES = hvd.callbacks.LearningRateScheduleCallback

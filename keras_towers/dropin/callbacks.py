@@ -1,4 +1,4 @@
-"""Broadcasting initial state to all ranks."""
+"""Callbacks that start the ranks alike and average their logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin.engine import Engine, variable_key
+from keras_towers.dropin.values import plain, variable_key
 from keras_towers.errors import TowerError
+from keras_towers.transport import Transport, objects
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -31,7 +33,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         TowerError: ``local_variables`` are not variables.
     """
 
-    engine: Engine
+    transport: Callable[[], Transport]
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
@@ -61,9 +63,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(variable_key(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast now, or when the first batch defines what to build."""
         model = self.model
-        if self._finished or self.engine.size() == 1:
+        if self._finished or self.transport().size == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in compat.layers_of(model))
@@ -77,8 +78,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast_at_first_batch(model.train_function)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast variables that only the first batch has created."""
-        if not self._finished and self.engine.size() > 1:
+        if not self._finished and self.transport().size > 1:
             self._broadcast()
         self._finished = True
 
@@ -121,9 +121,20 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             for key, variable in variables.items()
             if key not in self._done and key not in self._local
         ]
-        with tf.device(self.device):
-            self.engine.broadcast_variables(new, self.root_rank)
         self._done.update(variables)
+        if not new:
+            return
+        transport, found = self.transport(), list(map(plain, new))
+        transport.mark("the broadcast of initial state")
+        with tf.device(self.device):
+            values = transport.broadcast(
+                [variable.read_value() for variable in found],
+                "kt.initial_state",
+                self.root_rank,
+            )
+        transport.mark("")
+        for variable, value in zip(found, values, strict=True):
+            variable.assign(value)
 
     def _optimizers(self) -> list[Any]:
         """The model's optimizers, including those of a custom step."""
@@ -135,3 +146,55 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 if isinstance(value, compat.BaseOptimizer)
             }.values()
         )
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replaces an epoch's logs with their mean over the ranks.
+
+    Put it before callbacks that read the logs, such as ``ReduceLROnPlateau``
+    and ``TensorBoard``; the history and the progress bar are always later.
+    Every rank has the same weight, so this is the mean over all examples only
+    if every rank has equally many.
+
+    Args:
+        device: the device on which the values are reduced.
+    """
+
+    transport: Callable[[], Transport]
+
+    def __init__(self, device: str = ""):
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average the logs in place.
+
+        Raises:
+            TowerError: the names in the logs differ between ranks.
+        """
+        transport = self.transport()
+        if not logs or transport.size == 1:
+            return
+        names = sorted(logs)
+        transport.mark("the mean of an epoch's logs")
+        told = objects.gather(transport, names, "averages its logs")
+        for rank, others in enumerate(told):
+            if others != told[0]:
+                odd = ", ".join(sorted({*others} ^ {*told[0]}))
+                raise TowerError(
+                    f"ranks 0 and {rank} do not have the same logs to average: "
+                    f"they differ in {odd}. Use the same metrics, validation "
+                    "and logging callbacks on every rank, or put callbacks of "
+                    "a single rank after MetricAverageCallback."
+                )
+        values = [np.asarray(logs[name], "float64") for name in names]
+        flat = np.concatenate([value.reshape(-1) for value in values])
+        with tf.device(self.device):
+            (total,) = transport.all_reduce([tf.constant(flat)], "kt.logs")
+        transport.mark("")
+        means = total.numpy() / transport.size
+        for name, value in zip(names, values, strict=True):
+            mean, means = means[: value.size], means[value.size :]
+            logs[name] = (
+                float(mean[0]) if value.ndim == 0 else mean.reshape(value.shape)
+            )

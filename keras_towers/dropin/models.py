@@ -1,0 +1,136 @@
+"""Models whose optimizer is distributed: compiled, and loaded from files.
+
+An optimizer does not know its model, and Keras makes two decisions in
+``compile`` that cannot be changed later: on a machine with GPUs the step is
+compiled with XLA, which does not support the engines' operations; and under the
+policy mixed_float16 the optimizer is wrapped in one that scales the loss. Also,
+``compile`` rejects an argument that Horovod's examples pass. Therefore, while
+an engine is initialized, ``compile`` is replaced by one that handles these
+cases for models with a distributed optimizer, and otherwise does the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from keras_towers import compat
+from keras_towers.dropin.optimizer import is_distributed, move_outward
+
+# Keras 2 accepted this argument, and Horovod's examples pass it. It selected
+# between execution modes that Keras 3 does not have.
+_FORGOTTEN = "experimental_run_tf_function"
+_undo: list[Callable[[], None]] = []
+
+
+def replace_compile(is_initialized: Callable[[], bool]) -> None:
+    """Replace ``compile`` of all models until the engine is shut down."""
+    if _undo:
+        return
+    # In the class that defines it: Keras regards any other ``compile`` as a
+    # custom one, which it does not call when it loads a model.
+    trainer = next(
+        cls
+        for cls in compat.TensorFlowTrainer.__mro__
+        if "compile" in vars(cls)
+    )
+    original = trainer.compile
+
+    @functools.wraps(original)
+    def compile(model: Any, *args: Any, **kwargs: Any) -> None:
+        given = args[0] if args else kwargs.get("optimizer")
+        if not is_initialized():
+            restore_compile()  # By its own shutdown, not by the drop-in's.
+        elif is_distributed(given):
+            kwargs.pop(_FORGOTTEN, None)
+            original(model, *args, **kwargs)
+            bound = inspect.signature(original).bind(model, *args, **kwargs)
+            _adapt(model, bound.arguments.get("jit_compile", "auto"))
+            return
+        original(model, *args, **kwargs)
+
+    def undo() -> None:
+        # If something else has replaced it since, leave it; it does nothing.
+        if trainer.compile is compile:
+            trainer.compile = original
+
+    trainer.compile = compile
+    _undo.append(undo)
+
+
+def restore_compile() -> None:
+    """Restore Keras's ``compile``."""
+    while _undo:
+        _undo.pop()()
+
+
+def _adapt(model: keras.Model, jit_compile: Any = "auto") -> None:
+    """Adapt a compiled model to its distributed optimizer."""
+    if jit_compile == "auto":
+        model.jit_compile = False
+    move_outward(model.optimizer)
+
+
+def load_model(
+    distributed: Callable[..., Any],
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None,
+    custom_objects: dict[str, Any] | None,
+    compression: Any,
+    **kwargs: Any,
+) -> keras.Model:
+    """Load a model for the ``load_model`` of a drop-in; see there.
+
+    Args:
+        distributed: the drop-in's ``DistributedOptimizer``.
+        filepath: as there, like all that follow.
+        custom_optimizers: optimizer classes that are not part of Keras.
+        custom_objects: objects by name.
+        compression: how gradients are sent.
+        **kwargs: as for ``keras.models.load_model``.
+    """
+    names = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(
+        filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs
+    )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return model
+    if not compat.trained_by(optimizer) and model.trainable_variables:
+        optimizer = model.optimizer = _with_state_of_h5(model, filepath)
+    distributed(optimizer, compression=compression)
+    _adapt(model)
+    return model
+
+
+def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
+    """Restore the optimizer from an ``.h5`` file, built for the model.
+
+    Keras builds it without any variables, so that it can neither load its state
+    from the file nor train.
+    """
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with contextlib.ExitStack() as stack:
+        file = filepath
+        if not isinstance(file, h5py.File):
+            if not h5py.is_hdf5(file):
+                return optimizer
+            file = stack.enter_context(h5py.File(file, "r"))
+        if "optimizer_weights" not in file:
+            return optimizer
+        values = [
+            np.asarray(value)
+            for value in compat.load_h5_optimizer_weights(file)
+        ]
+    if len(values) == len(optimizer.variables):
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(value)
+    return optimizer

@@ -1,0 +1,278 @@
+"""Turns an existing optimizer into one that reduces its gradients first.
+
+The optimizer object and its slots stay the same. Only its class changes, to a
+subclass whose ``apply`` reduces the gradients and then calls the original one.
+So clipping, accumulation, loss scaling, weight decay and moving averages see
+the reduced gradient, as in a single process.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.dropin.passes import Passes
+from keras_towers.dropin.values import variable_key
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import optimizers
+from keras_towers.fit.weights.state import optimizers_in
+
+# Bypasses Keras's attribute tracking, which searches for variables.
+_STATE = "_keras_towers_horovod"
+
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+else:  # A mixin for optimizer classes.
+    _Optimizer = object
+
+
+class Reducer(ABC):
+    """Reduces the gradients of one optimizer over the ranks.
+
+    Attributes:
+        called: what users call the module that made it.
+        local_keys: keys of variables whose gradients are not reduced.
+        local_layers: layers, built or not, whose gradients are not reduced.
+    """
+
+    called: str
+
+    def __init__(self, sparse_as_dense: bool):
+        self.local_keys: set[int] = set()
+        self.local_layers: list[keras.Layer] = []
+        self._sparse_as_dense = sparse_as_dense
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Reduce gradients over all ranks: tensors, slices or None."""
+        reduced = [self._as_tensor(grad) for grad in grads]
+        if not self.communicates():
+            return reduced
+        keys = self.local_keys | {
+            variable_key(variable)
+            for layer in self.local_layers
+            for variable in layer.trainable_weights
+        }
+        local = [variable_key(variable) in keys for variable in variables]
+        chosen = [
+            i for i, g in enumerate(reduced) if g is not None and not local[i]
+        ]
+        totals = self.reduce_shared(
+            [reduced[i] for i in chosen], [variables[i] for i in chosen], chosen
+        )
+        for i, total in zip(chosen, totals, strict=True):
+            reduced[i] = total
+        return [
+            self.scaled_local(grad) if own and grad is not None else grad
+            for grad, own in zip(reduced, local, strict=True)
+        ]
+
+    @abstractmethod
+    def communicates(self) -> bool:
+        """Whether there are other ranks to reduce with."""
+
+    @abstractmethod
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
+    ) -> list[Any]:
+        """Reduce the gradients that all ranks have; indices are among all."""
+
+    def scaled_local(self, grad: Any) -> Any:
+        """Return the gradient of a local variable as it is applied."""
+        return grad
+
+    def _as_tensor(self, grad: Any) -> Any:
+        sparse = isinstance(grad, tf.IndexedSlices)
+        if grad is None or (sparse and not self._sparse_as_dense):
+            return grad
+        return tf.convert_to_tensor(grad)
+
+
+class _State:
+    """Reducer and backward passes of one distributed optimizer."""
+
+    def __init__(self, reducer: Reducer, passes: Passes | None):
+        self.reducer = reducer
+        self.passes = passes
+        # By a LossScaleOptimizer that wraps this optimizer.
+        self.scaled_outside = False
+
+
+def distribute(
+    optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
+) -> None:
+    """Make an optimizer reduce its gradients from now on.
+
+    Args:
+        optimizer: what a user gave as an optimizer.
+        reducer: reduces its gradients.
+        passes: what a user gave as ``backward_passes_per_step``.
+        average: update with the mean over the passes instead of the sum.
+
+    Raises:
+        TowerError: an argument is invalid, the optimizer is distributed
+            already, or is made in the scope of a strategy that reduces.
+    """
+    if not isinstance(optimizer, compat.BaseOptimizer):
+        raise TowerError(
+            f"{reducer.called}.DistributedOptimizer takes an optimizer of "
+            "Keras 3, such as keras.optimizers.SGD(0.1), and got "
+            f"{optimizer!r}."
+        )
+    for inner in optimizers_in(optimizer):
+        if reducer_of(inner) is not None:
+            raise TowerError(
+                f"the optimizer {inner.name!r} is already distributed: call "
+                f"{reducer.called}.DistributedOptimizer only once per "
+                "optimizer."
+            )
+    if not isinstance(passes, int) or passes < 1:
+        raise TowerError(
+            f"backward_passes_per_step is {passes!r}: give 1 or more."
+        )
+    # A model that is made there would be the strategy's.
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        _refuse_strategies(optimizer)
+    _wrap(
+        optimizer,
+        _State(reducer, Passes(passes, average) if passes > 1 else None),
+    )
+
+
+def reducer_of(optimizer: Any) -> Reducer | None:
+    """The reducer of a distributed optimizer, None for any other."""
+    state = _state_of(optimizer)
+    return None if state is None else state.reducer
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether the optimizer, or one that it wraps, reduces over ranks."""
+    return any(map(reducer_of, optimizers_in(optimizer)))
+
+
+def move_outward(optimizer: Any) -> None:
+    """Let a ``LossScaleOptimizer`` reduce in place of the one that it wraps.
+
+    Whether to skip an update has to be decided on the reduced gradient.
+    Otherwise a rank might skip a reduction that others are waiting for.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if reducer_of(inner) is not None:
+        state = vars(inner).pop(_STATE)
+        state.scaled_outside = False
+        _wrap(optimizer, state)
+
+
+def restart_passes(optimizer: Any) -> None:
+    """Let a distributed optimizer begin to sum backward passes anew."""
+    state = _state_of(optimizer)
+    if state is not None and state.passes is not None:
+        state.passes.restart()
+
+
+def _state_of(optimizer: Any) -> _State | None:
+    return getattr(optimizer, "__dict__", {}).get(_STATE)
+
+
+def _wrap(optimizer: Any, state: _State) -> None:
+    vars(optimizer)[_STATE] = state
+    if not issubclass(type(optimizer), _Distributed):
+        # Bypasses Keras's __setattr__, which tracks variables.
+        cls: Any = type(optimizer)
+        cls = _distributed_class(cls)
+        object.__setattr__(optimizer, "__class__", cls)
+
+
+@functools.cache
+def _distributed_class(base: type) -> type:
+    return type(
+        base.__name__,
+        (_Distributed, base),
+        {
+            "__module__": base.__module__,
+            "__doc__": base.__doc__,
+            # Saving an optimizer records this class: files should load without
+            # this package.
+            "__class__": property(lambda self: base),
+        },
+    )
+
+
+class _Distributed(_Optimizer):
+    """Mixin that makes a distributed optimizer of its original class."""
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Any = None
+    ) -> None:
+        state = _state_of(self)
+        update = super().apply
+        grads = list(grads)
+        if state is None or not grads:
+            update(grads, trainable_variables)
+            return
+        _refuse_strategies(self)
+        if state.scaled_outside:
+            raise TowerError(
+                "a LossScaleOptimizer wraps this distributed optimizer, and "
+                "could make a rank skip a step that others wait for. Wrap it "
+                "the other way: "
+                f"{state.reducer.called}.DistributedOptimizer("
+                "LossScaleOptimizer(...))."
+            )
+        if trainable_variables is None:
+            variables = compat.trained_by(self)
+        else:
+            variables = trainable_variables = list(trainable_variables)
+        if len(variables) != len(grads):  # Keras says what is wrong
+            update(grads, trainable_variables)
+            return
+
+        def reduce_and_update(grads: list[Any]) -> None:
+            update(state.reducer.reduce(grads, variables), variables)
+
+        if state.passes is None:
+            reduce_and_update(grads)
+            return
+        if not self.built:
+            # Inside a branch of a condition it would be too late.
+            with tf.init_scope():
+                self.build(variables)
+        state.passes.apply(grads, variables, reduce_and_update)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        if reducer_of(self) is not None:
+            _refuse_strategies(self)
+        return super().apply_gradients(grads_and_vars)
+
+    def register_local_var(self, var: Any) -> None:
+        """Do not reduce the gradient of a variable, as in Horovod."""
+        vars(self)[_STATE].reducer.local_keys.add(variable_key(var))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = _state_of(self)
+        if state is not None and name == "loss_scale_factor":
+            # Only the constructor of a LossScaleOptimizer sets it to None.
+            state.scaled_outside = value is None
+        super().__setattr__(name, value)
+
+
+def _refuse_strategies(optimizer: Any) -> None:
+    strategy = tf.distribute.get_strategy()
+    # A strategy of ours updates as if on one device.
+    name = optimizers.taker_of(optimizer)
+    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
+        name = type(strategy).__name__
+    if name is not None:
+        raise TowerError(
+            "DistributedOptimizer reduces gradients, and so does the "
+            f"current strategy, {name}. Use only one: train outside the "
+            "strategy's scope, or use the plain optimizer with the strategy."
+        )
