@@ -139,7 +139,7 @@ def _follow(strategy: BaseStrategy | None) -> None:
         _here.patched = contextlib.ExitStack()
         _here.patched.enter_context(keras_hooks.installed())
         _here.strategy = strategy
-        strategy._adoption.note_what_is_made()
+        strategy._components.adoption.note_what_is_made()
 
 
 def _check(distribution: Any) -> None:

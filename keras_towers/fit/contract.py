@@ -209,34 +209,24 @@ class Update(TakesGradients, Protocol):
         ...
 
 
-class Calls(Protocol):
-    """Runs calls of the Keras methods in ``METHODS``."""
-
-    def run(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run one call.
-
-        Args:
-            kind: one of ``METHODS``.
-            original: Keras's implementation of the method.
-            model: the model it is called on.
-            args: the user's positional arguments.
-            kwargs: the user's keyword arguments.
-
-        Returns:
-            What the method returns.
-        """
-        ...
-
-
 class Residents(Protocol):
     """The models, variables and optimizers that belong to a strategy."""
+
+    def note_what_is_made(self) -> None:
+        """Track objects created in the scope from here on, for release."""
+        ...
+
+    def claim(self, model: keras.Model) -> None:
+        """Bind a model, its optimizers and nested models to the strategy."""
+        ...
+
+    def bind(self, model: keras.Model) -> Any:
+        """Place what a model has on the towers; return what was new."""
+        ...
+
+    def release(self) -> None:
+        """Make all models ordinary ones again."""
+        ...
 
     def created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
@@ -263,6 +253,37 @@ class Residents(Protocol):
         ...
 
 
+class Calls(Protocol):
+    """Runs calls of the Keras methods in ``METHODS``."""
+
+    @property
+    def adoption(self) -> Residents:
+        """The models placed on the towers."""
+        ...
+
+    def run(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run one call.
+
+        Args:
+            kind: one of ``METHODS``.
+            original: Keras's implementation of the method.
+            model: the model it is called on.
+            args: the user's positional arguments.
+            kwargs: the user's keyword arguments.
+
+        Returns:
+            What the method returns.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Components:
     """What a strategy is composed of.
@@ -270,25 +291,24 @@ class Components:
     Attributes:
         config: the towers.
         update: places and updates the weights.
-        calls: runs Keras's methods.
-        adoption: the models placed on its towers.
+        calls: runs Keras's methods, and places models for them.
     """
 
     config: TowerConfig
     update: Update
     calls: Calls
-    adoption: Residents
+
+    @property
+    def adoption(self) -> Residents:
+        """The models placed on its towers."""
+        return self.calls.adoption
 
 
 class KerasStrategy:
-    """The base class of all strategies, as ``fit/`` sees them.
+    """The base class of all strategies, as ``fit/`` sees them."""
 
-    Args:
-        components: what it is composed of; no business of its users.
-    """
-
-    def __init__(self, components: Components):
-        self._components = components
+    # No business of its users.
+    _components: Components
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Make it TensorFlow's current strategy inside a ``with`` block."""

@@ -10,11 +10,11 @@ from typing import Any, get_args
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Update, Updates
+from keras_towers.fit.contract import TowerConfig, Updates
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.fit.update.sharded import UpdateSharded
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts, one_of
+from keras_towers.strategies.base import BaseStrategy, one_of
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -72,12 +72,11 @@ class AllReduceStrategy(BaseStrategy):
         # An all-reduce that was asked for takes more transfers, but is used.
         requested = reduction if mode or packer else None
 
-        def update(parts: Parts) -> Update:
-            given = parts.config, parts.spread, parts.order
+        def update(config: TowerConfig) -> UpdateOnce:
             if updates == "sharded":
-                return UpdateSharded(*given, over_ranks, requested)
+                return UpdateSharded(config, over_ranks, requested)
             kind = UpdateOnce if updates == "once" else UpdateEach
-            return kind(*given, reduction)
+            return kind(config, reduction)
 
         super().__init__(
             devices, update, all_reduce, transport=transport, **options

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.replicas.asynchronous.calls import AsyncCalls
 from keras_towers.replicas.asynchronous.staleness import Staleness
 from keras_towers.replicas.asynchronous.update import UpdateAlone
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts
+from keras_towers.strategies.base import BaseStrategy
 
 
 class AsyncTowerStrategy(BaseStrategy):
@@ -78,15 +77,13 @@ class AsyncTowerStrategy(BaseStrategy):
         scale = 1 / len(devices) if scale_gradient else 1.0
         reduce = modes.choose(devices, None).reduce
 
-        def update(parts: Parts) -> UpdateAlone:
-            return UpdateAlone(
-                scale, parts.config, parts.spread, parts.order, reduce
-            )
+        def update(config: TowerConfig) -> UpdateAlone:
+            return UpdateAlone(config, reduce, scale)
 
         self._calls: AsyncCalls
 
-        def calls(step: GlobalStep, adoption: Adoption) -> AsyncCalls:
-            self._calls = AsyncCalls(step, adoption)
+        def calls(update: UpdateAlone) -> AsyncCalls:
+            self._calls = AsyncCalls(update)
             return self._calls
 
         super().__init__(devices, update, reduce, calls, batches="each")

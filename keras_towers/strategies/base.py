@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex, TypeVar
 
 import keras
 import numpy as np
@@ -29,14 +28,10 @@ from keras_towers.fit.contract import (
     Extent,
     KerasStrategy,
     TowerConfig,
-    Update,
     another,
 )
 from keras_towers.fit.hooks import keras as hooks
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.update.order import StepOrder
-from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.spread import SpreadVariables
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting.environments import (
     HOW_TO_BE_ALONE,
     ClusterEnvironment,
@@ -48,24 +43,11 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+U = TypeVar("U", bound=UpdateOnce)
+
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
 _collective_key_bases = itertools.count(1_000_000, 100_000)
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What the components of a strategy are created from.
-
-    Attributes:
-        config: the towers.
-        spread: the variables with a component on every tower.
-        order: keeps the steps of all processes in the same order.
-    """
-
-    config: TowerConfig
-    spread: SpreadVariables
-    order: StepOrder
 
 
 class BaseStrategy(MirroredStrategy, KerasStrategy):
@@ -102,9 +84,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __init__(
         self,
         devices: Sequence[str],
-        update: Callable[[Parts], Update],
+        update: Callable[[TowerConfig], U],
         all_reduce: reduction_lib.Reduction,
-        calls: Callable[[GlobalStep, Adoption], Calls] = TowerCalls,
+        calls: Callable[[U], Calls] = TowerCalls,
         transport: Transport | None = None,
         average: bool = True,
         batches: Batches = "split",
@@ -152,14 +134,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             others=others,
             gradient_factor=gradient_factor,
         )
-        spread = SpreadVariables(config)
-        order = StepOrder(transport)
-        updates = update(Parts(config, spread, order))
-        self._adoption = Adoption(config, spread, updates)
-        step = GlobalStep(config, order, updates, self.run, spread)
-        run = calls(step, self._adoption)
-        components = Components(config, updates, run, self._adoption)
-        KerasStrategy.__init__(self, components)
+        updates = update(config)
+        self._components = Components(config, updates, calls(updates))
         self._entered: contextlib.ExitStack | None = None
 
     @property
@@ -264,7 +240,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
-        self._adoption.note_what_is_made()
+        self._components.adoption.note_what_is_made()
         return self
 
     def _announce(self) -> None:
@@ -287,13 +263,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         stack, self._entered = self._entered, None
         try:
             if error[0] is None and self._config.transport.size > 1:
-                self._adoption.equalise()
+                self._components.adoption.equalise()
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with interrupts.deferred():
-                self._adoption.release()
+                self._components.adoption.release()
 
     def __copy__(self) -> Self:
         return self
@@ -315,9 +291,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             TowerError: the model belongs to another strategy.
         """
         if self.num_replicas > 1:
-            self._adoption.claim(model)
+            self._components.adoption.claim(model)
             with self.scope():
-                self._adoption.bind(model)
+                self._components.adoption.bind(model)
 
 
 @functools.cache

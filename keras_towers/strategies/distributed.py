@@ -10,15 +10,16 @@ import keras
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Batches, Update
+from keras_towers.fit.contract import Batches, TowerConfig
 from keras_towers.meeting.environments import tf_config
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Reduction
 from keras_towers.replicas.servers.direct import DirectSession
+from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts, one_of
+from keras_towers.strategies.base import BaseStrategy, one_of
 from keras_towers.strategies.processes import AmongProcesses
-from keras_towers.strategies.servers import Servers, cached, copies
+from keras_towers.strategies.servers import Servers
 
 _SMALL_BYTES = 1 << 20
 
@@ -28,7 +29,7 @@ class _DirectStrategy(AmongProcesses, BaseStrategy):
 
     Args:
         update: creates the component that keeps a worker's copies, given the
-            parts of the strategy and the reduction over towers.
+            towers of the strategy and the reduction over towers.
         towers: the towers of this worker.
         sync: whether all finish a step before any begins the next.
         scale_gradient: whether gradients are divided by the number of workers.
@@ -40,7 +41,9 @@ class _DirectStrategy(AmongProcesses, BaseStrategy):
 
     def __init__(
         self,
-        update: Callable[[Parts, list[str], Reduction], Update],
+        update: Callable[
+            [TowerConfig, list[str], Reduction], CopiesOnTowers | CachedOnce
+        ],
         towers: devices_lib.Towers,
         sync: bool,
         scale_gradient: bool,
@@ -70,9 +73,9 @@ class _DirectStrategy(AmongProcesses, BaseStrategy):
 
         super().__init__(
             devices,
-            lambda parts: update(parts, devices, reduce),
+            lambda config: update(config, devices, reduce),
             reduce,
-            self._servers.calls(session, self.run),
+            self._servers.calls(session),
             batches=batches,
             sync_every_epoch=sync_every_epoch,
             others=self._servers.peers,
@@ -158,10 +161,12 @@ class DistributedParameterServerStrategy(_DirectStrategy):
         one_of("caching_device", caching_device, ("cpu", "gpu", None))
         self.caching_device: Literal["cpu", "gpu"] | None = caching_device
 
-        def update(parts: Parts, devices: list[str], _: Reduction) -> Update:
+        def update(
+            config: TowerConfig, devices: list[str], _: Reduction
+        ) -> CachedOnce:
             if self.caching_device is None:
                 self.caching_device = "gpu" if len(devices) <= 2 else "cpu"
-            return cached(parts, self._placement(devices))
+            return CachedOnce(config, self._placement(devices))
 
         super().__init__(
             update,
@@ -229,7 +234,7 @@ class DistributedReplicatedStrategy(_DirectStrategy):
         cluster: tf_config.Cluster | None = None,
     ):
         super().__init__(
-            lambda parts, devices, reduce: copies(parts, reduce),
+            lambda config, devices, reduce: CopiesOnTowers(config, reduce),
             towers,
             True,
             scale_gradient,

@@ -8,10 +8,9 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop import NoOpCalls
-from keras_towers.fit.contract import Update
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts
+from keras_towers.strategies.base import BaseStrategy
 
 
 class NoOpStrategy(BaseStrategy):
@@ -56,14 +55,11 @@ class NoOpStrategy(BaseStrategy):
         devices = devices_lib.resolve(None)[:1]
         reduce = modes.choose(devices, None).reduce
 
-        def update(parts: Parts) -> Update:
-            return UpdateOnce(parts.config, parts.spread, parts.order, reduce)
-
         super().__init__(
             devices,
-            update,
+            lambda config: UpdateOnce(config, reduce),
             reduce,
-            lambda step, adoption: NoOpCalls(self, adoption, self.logs),
+            lambda update: NoOpCalls(update, self.logs),
         )
 
     def _announce(self) -> None:

@@ -10,11 +10,11 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Batches, Extent, Update
+from keras_towers.fit.contract import Batches, Extent
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts
+from keras_towers.strategies.base import BaseStrategy
 
 _PS_DEVICES = ("cpu", "gpu")
 
@@ -92,14 +92,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
             [tower_lib.short_name(device) for device in homes]
         )
 
-        def update(parts: Parts) -> Update:
-            return UpdateAtVariable(
-                parts.config, parts.spread, parts.order, self._place
-            )
-
         super().__init__(
             devices,
-            update,
+            lambda config: UpdateAtVariable(config, self._place),
             modes.choose(devices, None).reduce,
             average=average,
             batches=batches,

@@ -7,23 +7,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.contract import Batches
 from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.reduction import Reduction
 from keras_towers.replicas.asynchronous.dropped import Dropped
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
-from keras_towers.strategies.base import Parts
 from keras_towers.strategies.processes import devices_of_rank, share_cores
 
 _numbers = itertools.count()
@@ -76,14 +70,12 @@ class Servers:
     def calls(
         self,
         make: MakeSession,
-        run: Callable[..., Any],
         dropped: Dropped | None = None,
-    ) -> Callable[[GlobalStep, Adoption], ServedCalls]:
+    ) -> Callable[[CopiesOnTowers | CachedOnce], ServedCalls]:
         """Return what creates the calls of a strategy.
 
         Args:
             make: creates a session, given the arguments of ``Session``.
-            run: TensorFlow's own ``Strategy.run`` of the strategy.
             dropped: counts dropped gradients; None: none can be.
         """
 
@@ -99,19 +91,9 @@ class Servers:
             name = f"{self._name}/fit_{number}"
             return Workers(self.connection, name, self._stall_timeout)
 
-        def calls(step: GlobalStep, adoption: Adoption) -> ServedCalls:
-            alone = GlobalStep(
-                step.config.alone(),
-                step.order,
-                step.update,
-                run,
-                step.spread,
-            )
-            return ServedCalls(
-                step, alone, adoption, session, workers, self.peers, dropped
-            )
-
-        return calls
+        return lambda update: ServedCalls(
+            update, session, workers, self.peers, dropped
+        )
 
     def described(self, batches: Batches) -> list[str]:
         """Lines for ``describe()``.
@@ -129,16 +111,6 @@ class Servers:
             f"worker {me.rank} of {me.size}, {servers} parameter "
             f"server{'s' * (servers > 1)}",
         ]
-
-
-def copies(parts: Parts, reduce: Reduction) -> Update:
-    """Give every tower a copy of each weight."""
-    return CopiesOnTowers(parts.config, parts.spread, parts.order, reduce)
-
-
-def cached(parts: Parts, place: Callable[[keras.Variable], str]) -> Update:
-    """Give the towers of a worker one copy of each weight."""
-    return CachedOnce(parts.config, parts.spread, parts.order, place)
 
 
 def checked_timeout(seconds: Any) -> float:

@@ -11,9 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches, Update
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.contract import Batches, TowerConfig
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.asynchronous.dropped import Dropped
@@ -22,13 +20,13 @@ from keras_towers.replicas.asynchronous.update import UpdateAlone
 from keras_towers.replicas.quotas import most_of_one
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
+from keras_towers.replicas.servers.update import CopiesOnTowers
 from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, Parts, one_of
+from keras_towers.strategies.base import BaseStrategy, one_of
 from keras_towers.strategies.processes import AmongProcesses
 from keras_towers.strategies.servers import (
     Servers,
     checked_timeout,
-    copies,
 )
 
 Tokens = Literal["per_replica", "shared"]
@@ -183,29 +181,23 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
         self._calls: ReplicaCalls | ServedCalls
         servers = self._servers
 
-        def update(parts: Parts) -> Update:
-            if servers is not None:
-                return copies(parts, reduce)
-            return UpdateAlone(
-                1.0, parts.config, parts.spread, parts.order, reduce
-            )
+        def update(config: TowerConfig) -> Any:
+            kind = UpdateAlone if servers is None else CopiesOnTowers
+            return kind(config, reduce)
 
         def session(**given: Any) -> ReplicaSession:
             return ReplicaSession(
                 aggregate, tokens == "shared", data == "split", also, **given
             )
 
-        def calls(
-            step: GlobalStep, adoption: Adoption
-        ) -> ReplicaCalls | ServedCalls:
+        def calls(update: Any) -> ReplicaCalls | ServedCalls:
             if servers is not None:
                 shared = tokens == "shared"
                 dropped = Dropped(replicas, aggregate, shared)
-                make = servers.calls(session, self.run, dropped)
-                self._calls = make(step, adoption)
+                self._calls = servers.calls(session, dropped)(update)
             else:
                 self._calls = ReplicaCalls(
-                    *(step, adoption, aggregate, tokens == "shared", also),
+                    *(update, aggregate, tokens == "shared", also),
                     stall_timeout,
                 )
             return self._calls

@@ -15,7 +15,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.calls import suitable
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.contract import Extent
+from keras_towers.fit.contract import Extent, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.verify import layers as layers_lib
@@ -25,8 +25,7 @@ from keras_towers.fit.verify.moments import Moments
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Differentiated, Tapes
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.strategies.base import BaseStrategy, Parts
+from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import compare
 
 
@@ -67,21 +66,17 @@ class SharedDeviceStrategy(BaseStrategy):
 
     def __init__(self, options: Options, whole: Sequence[Differentiated] = ()):
         self._compared: runs.ComparedUpdate
-        self._step: GlobalStep
+        self._calls: TowerCalls
 
-        def update(parts: Parts) -> runs.ComparedUpdate:
+        def update(config: TowerConfig) -> runs.ComparedUpdate:
             self._compared = runs.ComparedUpdate(
-                parts.config,
-                parts.spread,
-                parts.order,
-                reduction.sum_on_host,
-                whole=whole,
+                config, reduction.sum_on_host, whole=whole
             )
             return self._compared
 
-        def calls(step: GlobalStep, adoption: Adoption) -> TowerCalls:
-            self._step = step
-            return TowerCalls(step, adoption)
+        def calls(update: runs.ComparedUpdate) -> TowerCalls:
+            self._calls = TowerCalls(update)
+            return self._calls
 
         super().__init__(
             devices_lib.resolve(None)[:1] * options.towers,
@@ -102,13 +97,15 @@ class SharedDeviceStrategy(BaseStrategy):
     def step_of(self, model: keras.Model) -> Callable[[Any], Any]:
         """Place a model; return its step on all towers, which gives logs."""
         suitable.check(model, self._config)
-        self._adoption.claim(model)
-        self._adoption.bind(model)
-        self._adoption.mark_trained()
-        sources = self._adoption.log_sources(model, True)
+        adoption = self._calls.adoption
+        adoption.claim(model)
+        adoption.bind(model)
+        adoption.mark_trained()
+        sources = adoption.log_sources(model, True)
         logs = Logs(model, True, self._config.transport, sources)
         step = runs.step_of(model)
-        return lambda batch: self._step.run(step, batch, logs)
+        steps = GlobalStep(self._compared)
+        return lambda batch: steps.run(step, batch, logs)
 
 
 class Rehearsal:

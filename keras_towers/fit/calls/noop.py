@@ -17,6 +17,7 @@ from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
 from keras_towers.fit.calls.synchronous import run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption
 
 
@@ -27,19 +28,16 @@ class NoOpCalls:
     iterator and step function are replaced.
 
     Args:
-        strategy: the strategy, of one tower.
-        adoption: the models placed there.
+        update: as for ``TowerCalls``, of one tower.
         logs: the logs that every step reports.
+
+    Attributes:
+        adoption: the models placed there.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        adoption: Adoption,
-        logs: Mapping[str, float],
-    ):
-        self._strategy = strategy
-        self._adoption = adoption
+    def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
+        self._strategy = update.config.strategy
+        self.adoption: Adoption = Adoption(update.config, update.spread, update)
         self._logs = logs
 
     def run(
@@ -58,8 +56,8 @@ class NoOpCalls:
         """
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
-            self._adoption.refuse_others(model)
-            self._adoption.release_model(model)
+            self.adoption.refuse_others(model)
+            self.adoption.release_model(model)
         trains = kind in TRAINING
         # Keras passes this argument where fit itself calls evaluate.
         if not trains and not kwargs.get("_use_cached_eval_dataset"):

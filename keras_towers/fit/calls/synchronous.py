@@ -18,6 +18,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption
 
 
@@ -25,14 +26,16 @@ class TowerCalls:
     """Runs Keras's methods on towers.
 
     Args:
-        step: runs a step on all towers.
+        update: where weights live, and who updates them.
+
+    Attributes:
         adoption: the models placed on the towers.
     """
 
-    def __init__(self, step: GlobalStep, adoption: Adoption):
-        self._config = step.config
-        self._adoption = adoption
-        self._step = step
+    def __init__(self, update: UpdateOnce):
+        self._config = update.config
+        self._step: GlobalStep = GlobalStep(update)
+        self.adoption: Adoption = Adoption(self._config, update.spread, update)
 
     def run(
         self,
@@ -73,15 +76,15 @@ class TowerCalls:
         start: Start | None,
     ) -> Any:
         if self._alone and start is None:
-            self._adoption.refuse_others(model)
-            self._adoption.release_model(model)
+            self.adoption.refuse_others(model)
+            self.adoption.release_model(model)
             return run_alone(kind, original, model, args, kwargs)
         suitable.check(model, self._config)
         outer = call_lib.current()
         if outer is not None:
             outer.settle(kind in TRAINING)
         # Loops over batches call this for every batch: prepare only once.
-        prepared = kind.endswith("_on_batch") and self._adoption.knows(
+        prepared = kind.endswith("_on_batch") and self.adoption.knows(
             model, kind
         )
         if outer is None:
@@ -92,13 +95,13 @@ class TowerCalls:
                 alike.check(config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
                 if not prepared:
-                    self._adoption.claim(model)
+                    self.adoption.claim(model)
                 if kind in TRAINING:
-                    self._adoption.mark_trained()
+                    self.adoption.mark_trained()
                 elif kind == "evaluate" and outer is None:
-                    self._adoption.equalise()
+                    self.adoption.equalise()
                 else:
-                    self._adoption.average()
+                    self.adoption.average()
                 call = self.open(model, kind, prepared, start)
                 with suitable.causes_noted(call):
                     return self._run(call, original, args, kwargs)
@@ -112,7 +115,7 @@ class TowerCalls:
         finally:
             if outer is not None and outer.trains:
                 # The steps that follow are steps of training again.
-                self._adoption.mark_trained()
+                self.adoption.mark_trained()
             if outer is None:
                 self._config.transport.mark("")
 
@@ -125,7 +128,7 @@ class TowerCalls:
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
         return TowerCall(
-            self._step, self._adoption, model, kind, prepared, start
+            self._step, self.adoption, model, kind, prepared, start
         )
 
     def _run(
@@ -144,7 +147,7 @@ class TowerCalls:
             if call.kind == "predict_on_batch":
                 call.prepare((args or (kwargs["x"],))[:1])
             args, kwargs = chief.arguments(
-                self._config, self._adoption, original, args, kwargs, nested
+                self._config, self.adoption, original, args, kwargs, nested
             )
             with (
                 order,

@@ -15,7 +15,7 @@ from keras_towers.fit.context import marks, own_share, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
-from keras_towers.fit.contract import TowerConfig, Update
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step.hidden import HiddenRows
@@ -23,8 +23,8 @@ from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.step.one_trace import OneTrace
 from keras_towers.fit.step.tracing import Tracing
 from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
-from keras_towers.fit.weights.spread import SpreadVariables
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -34,30 +34,22 @@ class GlobalStep:
     """Runs steps on all towers as if they were one device.
 
     Args:
-        config: the towers.
-        order: keeps the steps of all ranks in order.
         update: applies the towers' gradients.
-        run_on_towers: TensorFlow's own ``Strategy.run``.
-        spread: the variables with a component on every tower; None if towers
-            write as on one device.
+        config: the towers, if not those of the update.
     """
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        order: StepOrder,
-        update: Update,
-        run_on_towers: Callable[..., Any],
-        spread: SpreadVariables | None = None,
-    ):
-        self.order = order
+    def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
+        self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
         self.hidden: HiddenRows = HiddenRows()
-        self.config = config
+        self.config: TowerConfig = config or update.config
         self.update = update
-        self.spread = self._spread = spread
-        self._run_on_towers = run_on_towers
-        self._devices = [tower_lib.short_name(d) for d in config.devices]
+        self._spread = update.spread
+        self._devices = [tower_lib.short_name(d) for d in self.config.devices]
+
+    def alone(self) -> GlobalStep:
+        """Return steps without the processes that train with this one."""
+        return GlobalStep(self.update, self.config.alone())
 
     def predict(
         self, step: Callable[[Any], Any], batch: Any, model: keras.Model
@@ -98,14 +90,14 @@ class GlobalStep:
         """
         averages = self._averages(logs.training)
         batch = self._begin(batch, counts_ranks=True, alone=averages)
-        if averages and self._spread is not None:
+        if averages:
             begin = functools.partial(self._spread.begin_batch, batch.parts)
             self.order.first(begin)
         outputs = self._outputs(
             step, batch, logs.model, logs.training, note=logs.note
         )
         last = None
-        if self._averages(logs.training) and self._spread is not None:
+        if self._averages(logs.training):
             end = self._spread.shares.end_step
             last = functools.partial(end, batch.parts)
             if not averages:
@@ -128,7 +120,6 @@ class GlobalStep:
         """Whether towers write means, which their shares have to weight."""
         return (
             training
-            and self._spread is not None
             and self.config.batches == "split"
             and self._spread.may_be_written()
         )
@@ -209,7 +200,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            outputs = self._run_on_towers(
+            outputs = self.config.strategy.run(
                 tower_step,
                 args=(
                     compat.PerReplica(towers),

@@ -8,11 +8,9 @@ from typing import Any
 import keras
 
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.held_once import HeldOnce
-from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.variables import TowerOf
 from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
@@ -25,8 +23,6 @@ class UpdateAtVariable(UpdateOnce):
 
     Args:
         config: the towers.
-        spread: the variables with a component on every tower.
-        order: keeps the steps of all ranks in order.
         place: returns the device to hold a given weight.
     """
 
@@ -34,13 +30,9 @@ class UpdateAtVariable(UpdateOnce):
     description = "trained weights exist once and are updated in place"
 
     def __init__(
-        self,
-        config: TowerConfig,
-        spread: SpreadVariables,
-        order: StepOrder,
-        place: Callable[[keras.Variable], str],
+        self, config: TowerConfig, place: Callable[[keras.Variable], str]
     ):
-        super().__init__(config, spread, order)
+        super().__init__(config)
         self._held = HeldOnce(place)
 
     def place(self, variable: keras.Variable) -> bool:
@@ -74,5 +66,5 @@ class UpdateAtVariable(UpdateOnce):
         self, rows: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
         places = [getattr(v, "_value", v).device for v in variables]
-        sums = sum_at_variables(rows, self._config.devices, places)
-        return [sums for _ in self._config.devices]
+        sums = sum_at_variables(rows, self.config.devices, places)
+        return [sums for _ in self.config.devices]

@@ -41,10 +41,13 @@ class UpdateOnce:
 
     Args:
         config: the towers.
-        spread: the variables with a component on every tower.
-        order: keeps the steps of all ranks in order.
         reduction: maps K lists of N gradients to K lists of N sums; None if a
             subclass overrides ``_reduce``.
+
+    Attributes:
+        config: the towers.
+        spread: the variables with a component on every tower.
+        order: keeps the steps of all ranks in order.
     """
 
     name = "once"
@@ -53,22 +56,16 @@ class UpdateOnce:
     # The tower that updates a weight, and on which its slots are created.
     _updater: TowerOf = 0
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        spread: SpreadVariables,
-        order: StepOrder,
-        reduction: Reduction | None = None,
-    ):
-        self._config = config
-        self._spread = spread
-        self._order = order
+    def __init__(self, config: TowerConfig, reduction: Reduction | None = None):
+        self.config = config
+        self.spread: SpreadVariables = SpreadVariables(config)
+        self.order: StepOrder = StepOrder(config.transport)
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def place(self, variable: keras.Variable) -> bool:
         """Give every tower a copy of a weight."""
-        return self._spread.spread_weight(variable)
+        return self.spread.spread_weight(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept its calls; keep its slot variables once."""
@@ -79,7 +76,7 @@ class UpdateOnce:
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make it reduce its gradients over the towers."""
-        optimizers.take(optimizer, self._config.name)
+        optimizers.take(optimizer, self.config.name)
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
@@ -189,7 +186,7 @@ class UpdateOnce:
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         """Ids of the ``tf.Variable``s whose buffers other towers share."""
-        if self._config.num_towers == 1:
+        if self.config.num_towers == 1:
             return set()
         return {
             id(component(getattr(v, "_value", v), index)) for v in variables
@@ -203,7 +200,7 @@ class UpdateOnce:
         """K lists of N sums; None for a missing gradient."""
         present = [grad is not None for grad in towers[0].grads]
         trained = list(itertools.compress(variables, present))
-        reduced = self._order.reduce(
+        reduced = self.order.reduce(
             towers[0].described(),
             [[g for g in tower.grads if g is not None] for tower in towers],
             lambda rows: self._reduce(rows, trained),
@@ -218,7 +215,7 @@ class UpdateOnce:
         self, rows: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
         assert self._reduction is not None
-        return self._reduction(rows, self._config.devices)
+        return self._reduction(rows, self.config.devices)
 
 
 class UpdateEach(UpdateOnce):
@@ -231,7 +228,7 @@ class UpdateEach(UpdateOnce):
     description = "every tower updates its own weights"
 
     def _place_slot(self, variable: keras.Variable) -> None:
-        self._spread.spread(variable, variables_lib.FIRST)
+        self.spread.spread(variable, variables_lib.FIRST)
 
     def _update(self, optimizer, original, variables, towers) -> None:
         rows = self._sums(variables, towers)

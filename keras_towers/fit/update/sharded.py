@@ -21,14 +21,12 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update import gradients
 from keras_towers.fit.update.one_device import as_one_device
-from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.over_ranks import UpdatesOfRank
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import slots as slots_lib
 from keras_towers.fit.weights.elsewhere import SlotsOverRanks
 from keras_towers.fit.weights.slots import PlacedSlots
-from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import (
@@ -51,8 +49,6 @@ class UpdateSharded(UpdateOnce):
 
     Args:
         config: the towers.
-        spread: the variables with a component on every tower.
-        order: keeps the steps of all ranks in order.
         over_ranks: maps N sums of this process to those of all processes.
         reduction: as for ``UpdateOnce``, instead; None: a gradient is summed on
             the tower that updates its weight.
@@ -69,12 +65,10 @@ class UpdateSharded(UpdateOnce):
     def __init__(
         self,
         config: TowerConfig,
-        spread: SpreadVariables,
-        order: StepOrder,
         over_ranks: Callable[[list[Gradient]], list[Gradient]],
         reduction: Reduction | None = None,
     ):
-        super().__init__(config, spread, order, reduction)
+        super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = Shares(config)
         self._slots = PlacedSlots()
@@ -86,7 +80,7 @@ class UpdateSharded(UpdateOnce):
 
     @property
     def _has_ranks(self) -> bool:
-        return self._config.transport.size > 1
+        return self.config.transport.size > 1
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer with its slots where they belong."""
@@ -120,7 +114,7 @@ class UpdateSharded(UpdateOnce):
             rank = self._shares.rank_of(value)
             if self._has_ranks and id(slot) in of_rule:
                 self._of_ranks.add(slot, rank, home)
-                if rank != self._config.transport.rank:
+                if rank != self.config.transport.rank:
                     continue
             here = component(value, self._updater).device
             self._slots.place(slot, here, home)
@@ -128,7 +122,7 @@ class UpdateSharded(UpdateOnce):
     @property
     def slot_bytes(self) -> list[int]:
         """The bytes of the slots on each tower, now or in the last block."""
-        now = [self._slots.bytes_on(d) for d in self._config.devices]
+        now = [self._slots.bytes_on(d) for d in self.config.devices]
         return now if any(now) else self._slot_bytes_before
 
     def share_slots(self) -> None:
@@ -208,9 +202,9 @@ class UpdateSharded(UpdateOnce):
     ) -> list[list[Gradient]]:
         values = [getattr(v, "_value", v) for v in variables]
         if self._reduction is not None:
-            sums = self._reduction(rows, self._config.devices)
+            sums = self._reduction(rows, self.config.devices)
             towers = map(self._shares.tower_of, values)
             return [[sums[tower][i] for i, tower in enumerate(towers)]]
         places = [component(v, self._updater).device for v in values]
-        sums = sum_at_variables(rows, self._config.devices, places)
+        sums = sum_at_variables(rows, self.config.devices, places)
         return [self._over_ranks(sums)]

@@ -15,9 +15,7 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.weights import trainers
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.replicas.asynchronous.pace import Free, Pace
 from keras_towers.replicas.asynchronous.staleness import (
     Staleness,
@@ -36,11 +34,10 @@ class AsyncCalls(TowerCalls):
     """Runs training asynchronously and all other methods synchronously.
 
     Args:
-        step: runs a step on all towers, for methods that do not train.
-        adoption: the models placed on the towers.
+        update: applies the gradients of a tower.
 
     Attributes:
-        update: applies the gradients of a tower.
+        update: as given.
         staleness: the staleness of the steps of the last epoch.
         stall_timeout_s: how long to wait for the end of any step; None: for
             ever.
@@ -48,10 +45,9 @@ class AsyncCalls(TowerCalls):
 
     stall_timeout_s: float | None = None
 
-    def __init__(self, step: GlobalStep, adoption: Adoption):
-        super().__init__(step, adoption)
-        assert isinstance(step.update, UpdateAlone)
-        self.update: UpdateAlone = step.update
+    def __init__(self, update: UpdateAlone):
+        super().__init__(update)
+        self.update = update
         self.staleness: Staleness = Staleness()
 
     def pace(self) -> Pace:
@@ -68,7 +64,7 @@ class AsyncCalls(TowerCalls):
         """Create the call object that Keras's loop uses."""
         if kind not in TRAINING:
             return super().open(model, kind, prepared, start)
-        given = (self._step, self._adoption, model, kind, prepared, start)
+        given = (self._step, self.adoption, model, kind, prepared, start)
         return _AsyncCall(self, *given)
 
     def _run(

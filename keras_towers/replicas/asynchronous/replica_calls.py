@@ -12,21 +12,19 @@ from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.asynchronous.calls import AsyncCalls, TrainFunction
 from keras_towers.replicas.asynchronous.dropped import Dropped
 from keras_towers.replicas.asynchronous.pace import Pace
 from keras_towers.replicas.asynchronous.replicas import InStep
+from keras_towers.replicas.asynchronous.update import UpdateAlone
 
 
 class ReplicaCalls(AsyncCalls):
     """Runs training on replicas whose gradients are averaged.
 
     Args:
-        step: as for ``AsyncCalls``.
-        adoption: likewise.
+        update: as for ``AsyncCalls``.
         aggregate: how many gradients an update averages.
         shared: whether any replica may take any token.
         also: what to do with each update, or None.
@@ -35,14 +33,13 @@ class ReplicaCalls(AsyncCalls):
 
     def __init__(
         self,
-        step: GlobalStep,
-        adoption: Adoption,
+        update: UpdateAlone,
         aggregate: int,
         shared: bool,
         also: Callable[[Sequence[Any]], Any] | None,
         stall_timeout_s: float,
     ):
-        super().__init__(step, adoption)
+        super().__init__(update)
         self.stall_timeout_s = stall_timeout_s
         self._aggregate = aggregate
         self._shared = shared

@@ -26,10 +26,11 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.reduction import scaled
+from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.averages import done
 
 _numbers = itertools.count()
@@ -41,15 +42,18 @@ class UpdateAlone(UpdateOnce):
     In custom training loops the towers run synchronously, as ``UpdateOnce``.
 
     Args:
+        config: the towers.
+        reduction: as for ``UpdateOnce``.
         scale: factor for a tower's gradients.
-        *together: the arguments of ``UpdateOnce``.
     """
 
     name = "alone"
     description = "every tower updates the shared weights independently"
 
-    def __init__(self, scale: float, *together: Any):
-        super().__init__(*together)
+    def __init__(
+        self, config: TowerConfig, reduction: Reduction, scale: float = 1.0
+    ):
+        super().__init__(config, reduction)
         self.scale = scale
         self._turns: dict[int, tf.CriticalSection] = {}
         self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()

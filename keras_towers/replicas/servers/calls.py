@@ -15,8 +15,6 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas.asynchronous.dropped import Dropped
 from keras_towers.replicas.asynchronous.tensorboard import with_writer
@@ -31,9 +29,7 @@ class ServedCalls(TowerCalls):
     """Trains together with other workers; evaluates by itself.
 
     Args:
-        step: runs a step of training.
-        alone: runs a step of any other kind, without the other workers.
-        adoption: the models placed on the towers.
+        update: gives the gradients to the servers.
         session: returns how the workers train the n-th model together.
         workers: returns those of the n-th ``fit``.
         peers: by which they tell one another values.
@@ -46,16 +42,16 @@ class ServedCalls(TowerCalls):
 
     def __init__(
         self,
-        step: GlobalStep,
-        alone: GlobalStep,
-        adoption: Adoption,
+        update: CopiesOnTowers | CachedOnce,
         session: Callable[[int], Session],
         workers: Callable[[int], Workers],
         peers: ServerPeers,
         dropped: Dropped | None = None,
     ):
-        super().__init__(step, adoption)
-        self._by_itself = alone
+        super().__init__(update)
+        self.update = update
+        # Steps of any other kind than training.
+        self._by_itself = self._step.alone()
         self._make_session = session
         self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
         self._made = 0
@@ -108,13 +104,6 @@ class ServedCalls(TowerCalls):
     def _alone(self) -> bool:
         return False
 
-    @property
-    def update(self) -> CopiesOnTowers | CachedOnce:
-        """What updates the weights."""
-        update = self._step.update
-        assert isinstance(update, (CopiesOnTowers, CachedOnce))
-        return update
-
     def open(
         self,
         model: keras.Model,
@@ -125,7 +114,7 @@ class ServedCalls(TowerCalls):
         """Create the call object that Keras's loop uses."""
         if kind != "fit":
             return TowerCall(
-                self._by_itself, self._adoption, model, kind, prepared, start
+                self._by_itself, self.adoption, model, kind, prepared, start
             )
         if model.run_eagerly:
             raise TowerError(
@@ -133,7 +122,7 @@ class ServedCalls(TowerCalls):
                 f"{model.name!r} is set to run_eagerly=True: compile it "
                 "without, or debug it outside of the strategy."
             )
-        given = self._step, self._adoption, model, kind, prepared, start
+        given = self._step, self.adoption, model, kind, prepared, start
         return ServedFit(self.session_of(model), self._dropped, *given)
 
     def _run(

@@ -37,7 +37,7 @@ class TakesSums(Protocol):
 class _ToServers:
     """What the updates below have in common."""
 
-    _config: Any
+    config: Any
     taker: TakesSums | None = None
     _sums: Callable[..., list[list[Any]]]
 
@@ -50,7 +50,7 @@ class _ToServers:
     ) -> None:
         if self.taker is None:
             raise TowerError(
-                f"{self._config.name} trains by fit() only: it keeps workers "
+                f"{self.config.name} trains by fit() only: it keeps workers "
                 "in step from the beginning of a fit to its end. For "
                 "train_on_batch and loops of your own use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."

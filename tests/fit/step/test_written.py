@@ -48,9 +48,10 @@ def test_exact(kind, strategy, options):
 
 def copies_of_mean(model):
     """The mean of a native variable's copies."""
+    strategy = tf.distribute.get_strategy()
     (found,) = {
         id(v): v
-        for v in tf.distribute.get_strategy()._adoption._spread.native.values()
+        for v in strategy._components.update.spread.native.values()
         if v.name == model.mean.name
     }.values()
     return [float(np.mean(part)) for part in found.values]
