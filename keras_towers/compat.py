@@ -1,13 +1,15 @@
-"""All private TensorFlow and Keras names that this package uses.
+"""Every name of TensorFlow and Keras that is private or that is replaced.
 
-Only this module and ``fit/`` may import from ``keras.src`` or
-``tensorflow.python``. All names are resolved at import time, so an incompatible
-release fails with one clear error instead of training wrong weights.
+Only this module imports from ``keras.src`` or ``tensorflow.python``. It looks
+up every object at import, with the methods and attributes that are used of it:
+an incompatible release fails with one clear error instead of training wrong
+weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import importlib
 import inspect
 from collections.abc import Iterator, Sequence
@@ -19,65 +21,64 @@ from keras_towers.errors import CompatibilityError
 
 KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
 
+TABLE: dict[str, set[str]] = {}
+"""The names in use of each object, by the object's path."""
 
-def resolve(path: str) -> Any:
-    """Import an object by its path, ``"package.module:Name.attribute"``.
+
+def resolve(path: str, names: str = "") -> Any:
+    """Import an object, and check names in use of it.
 
     Args:
-        path: the module, a colon, and the dotted name inside it.
+        path: ``"package.module"`` or ``"package.module:Name.attribute"``.
+        names: methods, functions and attributes, also of instances of a class
+            only, separated by spaces.
 
     Returns:
         The object.
 
     Raises:
         CompatibilityError: the installed TensorFlow or Keras has no such
-            module or name.
+            module, object or name.
     """
-    module_name, _, names = path.partition(":")
+    module_name, _, within = path.partition(":")
     try:
         value = importlib.import_module(module_name)
-        for name in names.split("."):
+        for name in within.split(".") if within else ():
             value = getattr(value, name)
     except (ImportError, AttributeError) as error:
         raise _gone(path) from error
+    for name in names.split():
+        if not hasattr(value, name) and not _sets(value, name):
+            raise _gone(f"{path}{'.' if within else ':'}{name}")
+    TABLE.setdefault(path, set()).update(names.split())
     return value
 
 
-def check_attribute(path: str, name: str) -> None:
-    """Check that instances of a class have an attribute.
-
-    Instance attributes cannot be imported, so the code of the class and its
-    bases is searched for the name.
-
-    Args:
-        path: the class, as for ``resolve``.
-        name: the attribute.
-
-    Raises:
-        CompatibilityError: neither the class nor its bases mention it.
-    """
-    owner = resolve(path)
-    names: set[str] = set()
-    for cls in owner.__mro__:
-        names.update(vars(cls))
-        for value in vars(cls).values():
-            names |= _names_in(value)
-    if name not in names:
-        raise _gone(f"{path}, its attribute {name}")
-
-
-def _names_in(value: Any) -> set[str]:
-    """Return all attribute names that a method's or property's code uses."""
-    value = getattr(value, "fget", value)
-    value = inspect.unwrap(getattr(value, "__func__", value))
-    codes = [getattr(value, "__code__", None)]
-    names: set[str] = set()
+def _sets(owner: Any, name: str) -> bool:
+    """Whether the code of a class or its bases sets an attribute."""
+    codes = [
+        getattr(_function(value), "__code__", None)
+        for cls in getattr(owner, "__mro__", ())
+        for value in vars(cls).values()
+    ]
     while codes:
         code = codes.pop()
-        if code is not None:
-            names.update(code.co_names)
-            codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return names
+        if code is None:
+            continue
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+        if name in code.co_names and any(
+            step.opname == "STORE_ATTR" and step.argval == name
+            for step in dis.get_instructions(code)
+        ):
+            return True
+    return False
+
+
+def _function(value: Any) -> Any:
+    """The function of a method or of a property's getter or setter."""
+    if isinstance(value, property):
+        value = value.fset or value.fget
+    return inspect.unwrap(getattr(value, "__func__", value))
 
 
 def _gone(what: str) -> CompatibilityError:
@@ -98,28 +99,17 @@ def _installed_versions() -> str:
 _TF = "tensorflow.python"
 _KERAS = "keras.src"
 
-# TensorFlow: operations that do not give the same every time are refused.
-is_op_determinism_enabled = resolve(
-    f"{_TF}.framework.config:is_op_determinism_enabled"
-)
-# TensorFlow: one after another, where a function has operations with effects.
-_run_independently = resolve(
-    f"{_TF}.framework.auto_control_deps"
-    ":AutomaticControlDependencies.run_independently"
-)
-
 # TensorFlow: distributed values.
-Mirrored = resolve(f"{_TF}.distribute.values:Mirrored")
-MirroredVariable = resolve(f"{_TF}.distribute.values:MirroredVariable")
-SyncOnReadVariable = resolve(f"{_TF}.distribute.values:SyncOnReadVariable")
-DistributedVariable = resolve(f"{_TF}.distribute.values:DistributedVariable")
-PerReplica = resolve(f"{_TF}.distribute.values:PerReplica")
-PerReplicaSpec = resolve(f"{_TF}.distribute.values:PerReplicaSpec")
-BaseResourceVariable = resolve(
-    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable"
+_VALUES = f"{_TF}.distribute.values"
+Mirrored = resolve(f"{_VALUES}:Mirrored")
+MirroredVariable = resolve(f"{_VALUES}:MirroredVariable")
+SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable")
+DistributedVariable = resolve(
+    f"{_VALUES}:DistributedVariable",
+    "_distributed_container _values _primary _distribute_strategy",
 )
-ResourceVariable = resolve(f"{_TF}.ops.resource_variable_ops:ResourceVariable")
-_handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
+PerReplica = resolve(f"{_VALUES}:PerReplica")
+PerReplicaSpec = resolve(f"{_VALUES}:PerReplicaSpec", "_value_specs")
 regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
@@ -129,51 +119,75 @@ is_saving = resolve(f"{_TF}.distribute.values_util:is_saving_non_distributed")
 
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
-    f"{_TF}.distribute.mirrored_strategy:MirroredExtended"
+    f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
+    "_container_strategy _cross_device_ops _get_cross_device_ops "
+    "_initialize_single_worker _initialize_strategy _call_for_each_replica",
 )
-MirroredReplicaContext = resolve(
-    f"{_TF}.distribute.mirrored_run:_MirroredReplicaContext"
+_RUN = f"{_TF}.distribute.mirrored_run"
+MirroredReplicaContext = resolve(f"{_RUN}:_MirroredReplicaContext")
+call_for_each_replica = resolve(f"{_RUN}:_call_for_each_replica")
+_LIB = f"{_TF}.distribute.distribute_lib"
+_push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
+_pop_mode = resolve(f"{_LIB}:_pop_per_thread_mode")
+_default_mode = resolve(f"{_LIB}:_get_default_replica_mode")
+
+# TensorFlow: variables.
+_VARIABLES = f"{_TF}.ops.resource_variable_ops"
+BaseResourceVariable = resolve(
+    f"{_VARIABLES}:BaseResourceVariable",
+    "handle _handle _read_variable_op _unique_id _strided_slice_assign",
 )
-TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
-Function = resolve(
-    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function"
-)
-call_for_each_replica = resolve(
-    f"{_TF}.distribute.mirrored_run:_call_for_each_replica"
-)
-_push_mode = resolve(f"{_TF}.distribute.distribute_lib:_push_per_thread_mode")
-_pop_mode = resolve(f"{_TF}.distribute.distribute_lib:_pop_per_thread_mode")
-_default_mode = resolve(
-    f"{_TF}.distribute.distribute_lib:_get_default_replica_mode"
-)
+ResourceVariable = resolve(f"{_VARIABLES}:ResourceVariable")
+state_ops = resolve(f"{_TF}.ops.state_ops")
+
+# TensorFlow: this process, and calls of functions.
 eager_context = resolve(f"{_TF}.eager.context:context")
+resolve(
+    f"{_TF}.eager.context:Context",
+    "config configure_collective_ops enable_collective_ops "
+    "check_collective_ops_peer_health abort_collective_ops "
+    "ensure_initialized function_call_options get_compiler_ir "
+    "_context_handle _collective_leader _rng",
+)
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
-get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
-CancellationManager = resolve(f"{_TF}.eager.cancellation:CancellationManager")
+is_op_determinism_enabled = resolve(
+    f"{_TF}.framework.config:is_op_determinism_enabled"
+)
+CancellationManager = resolve(
+    f"{_TF}.eager.cancellation:CancellationManager", "start_cancel"
+)
 _execute_with_cancellation = resolve(
     f"{_TF}.eager.execute:execute_with_cancellation"
 )
-constant_value_as_shape = resolve(
-    f"{_TF}.framework.tensor_util:constant_value_as_shape"
-)
-ControlFlowFuncGraph = resolve(
-    f"{_TF}.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph"
-)
-WhileBodyFuncGraph = resolve(
-    f"{_TF}.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
-)
 
-# TensorFlow: graphs of functions, their optimisation, and calls of them.
+# TensorFlow: functions, their graphs, and how these are optimised.
+TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
+_FUNCTION = f"{_TF}.eager.polymorphic_function"
+Function = resolve(
+    f"{_FUNCTION}.polymorphic_function:Function", "__call__ _clone"
+)
+function_from_graph = resolve(f"{_FUNCTION}.atomic_function:from_func_graph")
+call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
+get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
+resolve(
+    "tensorflow:Graph",
+    "get_operations _variable_creator_stack _thread_local "
+    "experimental_acd_manager",
+)
+resolve("tensorflow:Operation", "_add_control_input")
+resolve("tensorflow.compat.v1", "reset_default_graph")
+# A function of a model that tf.saved_model.load returns.
+LoadedFunction = resolve(
+    f"{_TF}.saved_model.load:_WrapperFunction", "_call_flat"
+)
 func_graph_from_py_func = resolve(
     f"{_TF}.framework.func_graph:func_graph_from_py_func"
 )
 FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph")
-function_from_graph = resolve(
-    f"{_TF}.eager.polymorphic_function.atomic_function:from_func_graph"
-)
-call_in_graph = resolve(
-    f"{_TF}.eager.polymorphic_function.atomic_function:make_call_op_in_graph"
-)
+_CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
+ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
+WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")
+_handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
 get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )
@@ -182,204 +196,161 @@ only_read = resolve(
     f"{_TF}.framework.auto_control_deps_utils"
     ":get_read_only_resource_input_indices_graph"
 )
+_run_independently = resolve(
+    f"{_TF}.framework.auto_control_deps"
+    ":AutomaticControlDependencies.run_independently"
+)
 op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
+constant_value_as_shape = resolve(
+    f"{_TF}.framework.tensor_util:constant_value_as_shape"
+)
 optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
 GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
 NamedDevice = resolve(
     "tensorflow.core.protobuf.device_properties_pb2:NamedDevice"
 )
-
-# TensorFlow: where random numbers come from.
-stateless_ops = importlib.import_module(
-    f"{_TF}.ops.gen_stateless_random_ops_v2"
-)
-seeded_ops = importlib.import_module(f"{_TF}.ops.gen_stateless_random_ops")
-stateful_ops = importlib.import_module(f"{_TF}.ops.gen_random_ops")
-
-set_global_attribute = resolve(
-    f"{_KERAS}.backend.common.global_state:set_global_attribute"
-)
-
-# TensorFlow: a function of a model that tf.saved_model.load returns.
-LoadedFunction = resolve(f"{_TF}.saved_model.load:_WrapperFunction")
-
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
 _XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
-resolve(f"{_TF}.eager.context:Context.get_compiler_ir")
 
-# Keras: the trainer, its data iterator, the optimizer and the losses.
-TensorFlowTrainer = resolve(f"{_KERAS}.models.model:Trainer")
-BaseTrainer = resolve(f"{_KERAS}.trainers.trainer:Trainer")
+# TensorFlow: where random numbers come from.
+stateless_ops = resolve(
+    f"{_TF}.ops.gen_stateless_random_ops_v2",
+    "stateless_random_uniform_v2 stateless_random_normal_v2 "
+    "stateless_truncated_normal_v2 stateless_random_uniform_int_v2 "
+    "stateless_random_uniform_full_int_v2 stateless_random_gamma_v3 "
+    "stateless_shuffle",
+)
+seeded_ops = resolve(
+    f"{_TF}.ops.gen_stateless_random_ops",
+    "stateless_random_binomial stateless_random_poisson "
+    "stateless_multinomial stateless_parameterized_truncated_normal",
+)
+random_seeds = resolve(f"{_TF}.framework.random_seed", "get_seed")
+seeds_of_draws = resolve(f"{_TF}.ops.random_ops_util", "get_key_counter_alg")
+resolve("tensorflow.random:Generator", "_prepare_key_counter")
+
+# TensorFlow: datasets.
+resolve("tensorflow.data:Dataset", "_inputs")
+resolve(f"{_TF}.data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
+
+# Keras: models.
+TensorFlowTrainer = resolve(
+    f"{_KERAS}.models.model:Trainer",
+    "__init__ fit evaluate predict train_on_batch test_on_batch "
+    "predict_on_batch train_step distribute_strategy _make_function "
+    "make_train_function make_test_function make_predict_function "
+    "_autoconvert_optionals _symbolic_build _maybe_symbolic_build "
+    "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
+    "_compile_config _initial_epoch _eval_epoch_iterator _loss_tracker "
+    "_compile_metrics _compile_loss",
+)
+BaseTrainer = resolve(
+    f"{_KERAS}.trainers.trainer:Trainer", "_resolve_auto_jit_compile"
+)
+resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
+trainer_module = resolve(
+    f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"
+)
 TFEpochIterator = resolve(
-    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator"
+    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
+    "_steps_seen _num_batches _distributed_dataset data_adapter",
 )
-ArrayDataAdapter = resolve(
-    f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
-)
-convert_to_sliceable = resolve(
-    f"{_KERAS}.trainers.data_adapters.array_slicing:convert_to_sliceable"
-)
-GeneratorDataAdapter = resolve(
-    f"{_KERAS}.trainers.data_adapters.generator_data_adapter"
-    ":GeneratorDataAdapter"
-)
-py_dataset_module = importlib.import_module(
-    f"{_KERAS}.trainers.data_adapters.py_dataset_adapter"
-)
-trainer_module = importlib.import_module(f"{_KERAS}.backend.tensorflow.trainer")
-keras_random = importlib.import_module(f"{_KERAS}.backend.tensorflow.random")
-seed_generator_module = importlib.import_module(
-    f"{_KERAS}.random.seed_generator"
-)
-resolve(f"{_KERAS}.random.seed_generator:global_seed_generator")
 filter_traceback = resolve(f"{_KERAS}.utils.traceback_utils:filter_traceback")
-resolve(f"{_KERAS}.utils.traceback_utils:include_frame")
-LossFunctionWrapper = resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper")
-ImageLayer = resolve(
-    f"{_KERAS}.layers.preprocessing.image_preprocessing"
-    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer"
+traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
+resolve(
+    "keras.callbacks:SwapEMAWeights",
+    "_tf_swap_variables _tf_finalize_ema_values",
 )
-get_keras_mask = resolve(f"{_KERAS}.backend:get_keras_mask")
-set_keras_mask = resolve(f"{_KERAS}.backend:set_keras_mask")
-loss_module = importlib.import_module(f"{_KERAS}.losses.loss")
-in_stateless_scope = resolve(
-    f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
-)
-KerasVariable = resolve(f"{_KERAS}.backend.tensorflow:Variable")
+resolve("keras.callbacks:TensorBoard", "_train_writer")
 load_h5_optimizer_weights = resolve(
     f"{_KERAS}.legacy.saving.legacy_h5_format"
     ":load_optimizer_weights_from_hdf5_group"
 )
-BaseOptimizer = resolve(f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer")
-get_global_attribute = resolve(
-    f"{_KERAS}.backend.common.global_state:get_global_attribute"
-)
-set_global_attribute = resolve(
-    f"{_KERAS}.backend.common.global_state:set_global_attribute"
-)
 
-# Methods and functions that fit/ calls, shadows or replaces: a missing one has
-# to fail at import, not in the middle of a scope.
-_USED = {
-    f"{_KERAS}.models.model:Trainer": (
-        "__init__ fit evaluate predict train_on_batch test_on_batch "
-        "predict_on_batch train_step distribute_strategy _make_function "
-        "make_train_function make_test_function make_predict_function "
-        "_autoconvert_optionals _resolve_auto_jit_compile "
-        "_symbolic_build _maybe_symbolic_build _get_metrics_result_or_logs"
-    ),
-    "keras.layers:Layer": "_flatten_layers",
-    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer": (
-        "__init__ apply apply_gradients scale_loss finalize_variable_values "
-        "_get_variable_index"
-    ),
-    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
-        "_all_reduce_sum_gradients assign_add assign_sub"
-    ),
-    f"{_KERAS}.backend.tensorflow:Variable": (
-        "_initialize assign assign_add assign_sub"
-    ),
-    f"{_KERAS}.losses.loss": "reduce_values apply_mask",
-    f"{_KERAS}.losses.losses:LossFunctionWrapper": "call",
+# Keras: data.
+_ADAPTERS = f"{_KERAS}.trainers.data_adapters"
+ArrayDataAdapter = resolve(
+    f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter",
+    "_num_samples _batch_size _shuffle _inputs",
+)
+convert_to_sliceable = resolve(
+    f"{_ADAPTERS}.array_slicing:convert_to_sliceable"
+)
+GeneratorDataAdapter = resolve(
+    f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter",
+    "_first_batches",
+)
+py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
+
+# Keras: layers and losses.
+resolve(
+    "keras.layers:Layer",
+    "_flatten_layers _seed_generators _metrics _losses _loss_ids "
+    "_dtype_policy _tracker _layers _inbound_nodes _outbound_nodes",
+)
+resolve("keras.layers:BatchNormalization", "_moments _reduction_axes")
+resolve(
+    "keras.layers:TextVectorization",
+    "call _output_mode _output_sequence_length _ragged",
+)
+ImageLayer = resolve(
     f"{_KERAS}.layers.preprocessing.image_preprocessing"
-    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer": (
-        "call _is_batched"
-    ),
-    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": (
-        "_read_variable_op"
-    ),
-    "keras.layers:BatchNormalization": "_moments",
-    "keras.layers:TextVectorization": "call",
-    f"{_KERAS}.trainers.data_adapters.py_dataset_adapter": "random",
-    "keras.metrics:Mean": "update_state",
-    f"{_KERAS}.layers.normalization.batch_normalization:BatchNormalization": (
-        "_moments"
-    ),
-    "keras.metrics:Sum": "update_state",
-    "keras.optimizers:Adam": (
-        "update_step _apply_weight_decay _use_weight_decay"
-    ),
-    "keras.optimizers:SGD": "update_step",
-    "keras.callbacks:TensorBoard": "_train_writer",
-    "keras.callbacks:SwapEMAWeights": (
-        "_tf_swap_variables _tf_finalize_ema_values"
-    ),
-    f"{_TF}.saved_model.load:_WrapperFunction": "_call_flat",
-    f"{_KERAS}.backend.tensorflow.random": "shuffle",
-    f"{_TF}.ops.gen_stateless_random_ops_v2": (
-        "stateless_random_uniform_v2 stateless_random_normal_v2 "
-        "stateless_truncated_normal_v2 stateless_random_uniform_int_v2 "
-        "stateless_random_uniform_full_int_v2 stateless_random_gamma_v3 "
-        "stateless_shuffle"
-    ),
-    f"{_TF}.ops.gen_stateless_random_ops": (
-        "stateless_random_binomial stateless_random_poisson "
-        "stateless_multinomial stateless_parameterized_truncated_normal"
-    ),
-    f"{_TF}.ops.gen_random_ops": (
-        "random_uniform random_standard_normal truncated_normal "
-        "random_uniform_int random_gamma random_poisson_v2 multinomial "
-        "parameterized_truncated_normal random_shuffle"
-    ),
-    "tensorflow.random:Generator": "_prepare_key_counter",
-    f"{_TF}.eager.context:Context": (
-        "config configure_collective_ops enable_collective_ops "
-        "check_collective_ops_peer_health abort_collective_ops "
-        "ensure_initialized function_call_options"
-    ),
-    f"{_TF}.eager.cancellation:CancellationManager": "start_cancel",
-    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function": (
-        "__call__ _clone"
-    ),
-    "tensorflow:Graph": "get_operations",
-    "tensorflow.compat.v1": "reset_default_graph",
-    "tensorflow.data:Dataset": "_inputs",
-}
-for _owner, _names in _USED.items():
-    for _name in _names.split():
-        resolve(f"{_owner}{'.' if ':' in _owner else ':'}{_name}")
+    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer",
+    "call _is_batched",
+)
+loss_module = resolve(f"{_KERAS}.losses.loss", "reduce_values apply_mask")
+LossFunctionWrapper = resolve(
+    f"{_KERAS}.losses.losses:LossFunctionWrapper", "call _fn_kwargs"
+)
+get_keras_mask = resolve(f"{_KERAS}.backend:get_keras_mask")
+set_keras_mask = resolve(f"{_KERAS}.backend:set_keras_mask")
 
-# Instance attributes, set in __init__ or later.
-_ATTRIBUTES = {
-    f"{_KERAS}.models.model:Trainer": (
-        "_distribute_strategy _jit_compile _compile_config _initial_epoch "
-        "_eval_epoch_iterator _loss_tracker _compile_metrics _compile_loss"
-    ),
-    "keras.layers:Layer": "_seed_generators _metrics _losses _loss_ids",
-    "keras.layers:BatchNormalization": "_reduction_axes synchronized",
-    f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator": (
-        "_steps_seen _num_batches _distributed_dataset data_adapter"
-    ),
-    f"{_KERAS}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter": (
-        "_num_samples _batch_size _shuffle _inputs"
-    ),
-    f"{_KERAS}.trainers.data_adapters.generator_data_adapter"
-    ":GeneratorDataAdapter": "_first_batches",
-    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer": (
-        "_trainable_variables _iterations gradient_accumulation_steps use_ema"
-    ),
-    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer": (
-        "_distribution_strategy"
-    ),
-    f"{_KERAS}.backend.tensorflow:Variable": "_value",
-    f"{_TF}.distribute.values:DistributedVariable": (
-        "_distributed_container _values _primary _distribute_strategy"
-    ),
-    f"{_TF}.distribute.values:PerReplicaSpec": "_value_specs",
-    f"{_TF}.ops.resource_variable_ops:BaseResourceVariable": "_unique_id",
-    f"{_KERAS}.layers.layer:Layer": "_dtype_policy",
-    "tensorflow:Graph": (
-        "_variable_creator_stack _thread_local experimental_acd_manager"
-    ),
-    "tensorflow:Operation": "_add_control_input",
-    f"{_TF}.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
-    f"{_TF}.eager.context:Context": "_context_handle _collective_leader",
-}
-for _owner, _names in _ATTRIBUTES.items():
-    for _name in _names.split():
-        check_attribute(_owner, _name)
+# Keras: metrics.
+resolve("keras.metrics:Metric", "__getattribute__")
+resolve("keras.metrics:Mean", "update_state")
+resolve("keras.metrics:Sum", "update_state")
+
+# Keras: optimizers.
+BaseOptimizer = resolve(
+    f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
+    "__init__ __getattribute__ apply apply_gradients scale_loss "
+    "finalize_variable_values _get_variable_index _backend_update_step "
+    "_trainable_variables _iterations _learning_rate use_ema "
+    "gradient_accumulation_steps _accumulated_gradients "
+    "_model_variables_moving_average",
+)
+resolve(
+    f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer",
+    "_all_reduce_sum_gradients assign_add assign_sub _distribution_strategy",
+)
+resolve(
+    "keras.optimizers:Adam",
+    "update_step _apply_weight_decay _use_weight_decay",
+)
+resolve("keras.optimizers:SGD", "update_step")
+resolve("keras.optimizers:RMSprop", "_momentums")
+
+# Keras: variables, draws and what is global.
+KerasVariable = resolve(
+    f"{_KERAS}.backend.tensorflow:Variable",
+    "_initialize _direct_assign _value assign assign_add assign_sub",
+)
+keras_random = resolve(f"{_KERAS}.backend.tensorflow.random", "shuffle")
+seed_generator_module = resolve(
+    f"{_KERAS}.random.seed_generator", "global_seed_generator"
+)
+resolve("keras.random:SeedGenerator", "next")
+in_stateless_scope = resolve(
+    f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
+)
+_GLOBAL = f"{_KERAS}.backend.common.global_state"
+global_state = resolve(_GLOBAL, "set_global_attribute")
+get_global_attribute = resolve(f"{_GLOBAL}:get_global_attribute")
+set_global_attribute = resolve(f"{_GLOBAL}:set_global_attribute")
+distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
+resolve("keras.distribution:DataParallel", "_is_multi_process")
 
 
 @contextlib.contextmanager
@@ -526,17 +497,3 @@ def untraced(function: Any) -> Any:
 def layers_of(model: Any) -> list[Any]:
     """Return a model and all its layers, at any depth."""
     return list(model._flatten_layers())
-
-
-# Instance attributes are looked up in the method that sets them.
-for _owner, _method, _name in (
-    (
-        f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-        "__init__",
-        "_trainable_variables",
-    ),
-    ("keras.optimizers:RMSprop", "build", "_momentums"),
-):
-    if _name not in resolve(f"{_owner}.{_method}.__code__").co_names:
-        resolve(f"{_owner}.{_name}")
-resolve("keras:Model._flatten_layers")

@@ -1,7 +1,9 @@
 """A missing or unsuitable TensorFlow or Keras gives one clear error."""
 
+import ast
 import importlib
 import importlib.util
+import pathlib
 from importlib import metadata
 
 import keras
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat, distribution
+from keras_towers.fit.context import patches
 
 pytestmark = pytest.mark.core
 
@@ -59,6 +62,63 @@ def test_a_name_that_only_instances_have(monkeypatch):
     cls = "keras.optimizers:RMSprop"
     monkeypatch.setattr(compat.resolve(cls), "build", lambda self: None)
     assert_refused(f"{cls}._momentums")
+
+
+PACKAGE = pathlib.Path(kt.__file__).parent
+# Of Python, other packages and graphs; and parts of words.
+OTHERS = {
+    *("_allreduce", "_class", "_exit", "_getframe", "_host_manager"),
+    *("_noinline", "_replace", "_self_", "_storage", "_XlaMustCompile"),
+    *("_batch_begin", "_batch_end", "_on_batch", "_use_cached_eval_dataset"),
+}
+
+
+def is_private(name):
+    return name.startswith("_") and name.isidentifier() and name[1:2] != "_"
+
+
+def test_every_private_name_that_is_used_is_in_the_table():
+    used, ours = {}, set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    ours.add(name)
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    ours.add(name)
+                case ast.Attribute(
+                    attr=name, value=ast.Name(id="self"), ctx=ast.Store()
+                ):
+                    ours.add(name)
+                case ast.Attribute(attr=name):
+                    used[name] = path
+                case ast.Constant(value=str(name)) if "fit" in path.parts:
+                    used[name] = path
+                case ast.ImportFrom(module=str(name)):
+                    private = ("keras.src", "tensorflow.python")
+                    assert not name.startswith(private), path
+    table = {name for names in compat.TABLE.values() for name in names}
+    table |= {name.rpartition(":")[2] for name in compat.TABLE}
+    unknown = {*filter(is_private, used)} - ours - table - OTHERS
+    assert not {name: used[name] for name in unknown}
+
+
+def test_every_name_that_is_replaced_is_in_the_table(monkeypatch):
+    replaced = []
+    replace = patches.replace
+
+    def noted(owner, name, ours):
+        replaced.append((owner, name))
+        replace(owner, name, ours)
+
+    monkeypatch.setattr(patches, "replace", noted)
+    with kt.TowerStrategy(2).scope():
+        assert 0 < len(replaced) <= 32
+    with kt.TowerStrategy(2, exact=True).scope():
+        pass
+    owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
+    for owner, name in replaced:
+        assert any(found is owner and name in n for found, n in owners), name
 
 
 def assert_refused(path):

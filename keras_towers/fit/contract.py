@@ -240,10 +240,6 @@ class Residents(Protocol):
         """Make an optimizer created in the scope reduce over the towers."""
         ...
 
-    def wrote(self, variable: tf.Variable) -> None:
-        """Pass on what was written outside of the towers."""
-        ...
-
     def equalise(self) -> None:
         """Make all state equal on all towers, and the optimizer's whole."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import threading
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 _lock = threading.RLock()
-_users = 0
-_undo: list[Callable[[], None]] = []
+# Blocks that need the patches of a function, and what undoes these patches.
+_users: collections.Counter[Callable[[], None]] = collections.Counter()
+_undo: dict[Callable[[], None] | None, list[Callable[[], None]]] = {None: []}
+_installing: Callable[[], None] | None = None
 
 
 @contextlib.contextmanager
@@ -20,27 +23,39 @@ def held(install: Callable[[], None]) -> Iterator[None]:
     Blocks may overlap in several threads: the first one installs the patches,
     the last one to exit undoes them.
     """
-    global _users
+    global _installing
     with _lock:
-        _users += 1
+        _users[install] += 1
     try:
         with _lock:
-            if not _undo:
-                install()
+            if not _undo.get(install):
+                _undo[install], _installing = [], install
+                try:
+                    install()
+                finally:
+                    _installing = None
         yield
     finally:
         with _lock:
-            _users -= 1
-            while _undo and _users == 0:
-                _undo.pop()()
+            _users[install] -= 1
+            if not _users[install]:
+                _undo_all(_undo[install])
+            if not _users.total():
+                _undo_all(_undo[None])
+
+
+def _undo_all(undo: list[Callable[[], None]]) -> None:
+    while undo:
+        undo.pop()()
 
 
 def replace(owner: Any, name: str, ours: Callable) -> None:
     """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
 
-    A decorated method is replaced inside its decorator's closure, so that
-    references taken earlier call the replacement too. For a property the getter
-    is replaced.
+    It is undone with the others that the function of ``held`` makes, or else
+    when the last block of all is left. A decorated method is replaced inside
+    its decorator's closure, so that references taken earlier call the
+    replacement too. For a property the getter is replaced.
 
     Args:
         owner: a class or a module.
@@ -62,9 +77,9 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         else:
             replacement = _replacement(there, ours)
         if name in vars(owner):
-            _undo.append(lambda: setattr(owner, name, there))
+            _undo[_installing].append(lambda: setattr(owner, name, there))
         else:
-            _undo.append(lambda: delattr(owner, name))
+            _undo[_installing].append(lambda: delattr(owner, name))
         setattr(owner, name, replacement)
 
 
@@ -145,7 +160,7 @@ def _replace_in_cell(cell: Any, ours: Callable) -> None:
     def undo() -> None:
         cell.cell_contents = original
 
-    _undo.append(undo)
+    _undo[_installing].append(undo)
     cell.cell_contents = _replacement(original, ours)
 
 
@@ -162,7 +177,8 @@ class _Shadow:
 
     def __init__(self, instance: Any, name: str, ours: Callable):
         self.had_own = name in vars(instance)
-        self.original = getattr(instance, name)
+        # Not what a class looks up for a tower.
+        self.original = object.__getattribute__(instance, name)
         self._instance = instance
         self.ours = ours
         functools.update_wrapper(self, self.original, updated=())
@@ -243,12 +259,3 @@ def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
         name: functools.partial(ours, instance, getattr(instance, name))
         for name, ours in methods.items()
     }
-
-
-def with_subclasses(cls: type) -> list[type]:
-    """Return a class and all its subclasses, without duplicates."""
-    found: list[type] = [cls]
-    child: type
-    for child in cls.__subclasses__():
-        found += [c for c in with_subclasses(child) if c not in found]
-    return found

@@ -40,10 +40,6 @@ def connect(
     Returns:
         what puts Keras back when it is closed.
     """
-    from keras.src.backend.common import global_state
-    from keras.src.backend.tensorflow import distribution_lib
-    from keras.src.models.model import Trainer
-    from keras.src.utils import traceback_utils
 
     def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with entered():
@@ -57,16 +53,20 @@ def connect(
 
     with contextlib.ExitStack() as undo:
         for name in contract.METHODS:
-            undo.callback(patches.wrap(Trainer, name, method))
+            undo.callback(patches.wrap(compat.TensorFlowTrainer, name, method))
         # Also reached by a set_distribution that was imported by its name.
-        undo.callback(patches.wrap(global_state, "set_global_attribute", store))
+        stores = compat.global_state
+        undo.callback(patches.wrap(stores, "set_global_attribute", store))
         # Tracebacks show the user's lines, and Keras's are always wrapped here.
-        undo.callback(patches.wrap(traceback_utils, "include_frame", _is_shown))
+        shown = compat.traceback_utils
+        undo.callback(patches.wrap(shown, "include_frame", _is_shown))
         filled_in = {
-            name: functools.partial(ours, getattr(distribution_lib, name, None))
+            name: functools.partial(
+                ours, getattr(compat.distribution_lib, name, None)
+            )
             for name, ours in backend.items()
         }
-        undo.enter_context(patches.shadowed(distribution_lib, filled_in))
+        undo.enter_context(patches.shadowed(compat.distribution_lib, filled_in))
         return undo.pop_all()
 
 

@@ -1,7 +1,8 @@
 """Every Keras name that is patched, and for how long.
 
 The names in ``_install`` are patched while the scope of at least one of our
-strategies is active; each patch defers to Keras unless such a strategy is the
+strategies is active, those in ``_install_draws`` while one with
+``random="global"`` is; each patch defers to Keras unless such a strategy is the
 current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
 Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
 several ranks with different seeds (``fit/data/ranks.py``).
@@ -27,7 +28,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import keras
@@ -56,9 +57,17 @@ logger = logging.getLogger("keras_towers")
 _warned_of_threads: set[tuple[str, str]] = set()
 
 
-def installed() -> contextlib.AbstractContextManager[None]:
-    """Patch Keras until the last of all such blocks exits."""
-    return patches.held(_install)
+@contextlib.contextmanager
+def installed(draws: bool = False) -> Iterator[None]:
+    """Patch Keras until the last of all such blocks exits.
+
+    Args:
+        draws: whether random draws of towers become those of one device.
+    """
+    with patches.held(_install), contextlib.ExitStack() as stack:
+        if draws:
+            stack.enter_context(patches.held(_install_draws))
+        yield
 
 
 def _install() -> None:
@@ -84,12 +93,14 @@ def _install() -> None:
     patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
     read = "_read_variable_op"
     patches.replace(compat.BaseResourceVariable, read, native_lib.read)
-    for owner, name in native_lib.WRITES:
-        patches.replace(owner, name, native_lib.write)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
     seeds = compat.seed_generator_module
     patches.replace(seeds, "global_seed_generator", _unseeded)
-    _catch_subclasses()
+    # A step may use metrics and optimizers that its model does not hold.
+    look_up = "__getattribute__"
+    metric, optimizer = keras.metrics.Metric, compat.BaseOptimizer
+    patches.replace(metric, look_up, logs_lib.attribute_of_metric)
+    patches.replace(optimizer, look_up, optimizers_lib.attribute_of_optimizer)
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", losses_lib.reduce_values)
@@ -106,11 +117,18 @@ def _install() -> None:
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", metrics_lib.update_state)
-    _catch_draws()
+    # Draws begin with these.
+    stateful = draws_lib.unmatched("a stateful random operation")
+    patches.replace(compat.random_seeds, "get_seed", stateful)
+    patches.replace(
+        tf.random.Generator, "_prepare_key_counter", draws_lib.of_generator
+    )
+    name = "get_key_counter_alg"
+    patches.replace(compat.seeds_of_draws, name, draws_lib.noted)
 
 
-def _catch_draws() -> None:
-    """Catch random draws, by the operations that all of them end in."""
+def _install_draws() -> None:
+    """Match random draws, by the operations that all of them end in."""
     for name, rejects in (
         ("stateless_random_uniform_v2", False),
         ("stateless_random_normal_v2", False),
@@ -132,49 +150,11 @@ def _catch_draws() -> None:
         ),
     ):
         patches.replace(owner, name, draws_lib.whole(name, shaped))
-    for owner, names in (
-        (compat.keras_random, ("shuffle",)),
-        (compat.stateless_ops, ("stateless_shuffle",)),
-        (compat.stateful_ops, _STATEFUL),
+    for owner, name in (
+        (compat.keras_random, "shuffle"),
+        (compat.stateless_ops, "stateless_shuffle"),
     ):
-        for name in names:
-            patches.replace(owner, name, draws_lib.unmatched(name))
-    patches.replace(
-        tf.random.Generator, "_prepare_key_counter", draws_lib.of_generator
-    )
-
-
-_STATEFUL = (
-    "random_uniform",
-    "random_standard_normal",
-    "truncated_normal",
-    "random_uniform_int",
-    "random_gamma",
-    "random_poisson_v2",
-    "multinomial",
-    "parameterized_truncated_normal",
-    "random_shuffle",
-)
-
-
-def _catch_subclasses() -> None:
-    """Catch optimizers that no model holds, and the results of metrics.
-
-    Of all classes that there are by now.
-    """
-    for owner in patches.with_subclasses(keras.metrics.Metric):
-        if "result" in vars(owner):
-            patches.replace(owner, "result", logs_lib.note_result)
-    for owner in patches.with_subclasses(compat.BaseOptimizer):
-        if "apply" in vars(owner):
-            patches.replace(owner, "apply", optimizers_lib.apply_of_any)
-        # Keras's own calls apply().
-        if "apply_gradients" in vars(owner) and owner is not (
-            compat.BaseOptimizer
-        ):
-            patches.replace(
-                owner, "apply_gradients", optimizers_lib.apply_gradients_of_any
-            )
+        patches.replace(owner, name, draws_lib.unmatched(name))
 
 
 def _method(
@@ -194,7 +174,6 @@ def _method(
             _warn_of_thread(kind, model)
         with alone.filled(trains):
             return original(model, *args, **kwargs)
-    _catch_subclasses()
     return strategy._components.calls.run(kind, original, model, args, kwargs)
 
 
@@ -318,7 +297,7 @@ def _next_seed(
     tower = tower_lib.current()
     if tower is not None and tower.variables is not None:
         tower.variables.own(generator.state, variables_lib.STREAM)
-    return original(generator, *args, **kwargs)
+    return draws_lib.noted(original, generator, *args, **kwargs)
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:

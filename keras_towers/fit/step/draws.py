@@ -114,6 +114,12 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
     return draw
 
 
+def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replace what a stateless draw calls first, to note that it draws."""
+    _rows()
+    return original(*args, **kwargs)
+
+
 def unmatched(name: str) -> Callable[..., Any]:
     """Return the replacement of an operation that towers cannot match."""
 

@@ -21,15 +21,21 @@ from keras_towers.transport import Transport
 Results: TypeAlias = "Sequence[tuple[keras.metrics.Metric, Any]]"
 
 
-def note_result(
-    original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any
+def attribute_of_metric(
+    original: Callable[[Any, str], Any], metric: Any, name: str
 ) -> Any:
-    """Replace ``result`` of a metric: a tower notes what it returned."""
-    result = original(metric, *args, **kwargs)
+    """Replace the look-up of ``result`` of a metric: a tower notes results."""
+    value = original(metric, name)
     tower = tower_lib.current()
-    if tower is not None and not compat.in_stateless_scope():
+    if name != "result" or tower is None or compat.in_stateless_scope():
+        return value
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = value(*args, **kwargs)
         tower.results.append((metric, result))
-    return result
+        return result
+
+    return noted
 
 
 class Logs:

@@ -146,6 +146,7 @@ def _finalize_variable_values(
     variables_lib.copy_to_towers(var_list)
 
 
+_APPLY = ("apply", "apply_gradients")
 _SHADOWS: patches.Shadows = {
     "apply": apply,
     "apply_gradients": _apply_gradients,
@@ -154,19 +155,19 @@ _SHADOWS: patches.Shadows = {
 }
 
 
-def apply_of_any(
-    original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
-) -> None:
-    """``apply`` of an optimizer that nobody has taken.
-
-    A step may use one that is not an attribute of its model.
-    """
-    apply(optimizer, functools.partial(original, optimizer), *args, **kwargs)
-
-
-def apply_gradients_of_any(
-    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any
+def attribute_of_optimizer(
+    original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """``apply_gradients`` of such an optimizer, where a class overrides it."""
-    mine = functools.partial(original, optimizer)
-    return _apply_gradients(optimizer, mine, grads_and_vars)
+    """Replace the look-up of a method that applies gradients.
+
+    A step may use an optimizer that nobody has taken, since it is not an
+    attribute of the model.
+    """
+    value = original(optimizer, name)
+    if (
+        name not in _APPLY
+        or patches.is_shadowed(optimizer, name)
+        or update_in_force() is None
+    ):
+        return value
+    return functools.partial(_SHADOWS[name], optimizer, value)

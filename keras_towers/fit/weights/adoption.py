@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
@@ -91,10 +90,6 @@ class Adoption:
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
-
-    def wrote(self, variable: tf.Variable) -> None:
-        """Pass on what was written outside of the towers."""
-        self._spread.native.written_outside(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind ``model``, its optimizers and nested models to the strategy.

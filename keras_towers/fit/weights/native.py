@@ -8,6 +8,8 @@ work on the tower's component.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,21 +17,27 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract, told
+from keras_towers.fit import told
+from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.shares import BatchShares
 
-WRITES = tuple(
-    (owner, name)
-    for owner in (compat.BaseResourceVariable, compat.ResourceVariable)
-    for name in vars(owner)
-    if name.startswith(
-        ("assign", "scatter", "batch_scatter", "_strided_slice_assign")
+_WRITE = ("assign", "scatter", "batch_scatter", "_strided_slice_assign")
+_METHODS = [
+    n for n in vars(compat.BaseResourceVariable) if n.startswith(_WRITE)
+]
+# The code of TensorFlow that asks for a variable's handle in order to write it.
+_WRITING = frozenset(
+    inspect.unwrap(value).__code__
+    for owner in (
+        *(compat.BaseResourceVariable, compat.ResourceVariable),
+        compat.state_ops,
     )
+    for name, value in vars(owner).items()
+    if name.startswith(_WRITE) and inspect.isfunction(value)
 )
-"""The methods by which TensorFlow writes a variable, with their classes."""
 
 
 class NativeVariables:
@@ -89,6 +97,7 @@ class NativeVariables:
             )
         spread.written_by_towers = True
         self._owned[id(variable)] = variable, spread
+        patches.shadow(variable, dict.fromkeys(_METHODS, self._write))
         variables_lib.copy_to_towers([spread])
         return True
 
@@ -97,15 +106,23 @@ class NativeVariables:
         owned = self._owned.get(id(variable))
         return variable if owned is None else owned[1].values[index]
 
-    def written_outside(self, variable: tf.Variable) -> None:
-        """Pass on what was written outside of the towers."""
-        owned = self._owned.get(id(variable))
-        if owned is not None and not self._passing_on:
+    def _write(
+        self,
+        variable: tf.Variable,
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Write a variable; outside of the towers, all its components."""
+        result = original(*args, **kwargs)
+        if tower_lib.current() is None and not self._passing_on:
             self._passing_on = True
             try:
-                owned[1].assign_everywhere(variable.read_value())
+                _, spread = self._owned[id(variable)]
+                spread.assign_everywhere(variable.read_value())
             finally:
                 self._passing_on = False
+        return result
 
     def values(self) -> list[variables_lib.TowerVariable]:
         """Return the variables with their components."""
@@ -113,7 +130,8 @@ class NativeVariables:
 
     def release(self) -> None:
         """Make them ordinary variables again, with the merged values."""
-        for _, spread in self._owned.values():
+        for variable, spread in self._owned.values():
+            patches.unshadow(variable, _METHODS)
             variables_lib.unbind(spread)
         self._owned.clear()
 
@@ -137,6 +155,9 @@ def handle(original: Callable[[Any], Any], variable: Any) -> Any:
     tower = tower_lib.current()
     if tower is None or tower.variables is None:
         return original(variable)
+    # Two frames up: what asks for it.
+    if sys._getframe(2).f_code in _WRITING:
+        tower.variables.own_native(variable)
     return original(tower.variables.component(variable, tower.local_index))
 
 
@@ -149,19 +170,3 @@ def read(
     if tower is None or tower.reads is None:
         return mine()
     return tower.reads(variable, mine)
-
-
-def write(
-    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replace a method that writes a ``tf.Variable``."""
-    tower = tower_lib.current()
-    if tower is not None:
-        if tower.variables is not None:
-            tower.variables.own_native(variable)
-        return original(variable, *args, **kwargs)
-    result = original(variable, *args, **kwargs)
-    strategy = contract.in_force()
-    if strategy is not None:
-        strategy._components.adoption.wrote(variable)
-    return result

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python import ops as tensorflow_ops
+from tensorflow.python.framework import random_seed
 
 import keras_towers as kt
 from keras_towers import distribution
@@ -59,31 +60,30 @@ class Boom(BaseException):
 
 
 # What random numbers come from.
-OPERATIONS = (
-    "gen_stateless_random_ops_v2",
-    "gen_stateless_random_ops",
-    "gen_random_ops",
-)
+OPERATIONS = ("gen_stateless_random_ops_v2", "gen_stateless_random_ops")
+SEEDS = ("random_seed", "random_ops_util")
 
 
 def _everything() -> dict:
     """The same, with the operations of TensorFlow that are replaced."""
     found = _everything_in_keras()
     found["Generator"] = tf.random.Generator._prepare_key_counter
-    for name in OPERATIONS:
-        found |= {
-            (name, key): value
-            for key, value in vars(getattr(tensorflow_ops, name)).items()
-        }
+    for module in (
+        *(getattr(tensorflow_ops, name) for name in (*OPERATIONS, SEEDS[1])),
+        random_seed,
+    ):
+        name = module.__name__.rpartition(".")[2]
+        found |= {(name, key): value for key, value in vars(module).items()}
     return found
 
 
 @pytest.mark.core
-def test_everything_is_put_back():
+@pytest.mark.parametrize("random", ["tower", "global"])
+def test_everything_is_put_back(random):
     model = linear()
     fit(model)  # imports what Keras imports late
     before = _everything()
-    strategy = kt.TowerStrategy(2)
+    strategy = kt.TowerStrategy(2, random=random)
 
     def stop(batch, logs):
         raise Boom
@@ -91,7 +91,11 @@ def test_everything_is_put_back():
     with strategy.scope():
         inside = _changed(before)
         kinds = {name if name == "Generator" else name[0] for name in inside}
-        assert {"Generator", *OPERATIONS} < kinds
+        assert {"Generator", *SEEDS} < kinds
+        # What serves an option is replaced only with it.
+        assert set(OPERATIONS) & kinds == (
+            set(OPERATIONS) if random == "global" else set()
+        )
         with strategy.scope():
             pass
         # Patched until the last scope is left.
