@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_towers import rendezvous
 from keras_towers.fit.weights import agreement
+from keras_towers.meeting import store
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
@@ -38,7 +37,7 @@ class ObjectState(_elastic.ObjectState):
         get_rank: Callable[[], int] = _hvd.rank,
         **objects: Any,
     ):
-        server = rendezvous.from_environment()
+        server = store.from_environment()
         # None under Horovod's own launcher, which has no news for us.
         self._launcher = server if server and server.signed else None
         super().__init__(bcast_object, get_rank, **objects)
@@ -47,9 +46,9 @@ class ObjectState(_elastic.ObjectState):
         """Interrupt training on all ranks if hosts have come or gone."""
         if self._launcher and self._rank() == 0:
             with contextlib.suppress(OSError):
-                news = self._launcher.get(rendezvous.NEWS)
+                news = self._launcher.get(store.NEWS)
                 if news:
-                    self.on_hosts_updated(*json.loads(news))
+                    self.on_hosts_updated(*news)
         super().check_host_updates()
 
 

@@ -18,28 +18,15 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from keras_towers.launching import agent
-from keras_towers.launching.rendezvous import RendezvousServer
-from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.addresses import LOOPBACK, interface_towards
+from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import Slot, slots
-from keras_towers.meeting.variables import job_environment, slot_environment
-from keras_towers.rendezvous import OWN_GPUS, new_secret
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What a worker has to know to meet the others.
-
-    Attributes:
-        address: where worker 0 listens.
-        port: on which port.
-        secret: the job's.
-        plan: the place of each worker.
-    """
-
-    address: str
-    port: int
-    secret: str
-    plan: list[Slot]
+from keras_towers.meeting.store import Endpoint
+from keras_towers.meeting.variables import (
+    OWN_GPUS,
+    job_environment,
+    slot_environment,
+)
 
 
 @dataclass
@@ -64,13 +51,13 @@ class RanksConfig(BackendConfig):
 class _Ranks(Backend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         hosts = worker_group.execute(_own_address)
-        meeting = worker_group.execute_single(0, meet, hosts)
+        endpoint, plan = worker_group.execute_single(0, meet, hosts)
         ray.get(
             [
                 worker_group.execute_single_async(
-                    rank, _join, meeting, rank, backend_config
+                    slot.rank, _join, endpoint, slot, backend_config
                 )
-                for rank in range(len(hosts))
+                for slot in plan
             ]
         )
 
@@ -79,23 +66,20 @@ def _own_address() -> str:
     return ray.util.get_node_ip_address()
 
 
-def meet(hosts: list[str]) -> Meeting:
+def meet(hosts: list[str]) -> tuple[Endpoint, list[Slot]]:
     """Open the server that all workers meet at, in this process.
 
     Args:
         hosts: the address of each worker's machine.
     """
-    address = hosts[0] if len(set(hosts)) > 1 else LOOPBACK
-    secret = new_secret()
-    server = RendezvousServer(address, secret)
-    port = server.start()
-    plan = slots(hosts)
+    server = StoreServer(hosts[0] if len(set(hosts)) > 1 else LOOPBACK)
+    endpoint, plan = server.start(), slots(hosts)
     server.init(plan)
-    return Meeting(address, port, secret, plan)
+    return endpoint, plan
 
 
-def _join(meeting: Meeting, rank: int, config: RanksConfig) -> None:
-    own = environment_of(meeting, rank, config)
+def _join(endpoint: Endpoint, slot: Slot, config: RanksConfig) -> None:
+    own = environment_of(endpoint, slot, config)
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     if gpus and os.environ.get("CUDA_VISIBLE_DEVICES") == ",".join(gpus):
         own[OWN_GPUS] = "1"
@@ -103,21 +87,16 @@ def _join(meeting: Meeting, rank: int, config: RanksConfig) -> None:
 
 
 def environment_of(
-    meeting: Meeting, rank: int, config: RanksConfig
+    endpoint: Endpoint, slot: Slot, config: RanksConfig
 ) -> dict[str, str]:
     """The variables of a rank, computed on its machine."""
-    slot = meeting.plan[rank]
     everything = {
         **os.environ,
         **job_environment(
-            rendezvous=meeting.address,
-            port=meeting.port,
-            secret=meeting.secret,
-            interface=agent.interface_towards(meeting.address),
+            endpoint,
+            interface=interface_towards(endpoint.address),
             stall_warning_s=config.stall_warning_s,
             stall_shutdown_s=config.stall_shutdown_s,
-            seed=None,
-            elastic=False,
         ),
         **slot_environment(slot),
     }

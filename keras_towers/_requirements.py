@@ -15,9 +15,9 @@ from keras_towers.errors import CompatibilityError
 
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|launching)(\..+)?|strategies(\.registry)?"
-    r"|_keras_import|_requirements|cores|errors|folders|rendezvous"
-    r"|noticeboard|signals|subprocesses|tf_config|user_functions"
+    r"(bench|building|cli|doctor|launching|meeting)(\..+)?|strategies(\.registry)?"
+    r"|_keras_import|_requirements|cores|errors|folders"
+    r"|signals|subprocesses|user_functions"
 )
 
 

@@ -16,7 +16,6 @@ import contextvars
 import functools
 import hashlib
 import inspect
-import json
 import logging
 import os
 import time
@@ -26,7 +25,7 @@ from typing import Any
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import Board
+from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -74,7 +73,7 @@ def every_rank() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def once(rank: int, size: int, server: Board) -> Iterator[None]:
+def once(rank: int, size: int, board: Store) -> Iterator[None]:
     """Let only rank 0 write what Keras saves in this block.
 
     Where ranks save at different paths each writes its own.
@@ -82,9 +81,9 @@ def once(rank: int, size: int, server: Board) -> Iterator[None]:
     Args:
         rank: this process.
         size: number of processes.
-        server: what the job's processes have in common.
+        board: what the job's processes have in common.
     """
-    saves = _Saves(rank, size, server)
+    saves = _Saves(rank, size, board)
     with contextlib.ExitStack() as undo:
         undo.callback(_set_active, _active)
         _set_active(True)
@@ -108,10 +107,10 @@ def _set_active(value: bool) -> None:
 class _Saves:
     """What this rank saves, each path counted by itself."""
 
-    def __init__(self, rank: int, size: int, server: Board):
+    def __init__(self, rank: int, size: int, board: Store):
         self._rank = rank
         self._others = set(range(1, size))
-        self._server = server
+        self._board = board
         self._counts: collections.Counter[str] = collections.Counter()
         # Those that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
@@ -147,8 +146,8 @@ class _Saves:
         if count > 1:
             self._wait_for_readers(path, count)
         key = _key("saved", path, count)
-        self._server.put(_key("saves", path, count), b"0")
-        self._server.put(_TOTAL, str(self._counts.total()).encode())
+        self._board.put(_key("saves", path, count), True)
+        self._board.put(_TOTAL, self._counts.total())
         error: str | None = "it was interrupted"
         try:
             result, error = write(), None
@@ -157,7 +156,7 @@ class _Saves:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            self._server.put(key, json.dumps(error).encode())
+            self._board.put(key, {"error": error})
 
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for those who may still read what was saved there before."""
@@ -165,7 +164,7 @@ class _Saves:
         for rank in sorted(self._others):
             if (rank, path) in self._absent:
                 continue
-            while not self._server.get(_key(f"saves-{rank}", path, count)):
+            while not self._board.get(_key(f"saves-{rank}", path, count)):
                 if time.monotonic() > until:
                     self._absent.add((rank, path))
                     logger.warning(
@@ -182,18 +181,19 @@ class _Saves:
         self, path: str, count: int, write: Callable[[], Any]
     ) -> Any:
         """Wait until rank 0 has written, or write at a path of one's own."""
-        self._server.put(_key(f"saves-{self._rank}", path, count), b"1")
+        self._board.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
         while True:
-            told = self._server.get(_key("saved", path, count))
+            told = self._board.get(_key("saved", path, count))
             if told is not None:
-                error = json.loads(told)
-                if error is not None:
-                    raise TowerError(f"rank 0 could not save {path}: {error}")
+                if told["error"] is not None:
+                    raise TowerError(
+                        f"rank 0 could not save {path}: {told['error']}"
+                    )
                 return None
-            if not self._server.get(_key("saves", path, count)):
+            if not self._board.get(_key("saves", path, count)):
                 # It has done as many saves, but has not begun with this one.
-                done = int(self._server.get(_TOTAL) or 0)
+                done = self._board.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
                     if time.monotonic() > since + _OWN_S:

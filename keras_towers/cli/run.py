@@ -207,7 +207,15 @@ def run(
         served = bool(task.ps if task else tasks and tasks.get("ps"))
         program = rank_command(command, strategy, towers, module, served)
         if task is not None:
-            inside.become_task(task, program, seed, strategy is not None)
+            inside.become(
+                task,
+                program,
+                seed=seed,
+                seeded=strategy is not None,
+                interface=None,
+                stall_warning_s=stall_warning,
+                stall_shutdown_s=stall_shutdown,
+            )
         known = STRATEGIES.get(strategy or "")
         if known and known.one_process and (elastic or rank or processes != 1):
             _refuse(

@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers.fit.weights import agreement
-from keras_towers.transport import stall
+from keras_towers.meeting import watch
 
 # Greater than any number that is compared; these are positive.
 _BEYOND = 2**32 + 2
@@ -36,7 +36,7 @@ class Matching:
             )
         # Counts are compared between ranks: all have to take part.
         if process_set.process_set_id == 0:
-            stall.counters.append(self._count)
+            watch.counters.append(self._count)
 
     def _count(self) -> tuple[int, int]:
         return int(self._begun.numpy()), int(self._ended.numpy())

@@ -21,22 +21,19 @@ from keras_towers.launching.discovery import from_script, patient
 from keras_towers.launching.elastic_driver import (
     Elastic,
     elastic_driver,
+    elastic_handler,
+    horovod,
     waits,
 )
 from keras_towers.launching.job import Job, signals_to
 from keras_towers.launching.ranks import Console
-from keras_towers.launching.rendezvous import (
-    RendezvousServer,
-    elastic_handler,
-    horovod,
-)
 from keras_towers.launching.rounds import Rounds, slot_name
 from keras_towers.launching.ssh import check_reachable
 from keras_towers.launching.supervision import stopped_by
 from keras_towers.launching.workers import Workers
 from keras_towers.meeting.addresses import is_local, meeting_point
+from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.variables import job_environment
-from keras_towers.rendezvous import new_secret
 
 
 def elastic_options(
@@ -114,8 +111,7 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     remote = [host for host in first if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    secret = new_secret()
-    server = RendezvousServer(address, secret)
+    server = StoreServer(address)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     console = Console(job.output, events.put)
     discover = patient(elastic.discover, first, console.say)
@@ -133,9 +129,7 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         module.create_rendezvous_handler(driver), rounds, console.say
     )
     workers.environment = job_environment(
-        rendezvous=address,
-        port=server.start(handler),
-        secret=secret,
+        server.start(handler),
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,

@@ -7,15 +7,40 @@ round, which has the training's state, has rank 0 in the next.
 
 from __future__ import annotations
 
+import importlib
+import ipaddress
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.launching.discovery import Discover
-from keras_towers.launching.rendezvous import horovod
-from keras_towers.rendezvous import NEWS
+from keras_towers.launching.rounds import Rounds
+from keras_towers.meeting.server import MEETING_SCOPE, Guard, rank_of
+from keras_towers.meeting.store import NEWS
+
+# The scope in which Horovod's own elastic state leaves a pickle.
+_PICKLED_SCOPE = "worker_addresses"
+
+
+def horovod(module: str) -> ModuleType:
+    """Import a module of Horovod's launcher.
+
+    Raises:
+        TowerError: Horovod is not installed, or lacks a package of its own.
+    """
+    name = f"horovod.{module}"
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if (error.name or "").startswith("horovod"):
+            reason = "Horovod is not installed in this environment"
+        else:
+            reason = f"Horovod does not load in this environment ({error})"
+        advice = "run `keras-towers install horovod`"
+        raise TowerError(f"{reason}: {advice}.") from error
 
 
 @dataclass(frozen=True)
@@ -137,3 +162,41 @@ def _discovery(discover: Callable[[], dict[str, int]]) -> Any:
             return discover()
 
     return _Discovery()
+
+
+def elastic_handler(
+    base: Any, rounds: Rounds, say: Callable[[str], None]
+) -> Any:
+    """Horovod's elastic handler, which answers nobody before all have come.
+
+    How long ranks wait for one another to start and how long for one that has
+    died in the middle of a reduction is one setting of Horovod. Here the first
+    wait is the server's, so that the second can be short.
+
+    Args:
+        base: Horovod's.
+        rounds: knows who takes part.
+        say: tells the user.
+    """
+    removed = horovod("runner.common.util.hosts").INVALID_SLOT_INFO
+
+    class _Handler(base):
+        def _get_rank_and_size(self, host, local_rank):
+            slot = rounds.place(host, local_rank, self.connection)
+            return (slot or removed).to_response_string().encode()
+
+        def _put_value(self, scope, key, value):
+            address = ipaddress.ip_address(self.server.server_address[0])
+            if scope == _PICKLED_SCOPE and not address.is_loopback:
+                # It is not signed, and the token may have been read on the way.
+                say(
+                    f"worker {key} uses Horovod's own elastic state and so, "
+                    "over a network, is not told when hosts are added; "
+                    "keras_towers.elastic is"
+                )
+                return
+            super()._put_value(scope, key, value)
+            if scope == MEETING_SCOPE:
+                rounds.hold(rank_of(key), self.connection)
+
+    return type("_Guarded", (Guard, _Handler), {})

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from keras_towers import rendezvous
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launching import call
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.ranks import Rank
 from keras_towers.launching.supervision import Outcome
+from keras_towers.meeting import store
 
 _T = TypeVar("_T")
 
@@ -72,7 +72,7 @@ def launch(
     """
     if np < 1:
         raise TowerError(f"np={np}: give 1 or more ranks.")
-    if rendezvous.from_environment() is not None:
+    if store.from_environment() is not None:
         raise TowerError(
             "kt.launch was called in a process that is itself a rank of a job: "
             "call the function directly there, or start the script without "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from typing import NoReturn
@@ -11,7 +10,7 @@ from typing import NoReturn
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import ClusterEnvironment
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.variables import SEED, process_environment
+from keras_towers.meeting.variables import process_environment
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
@@ -28,7 +27,7 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
 
 
 def become(
-    member: ClusterEnvironment,
+    member: ClusterEnvironment | Cluster,
     command: list[str],
     *,
     seed: int | None,
@@ -51,50 +50,21 @@ def become(
     Raises:
         TowerError: the job has nothing from which all ranks get one seed.
     """
-    environment = {
-        **os.environ,
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }
-    if interface:
-        environment["HOROVOD_GLOO_IFACE"] = interface
-    if seeded:
-        if seed is None:
-            # The ranks have not met yet, but all know the job's name.
-            seed = _seed_from(member.identity())
-        environment[SEED] = str(seed)
-        environment.setdefault("PYTHONHASHSEED", str(seed))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(command[0], command, environment)
-
-
-def become_task(
-    task: Cluster, command: list[str], seed: int | None, seeded: bool
-) -> NoReturn:
-    """Run a command instead of this program, as the task of ``TF_CONFIG``.
-
-    Args:
-        task: which.
-        command: the program and its arguments.
-        seed: the random seed of all tasks; None: one that is the job's.
-        seeded: whether they are seeded at all.
-    """
-    jobs = json.dumps({role: list(a) for role, a in task.jobs.items()})
     if not seeded:
         seed = None
     elif seed is None:
-        seed = _seed_from(jobs)
-    environment = {**os.environ, **process_environment(seed)}
+        # The ranks have not met yet, but all know the job's name.
+        digest = hashlib.sha256(member.identity().encode()).digest()
+        seed = int.from_bytes(digest[:4]) >> 1
+    environment = {
+        **os.environ,
+        **process_environment(seed, stall_warning_s, stall_shutdown_s),
+    }
+    if interface:
+        environment["HOROVOD_GLOO_IFACE"] = interface
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environment)
-
-
-def _seed_from(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) >> 1
 
 
 def allocated(

@@ -11,8 +11,8 @@ from typing import Any
 
 from keras_towers import signals
 from keras_towers.launching.byteps import Servers
+from keras_towers.launching.elastic_driver import horovod
 from keras_towers.launching.ranks import Console, Place, Rank
-from keras_towers.launching.rendezvous import RendezvousServer, horovod
 from keras_towers.launching.ssh import check_reachable
 from keras_towers.launching.supervision import (
     OVER_HOROVOD,
@@ -23,9 +23,9 @@ from keras_towers.launching.supervision import (
     supervise,
 )
 from keras_towers.meeting.addresses import is_local, meeting_point
+from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import assign
 from keras_towers.meeting.variables import job_environment, slot_environment
-from keras_towers.rendezvous import new_secret
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
@@ -79,21 +79,17 @@ def run_job(job: Job) -> Outcome:
     remote = [host for host in used if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    secret = new_secret()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    server = RendezvousServer(
-        address, secret, lambda rank: events.put(Connected(rank))
+    server = StoreServer(
+        address, on_connected=lambda rank: events.put(Connected(rank))
     )
     console = Console(job.output, events.put, job.launcher)
     environment = job_environment(
-        rendezvous=address,
-        port=server.start(),
-        secret=secret,
+        server.start(),
         interface=interface,
         stall_warning_s=job.stall_warning_s,
         stall_shutdown_s=job.stall_shutdown_s,
         seed=job.seed,
-        elastic=False,
     )
     server.init(plan)
     ranks: list[Rank] = []

@@ -104,25 +104,21 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone write what every rank saves, if there are others."""
-    from keras_towers import noticeboard, rendezvous, saving
+    from keras_towers import saving
+    from keras_towers.meeting import store
     from keras_towers.meeting.environments import tf_config
 
-    cluster, board = (
-        tf_config.from_environment(),
-        noticeboard.from_environment(),
-    )
-    if cluster and board:
-        if not cluster.trains or cluster.size == 1:
-            return contextlib.nullcontext()
-        return saving.once(cluster.rank, cluster.size, board)
-    server = rendezvous.from_environment()
-    rank, size = (
-        int(os.environ.get(f"HOROVOD_{n}", 1)) for n in ("RANK", "SIZE")
-    )
+    board, cluster = store.from_environment(), tf_config.from_environment()
+    rank, size = 0, 1
+    if os.environ.get("HOROVOD_RANK"):
+        names = "HOROVOD_RANK", "HOROVOD_SIZE"
+        rank, size = (int(os.environ[name]) for name in names)
+    elif cluster and cluster.trains:
+        rank, size = cluster.rank, cluster.size
     # In an elastic job the ranks change, and with them who has saved what.
-    if server is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
+    if board is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
         return contextlib.nullcontext()
-    return saving.once(rank, size, server)
+    return saving.once(rank, size, board)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

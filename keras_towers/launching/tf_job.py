@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import tempfile
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 
 from keras_towers.launching.job import Job, signals_to
 from keras_towers.launching.ranks import Console, Place, Rank
@@ -17,14 +17,12 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.launching.tf_cluster import (
-    local_cluster,
-    task_environment,
-    told_of_joining,
-)
+from keras_towers.meeting import store
 from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.variables import process_environment
-from keras_towers.noticeboard import FOLDER
 
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
 _COLLECTIVE = "multi-worker, or use kt.MultiWorkerTowerStrategy()"
@@ -49,10 +47,21 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
         console = Console(job.output, events.put, job.launcher)
         undo.callback(console.close)
         clusters = undo.enter_context(local_cluster(tasks))
-        joins = undo.enter_context(
-            told_of_joining(lambda index: events.put(Connected(index)))
+        server = StoreServer(
+            LOOPBACK, on_connected=lambda index: events.put(Connected(index))
         )
-        board = undo.enter_context(tempfile.TemporaryDirectory())
+        undo.callback(server.stop)
+        endpoint = server.start()
+        everyone = {
+            **process_environment(
+                job.seed, job.stall_warning_s, job.stall_shutdown_s
+            ),
+            store.ADDRESS: f"{endpoint.address}:{endpoint.port}",
+            store.SECRET: endpoint.secret,
+            # This process may be a rank of another job.
+            store.HOROVODS_ADDRESS: "",
+            "HOROVOD_RANK": "",
+        }
         undo.callback(end_all, ranks)
         undo.enter_context(signals_to(events))
 
@@ -67,19 +76,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             )
             if job.verbose:
                 console.say(str(cluster))
-            own = {
-                **process_environment(job.seed),
-                **task_environment(cluster),
-                **joins(index),
-                FOLDER: board,
-                "HOROVOD_STALL_CHECK_TIME_SECONDS": str(job.stall_warning_s),
-                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(
-                    job.stall_shutdown_s
-                ),
-                "HOROVOD_STALL_CHECK_DISABLE": str(
-                    int(job.stall_warning_s == 0)
-                ),
-            }
+            own = {**everyone, tf_config.VARIABLE: tf_config.written(cluster)}
             if place.serves:
                 # Workers need all of a GPU's memory.
                 own["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -98,3 +95,48 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             what="task",
             how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
         )
+
+
+@contextlib.contextmanager
+def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
+    """Give the tasks of a cluster free ports of this machine.
+
+    The ports are reserved inside the block: TensorFlow's servers can listen on
+    them, also after a restart, and nobody else is given them.
+
+    Args:
+        tasks: the number of tasks of each role.
+
+    Yields:
+        The cluster as each task sees it: role by role in the order of
+        ``tasks``, and by index.
+
+    Example:
+        >>> with local_cluster({"ps": 1, "worker": 2}) as clusters:
+        ...     [str(cluster) for cluster in clusters]
+        ['ps 0 at 127.0.0.1:39701', 'worker 0 at 127.0.0.1:43127', ...]
+    """
+    with contextlib.ExitStack() as held:
+        jobs = {
+            role: tuple(
+                f"{LOOPBACK}:{held.enter_context(_reserved())}"
+                for _ in range(count)
+            )
+            for role, count in tasks.items()
+            if count
+        }
+        yield [
+            Cluster(jobs, role, index)
+            for role, addresses in jobs.items()
+            for index in range(len(addresses))
+        ]
+
+
+@contextlib.contextmanager
+def _reserved() -> Iterator[int]:
+    with socket.socket() as holder:
+        # TensorFlow sets the same option: with it on both sides, one may
+        # listen where the other only holds the port.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]

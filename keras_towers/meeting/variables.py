@@ -5,18 +5,45 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from keras_towers.rendezvous import SECRET, token
+from keras_towers.meeting.store import (
+    HOROVODS_ADDRESS,
+    HOROVODS_PORT,
+    SECRET,
+    Endpoint,
+    token,
+)
 
 SEED = "KERAS_TOWERS_SEED"
+# Set by a launcher that shows each rank GPUs of its own, instead of all of the
+# machine for ranks to take theirs by local rank.
+OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
+_SLOT = (
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+)
+SLOT: tuple[str, ...] = tuple(f"HOROVOD_{name.upper()}" for name in _SLOT)
+"""In the order in which Horovod's server tells an elastic worker its slot."""
 
 
-def process_environment(seed: int | None) -> dict[str, str]:
-    """Variables for every process of a job of whatever kind."""
+def process_environment(
+    seed: int | None, stall_warning_s: int, stall_shutdown_s: int
+) -> dict[str, str]:
+    """Variables for every process of a job of whatever kind.
+
+    Args:
+        seed: the random seed of all processes; None: not seeded.
+        stall_warning_s: seconds until a waiting rank names the ranks that it
+            waits for; 0: never.
+        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+    """
     environment = {
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
     }
+    if stall_warning_s == 0:
+        environment["HOROVOD_STALL_CHECK_DISABLE"] = "1"
     if seed is not None:
         environment[SEED] = str(seed)
         # Otherwise the iteration order of a set of strings would differ
@@ -28,36 +55,40 @@ def process_environment(seed: int | None) -> dict[str, str]:
 
 
 def job_environment(
+    endpoint: Endpoint,
     *,
-    rendezvous: str,
-    port: int,
-    secret: str,
     interface: str | None,
     stall_warning_s: int,
     stall_shutdown_s: int,
-    seed: int | None,
-    elastic: bool,
+    seed: int | None = None,
+    elastic: bool = False,
 ) -> dict[str, str]:
-    """Variables for every rank of the job."""
+    """Variables for every rank of a job over Horovod or BytePS.
+
+    Args:
+        endpoint: the job's store.
+        interface: the network interface between the ranks; None: not known.
+        stall_warning_s: as for ``process_environment``.
+        stall_shutdown_s: likewise.
+        seed: likewise.
+        elastic: whether ranks may come and go.
+    """
+    host, port = endpoint.address, endpoint.port
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     if direct != "*":  # It means all only where it stands alone.
-        direct = f"{direct},{rendezvous}" if direct else rendezvous
+        direct = f"{direct},{host}" if direct else host
     environment = {
         # Horovod's clients put "http://" before this and the port and the path
         # behind it: with the token in between, they all send it.
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{rendezvous}:{port}/{token(secret)}",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        SECRET: secret,
+        HOROVODS_ADDRESS: f"{host}:{port}/{token(endpoint.secret)}",
+        HOROVODS_PORT: str(port),
+        SECRET: endpoint.secret,
         # Horovod's own Python code would ask a proxy for the server.
         "no_proxy": direct,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
-        **process_environment(seed),
+        **process_environment(seed, stall_warning_s, stall_shutdown_s),
     }
-    if stall_warning_s == 0:
-        environment["HOROVOD_STALL_CHECK_DISABLE"] = "1"
     if interface:
         environment["HOROVOD_GLOO_IFACE"] = interface
         environment["NCCL_SOCKET_IFNAME"] = interface
@@ -76,13 +107,6 @@ def job_environment(
 
 
 def slot_environment(slot: Any) -> dict[str, str]:
-    """Variables for one rank, given Horovod's ``SlotInfo``."""
-    return {
-        "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-    }
+    """Variables for one rank, given its ``Slot`` or Horovod's ``SlotInfo``."""
+    names = ("hostname", *_SLOT)
+    return {f"HOROVOD_{n.upper()}": str(getattr(slot, n)) for n in names}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import time
 
 import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting import store
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.watch import waiting
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.parameter_servers.lost import naming_lost_servers
 from keras_towers.parameter_servers.remote import device_of, join
 
 _POLL_S = 0.1
-_FIRST_NOTICE_S = 5.0
 
 _connection: Connection | None = None
 
@@ -104,6 +104,7 @@ class Connection:
                 job="localhost",
                 index=0,
             )
+            store.tell_connected(cluster.number)
             for server in range(len(cluster.ps)):
                 introduction.opened(server).wait(timeout_s)
                 introduction.introduce(cluster, server)
@@ -144,21 +145,15 @@ class Connection:
 def _wait_for_servers(
     cluster: Cluster, name: str, timeout_s: float | None
 ) -> None:
-    begun = time.monotonic()
-    notice_s = _FIRST_NOTICE_S
     missing = dict(enumerate(cluster.ps))
-    while True:
+    for waited_s in waiting(timeout_s, _POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
-        waited_s = time.monotonic() - begun
         named = ", ".join(f"ps {i} at {a}" for i, a in missing.items())
-        if timeout_s is not None and waited_s >= timeout_s:
-            raise TowerError(
-                f"{name} has waited {timeout_s:g} s for {named}: start the "
-                "parameter servers, or give them more time"
-            )
-        if waited_s >= notice_s:
-            notice_s *= 4
+        if waited_s:
             tell(f"{name} waits for {named}")
-        time.sleep(_POLL_S)
+    raise TowerError(
+        f"{name} has waited {timeout_s:g} s for {named}: start the parameter "
+        "servers, or give them more time"
+    )

@@ -21,7 +21,8 @@ _COMMON = "keras_towers"
 
 def prefix(cluster: Cluster) -> str:
     """What the names of shared objects begin with: one for each job."""
-    return f"{_COMMON}/{hashlib.sha256(_jobs(cluster)).hexdigest()[:12]}/"
+    digest = hashlib.sha256(cluster.identity().encode()).hexdigest()
+    return f"{_COMMON}/{digest[:12]}/"
 
 
 def task_name(cluster: Cluster, rank: int) -> str:
@@ -56,7 +57,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     mine = {
         "name": me,
         "versions": _versions(),
-        "jobs": _jobs(cluster).decode(),
+        "jobs": cluster.identity(),
     }
     # Each has a number: the ranks of workers, and one below for the server.
     table.insert(cluster.rank if cluster.trains else -1, json.dumps(mine))
@@ -84,11 +85,6 @@ def has_come(cluster: Cluster, rank: int) -> bool:
 def _introductions(cluster: Cluster, server: int) -> Table:
     name = f"{_COMMON}/introductions"
     return Table(name, device_of(server), cluster.size)
-
-
-def _jobs(cluster: Cluster) -> bytes:
-    jobs = {role: list(tasks) for role, tasks in cluster.jobs.items()}
-    return json.dumps(jobs, sort_keys=True).encode()
 
 
 def _versions() -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.shared import Table
 
@@ -41,15 +41,13 @@ class Pulse:
         """Begin to look at the others."""
         return Watch(self, self._connection)
 
-    def beats(self) -> Mapping[int, str]:
-        """What each worker has told last: another text each time."""
-        return self._table.items()
+    def last(self, rank: int) -> str | None:
+        """The last sign of a worker: another text each time."""
+        return self._table.get(rank)
 
 
-class Watch:
-    """Looks at other workers for as long as this one waits.
-
-    What was before does not count: all of them may have been busy.
+class Watch(Liveness):
+    """The workers' signs of life, for as long as this worker waits.
 
     Args:
         pulse: what they tell.
@@ -57,33 +55,16 @@ class Watch:
     """
 
     def __init__(self, pulse: Pulse, connection: Connection):
-        self._pulse = pulse
         self._connection = connection
-        now = time.monotonic()
-        self._told: Mapping[int, str] = {}
-        self._heard = dict.fromkeys(range(connection.size), now)
-        self._reached = dict.fromkeys(range(connection.size), now)
-
-    def look(self) -> None:
-        """Find out who has told something."""
-        told = self._pulse.beats()
-        now = time.monotonic()
-        for rank, text in told.items():
-            if self._told.get(rank) != text:
-                self._heard[rank] = now
-        self._told = told
+        ranks = range(connection.size)
+        super().__init__(ranks, pulse.last)
+        self._reached = Liveness.of_answers(ranks, self.reaches)
 
     def is_gone(self, rank: int) -> bool:
         """Whether nobody has listened at the address of a worker for long."""
-        now = time.monotonic()
-        if self.reaches(rank):
-            self._reached[rank] = now
-        return now - self._reached[rank] > _GONE_S
+        self._reached.look(rank)
+        return self._reached.silent_s(rank) > _GONE_S
 
     def reaches(self, rank: int) -> bool:
         """Whether anybody listens at the address of a worker."""
         return is_reachable(self._connection.cluster.workers[rank])
-
-    def silent_s(self, rank: int) -> float:
-        """For how many seconds a worker has told nothing."""
-        return time.monotonic() - self._heard[rank]

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.launching import tf_cluster
 from keras_towers.meeting.listening import only_at
 
 # Otherwise a call of a server that has died waits for it to come back.
@@ -63,7 +62,6 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
         tf.config.list_logical_devices()
     # TensorFlow sets up the program's logging if the program has not.
     root.handlers[:] = handlers
-    tf_cluster.tell_of_joining()
 
 
 def device_of(index: int) -> str:

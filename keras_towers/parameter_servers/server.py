@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting import store
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers import introduction, memory
 from keras_towers.parameter_servers.remote import join
 
@@ -56,6 +58,7 @@ def serve(cluster: Cluster) -> None:
         raise TowerError(
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
+    store.tell_connected(cluster.number)
     introduction.introduce(cluster, me)
     introduction.opened(me).set()
     workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
@@ -76,28 +79,30 @@ def _farewells(cluster: Cluster) -> list[int]:
         The workers that have died.
     """
     missing = set(range(cluster.size))
-    chief_seen: float | None = None
+    reached = Liveness.of_answers(
+        missing, lambda rank: is_reachable(cluster.workers[rank])
+    )
     while True:
         missing -= {rank for rank in missing if _has_ended(cluster, rank)}
         if 0 not in missing:
             break
-        now = time.monotonic()
-        if is_reachable(cluster.workers[0]):
-            chief_seen = now
-        elif chief_seen is not None and now - chief_seen > _CHIEF_GONE_S:
+        reached.look(0)
+        # It may not have been started yet.
+        if reached.signs[0] and reached.silent_s(0) > _CHIEF_GONE_S:
             raise TowerError(
                 f"{cluster} ends: the chief cannot be reached any more. Start "
                 "all tasks of the job again, from a backup."
             )
         time.sleep(_LOOK_S)
-    seen = dict.fromkeys(missing, time.monotonic())
+    reached.look(*missing)
+    begun = time.monotonic()
     while missing:
         missing -= {rank for rank in missing if _has_ended(cluster, rank)}
+        reached.look(*missing)
         now = time.monotonic()
-        for rank in missing:
-            if is_reachable(cluster.workers[rank]):
-                seen[rank] = now
-        if all(now - seen[rank] > _GONE_S for rank in missing):
+        if all(
+            now - max(begun, reached.heard[rank]) > _GONE_S for rank in missing
+        ):
             break
         time.sleep(_LOOK_S)
     return sorted(missing)

@@ -11,7 +11,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.devices import Towers
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, Updates
-from keras_towers.launching import tf_cluster
+from keras_towers.meeting import store
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.reduction import Exchange, GradientPacker
@@ -159,7 +159,7 @@ def _connected(
             "TF_CONFIG names no other task that trains."
         )
         return SingleProcess()
-    tf_cluster.tell_of_joining()
+    store.tell_connected(cluster.number)
     task = joining.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers import rendezvous
 from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.meeting.variables import OWN_GPUS
 from keras_towers.reduction import (
     Exchange,
     SharedMemoryExchange,
@@ -150,7 +150,7 @@ def devices_of_rank(
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return towers
-    own = os.environ.get(rendezvous.OWN_GPUS)
+    own = os.environ.get(OWN_GPUS)
     first = 0 if own else place.local_rank * towers
     if first + towers > len(gpus):
         raise TowerError(

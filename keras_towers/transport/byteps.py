@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat, rendezvous
+from keras_towers import compat
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
+from keras_towers.meeting import store, watch
 from keras_towers.meeting.environments import dmlc
-from keras_towers.transport import byteps_start, stall
+from keras_towers.transport import byteps_start
 from keras_towers.transport.sums import DIFFERENT, MESSAGE_BYTES, Sums
 
 # To what vectors are padded whose lengths are not known before: to more, there
@@ -67,9 +68,8 @@ class BytePSTransport(Sums):
         self._flat = _variable([-1], tf.int32)
         if self.size > 1 and not self._names:
             self._meet()
-            stall.watch_over(self.rank, self.size)
-            if server := rendezvous.from_environment():
-                server.put(rendezvous.come(self.rank), b"1")
+            watch.watch_over(self.rank, self.size)
+            store.tell_connected(self.rank)
 
     @property
     def was_launched(self) -> bool:
@@ -96,7 +96,7 @@ class BytePSTransport(Sums):
         return int(told) if told else self.module.local_size()
 
     def mark(self, what: str) -> None:
-        stall.mark(what)
+        watch.mark(what)
 
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str

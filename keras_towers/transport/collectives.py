@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.transport import forms, peers, plain, stall
+from keras_towers.meeting import watch
+from keras_towers.transport import forms, peers, plain
 from keras_towers.transport.instances import InstanceKeys
 from keras_towers.transport.operations import Operations
 from keras_towers.transport.runtime import Task
@@ -41,7 +42,7 @@ class CollectiveTransport:
     def __init__(self, task: Task, gpu: str | None = None):
         self._task = task
         self._run = Operations(task, gpu)
-        stall.watch_over(self.rank, self.size)
+        watch.watch_over(self.rank, self.size)
 
     @property
     def rank(self) -> int:
@@ -60,11 +61,11 @@ class CollectiveTransport:
         return self._task.cluster.local_size
 
     def mark(self, what: str) -> None:
-        stall.mark(what)
+        watch.mark(what)
 
     def passed(self) -> None:
         """Record that this rank waits no longer for what it marked last."""
-        stall.passed()
+        watch.passed()
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
@@ -131,7 +132,7 @@ class CollectiveTransport:
         ]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return plain.gather(self, value)
+        return plain.gather(self.all_gather, value)
 
     def lost(self) -> str:
         """Which ranks do not answer, in words; empty if all do."""

@@ -19,11 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import rendezvous
 from keras_towers.errors import TowerError
-from keras_towers.launching import meeting
-from keras_towers.meeting import environments
-from keras_towers.transport import modules, plain, stall
+from keras_towers.meeting import environments, rendezvous, store, watch
+from keras_towers.transport import modules, plain
 
 # Horovod's operations support few dtypes.
 _SENT_AS = {
@@ -79,9 +77,9 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             rendezvous.take_place()
         # With MPI in it, Horovod finds by itself those that mpirun started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
-            meeting.join()
+            rendezvous.join()
         # Without a place to meet, Horovod's C++ code would wait and abort.
-        nowhere = not (hvd.mpi_built() or rendezvous.from_environment())
+        nowhere = not (hvd.mpi_built() or store.from_environment())
         if nowhere and member and not member.alone:
             raise _not_met(member)
         with _seen_waiting():
@@ -101,12 +99,12 @@ def _seen_waiting() -> Iterator[None]:
         yield
         return
     rank, size = map(int, place)
-    stall.watch_over(rank, size)
+    watch.watch_over(rank, size)
     try:
-        stall.mark("the start of the job")
+        watch.mark("the start of the job")
         yield
     finally:
-        stall.mark("")
+        watch.mark("")
 
 
 def _not_met(member: environments.ClusterEnvironment) -> TowerError:
@@ -138,18 +136,18 @@ class HorovodTransport:
         self._functions: dict[tuple, Callable] = {}
         self._hvd = load()
         connect(self._hvd)
-        stall.watch_over(self.rank, self.size)
+        watch.watch_over(self.rank, self.size)
 
     def mark(self, what: str) -> None:
-        stall.mark(what)
+        watch.mark(what)
 
     def passed(self) -> None:
         """Record that this rank waits no longer for what it marked last."""
-        stall.passed()
+        watch.passed()
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
-        stall.unwatch()
+        watch.unwatch()
         HorovodTransport._tries = 0
         self._hvd.shutdown()
 
@@ -272,7 +270,7 @@ class HorovodTransport:
         return self._at_once(send, tensors, f"{key}.from{root}")
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return plain.gather(self, value)
+        return plain.gather(self.all_gather, value)
 
 
 def _carried(

@@ -10,17 +10,17 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import time
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.meeting.watch import Liveness, waiting
 from keras_towers.transport.runtime import Task
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_PATIENCE_S = 5.0
+_LOOK_S = 0.2
 _LONGEST_BEAT_S = 2.0
 _ANSWER_S = 2.0
 
@@ -35,28 +35,19 @@ def wait_for(task: Task, timeout_s: float) -> None:
     Raises:
         TowerError: some have not; the message names them.
     """
-    start = time.monotonic()
-    missing, told = _others(task), False
-    while True:
+    missing = _others(task)
+    for waited_s in waiting(timeout_s, _LOOK_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
-        waited = time.monotonic() - start
-        if waited > timeout_s:
-            raise TowerError(
-                f"{_named(task, missing)} did not start within {timeout_s:g} "
-                "seconds. Every task that TF_CONFIG names has to run the "
-                "script, and to be reached at its address; `start_timeout` "
-                "waits for longer."
-            )
-        if waited > _PATIENCE_S and not told:
-            told = True
-            logger.warning(
-                "%s waits for %s to start.",
-                task.cluster,
-                _named(task, missing),
-            )
-        time.sleep(0.2)
+        if waited_s:
+            named = _named(task, missing)
+            logger.warning("%s waits for %s to start.", task.cluster, named)
+    raise TowerError(
+        f"{_named(task, missing)} did not start within {timeout_s:g} seconds. "
+        "Every task that TF_CONFIG names has to run the script, and to be "
+        "reached at its address; `start_timeout` waits for longer."
+    )
 
 
 def lost(task: Task) -> str:
@@ -109,14 +100,15 @@ class PeerWatch(threading.Thread):
 
     def run(self) -> None:
         """Ask all others at every beat."""
-        answered = dict.fromkeys(_others(self._task), time.monotonic())
         beat_s = min(self.timeout_s / 4, _LONGEST_BEAT_S)
+        others = Liveness.of_answers(
+            _others(self._task), lambda r: _answers(self._task, r, beat_s)
+        )
         while not self._ended.wait(beat_s):
-            for rank in answered:
-                if _answers(self._task, rank, beat_s):
-                    answered[rank] = time.monotonic()
-            longest = time.monotonic() - self.timeout_s
-            silent = [r for r, last in answered.items() if last < longest]
+            others.look()
+            silent = [
+                r for r in others.heard if others.silent_s(r) > self.timeout_s
+            ]
             if silent:
                 compat.eager_context().abort_collective_ops(
                     tf.errors.UNAVAILABLE,

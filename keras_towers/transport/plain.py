@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.transport.base import Transport
 
 
 def encode(value: Any) -> bytes:
@@ -106,8 +106,14 @@ def _dtype(name: str) -> np.dtype:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def gather(transport: Transport, value: Any) -> list[Any]:
+def gather(
+    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: Any
+) -> list[Any]:
     """Gather values from all ranks on all ranks, in rank order; eager only.
+
+    Args:
+        all_gather: of a ``Transport``.
+        value: of this rank.
 
     Raises:
         TowerError: a value cannot be written down.
@@ -116,8 +122,8 @@ def gather(transport: Transport, value: Any) -> list[Any]:
     # Four bytes each, which every transport carries as they are.
     padded = data + b" " * (-len(data) % 4)
     words = tf.constant(np.frombuffer(padded, np.int32))
-    sizes = transport.all_gather(tf.constant([len(padded)]), "kt.values.sizes")
-    whole = transport.all_gather(words, "kt.values").numpy().tobytes()
+    sizes = all_gather(tf.constant([len(padded)]), "kt.values.sizes")
+    whole = all_gather(words, "kt.values").numpy().tobytes()
     found, start = [], 0
     for size in sizes.numpy().tolist():
         found.append(decode(whole[start : start + size]))

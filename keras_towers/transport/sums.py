@@ -12,11 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.transport import letters
+from keras_towers.transport import plain
 from keras_towers.transport.words import (
     WORD,
     from_words,
@@ -113,17 +112,7 @@ class Sums(ABC):
     def gather_objects(self, value: Any) -> list[Any]:
         if self.size == 1:
             return [value]
-        letter = letters.sealed(self.rank, value)
-        lengths = self.all_gather(
-            tf.constant([len(letter)], tf.int64), "kt.object.lengths"
-        )
-        mine = tf.constant(np.frombuffer(letter, np.uint8))
-        joined = self.all_gather(mine, "kt.object.bytes").numpy().tobytes()
-        told = []
-        for rank, length in enumerate(lengths.numpy()):
-            letter, joined = joined[:length], joined[length:]
-            told.append(letters.opened(rank, letter))
-        return told
+        return plain.gather(self.all_gather, value)
 
     def _all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -89,7 +89,6 @@ def by_hand(tmp_path, free_port):
                 DMLC_PS_ROOT_URI="127.0.0.1",
                 DMLC_PS_ROOT_PORT=str(free_port),
                 DMLC_NODE_HOST="127.0.0.1",
-                KERAS_TOWERS_SECRET="of this test",
                 **variables,
             )
 

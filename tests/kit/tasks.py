@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from keras_towers.launching.tf_cluster import task_environment
+from keras_towers.meeting.environments import tf_config
 from tests.kit.warm import environment
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ class Task:
                 [sys.executable, "-u", path],
                 env={
                     **os.environ,
-                    **task_environment(cluster),
+                    tf_config.VARIABLE: tf_config.written(cluster),
                     **environment(warm),
                     "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 },

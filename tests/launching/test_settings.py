@@ -5,8 +5,8 @@ import pytest
 from keras_towers.launching.agent import share_cores
 from keras_towers.launching.elastic import elastic_options
 from keras_towers.launching.ranks import exported
+from keras_towers.meeting.store import Endpoint, token
 from keras_towers.meeting.variables import job_environment
-from keras_towers.rendezvous import token
 
 pytestmark = pytest.mark.core
 
@@ -44,10 +44,10 @@ def test_what_ranks_are_told(changes, inherited, name, value, monkeypatch):
         monkeypatch.delenv(other, raising=False)
     for other, text in inherited.items():
         monkeypatch.setenv(other, text)
-    given = {"rendezvous": "127.0.0.1", "port": 1234, "secret": "s"}
+    endpoint = Endpoint("127.0.0.1", 1234, "s")
     stall = {"stall_warning_s": 30, "stall_shutdown_s": 600}
     options = {"interface": "lo", "seed": None, "elastic": False}
-    told = job_environment(**given | stall | options | changes)
+    told = job_environment(endpoint, **stall | options | changes)
     assert told.get(name) == value
 
 

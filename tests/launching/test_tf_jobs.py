@@ -11,8 +11,7 @@ import pytest
 
 from keras_towers import signals
 from keras_towers.launching.job import Job
-from keras_towers.launching.tf_cluster import local_cluster
-from keras_towers.launching.tf_job import run_cluster
+from keras_towers.launching.tf_job import local_cluster, run_cluster
 from tests.launching.jobs import all_gone, wait_until
 
 BEGIN = """
@@ -96,9 +95,9 @@ def test_tasks_that_never_connect_are_told_how_to(run):
 
 def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
-from keras_towers.launching.tf_cluster import tell_of_joining
+from keras_towers.meeting import store
 if task == ("worker", 0):
-    tell_of_joining()
+    store.tell_connected(0)
     time.sleep(600)
 """
     done = run("--workers 2", waits)

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.launching.tf_cluster import local_cluster, task_environment
+from keras_towers.launching.tf_job import local_cluster
 from keras_towers.meeting import environments
-from keras_towers.rendezvous import OWN_GPUS
+from keras_towers.meeting.environments import tf_config
+from keras_towers.meeting.variables import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.processes import devices_of_rank
 
@@ -48,8 +49,7 @@ def test_times_that_cannot_be(place, name, seconds):
 def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
-        for name, value in task_environment(tasks[0]).items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(tf_config.VARIABLE, tf_config.written(tasks[0]))
         with pytest.raises(TowerError, match="before the first tensor"):
             kt.MultiWorkerTowerStrategy()
 

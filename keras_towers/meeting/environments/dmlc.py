@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
-from keras_towers.rendezvous import SECRET
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"
@@ -91,10 +90,7 @@ def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
         raise _wrong(
             f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
         )
-    needed = [WORKER_ID, *_REQUIRED]
-    if environment.get(NUM_WORKER) not in ("0", "1"):
-        # What ranks send one another is unpickled.
-        needed.append(SECRET)
+    needed = WORKER_ID, *_REQUIRED
     workers, servers, root, port = _job(environment, needed)
     place = Worker(
         _number(environment, WORKER_ID, 0),
@@ -183,13 +179,7 @@ def _job(
     """The workers, the servers, and the scheduler's host and port."""
     missing = [name for name in needed if not environment.get(name)]
     if missing:
-        secret = (
-            f" ({SECRET} is any text that only this job's processes know, the "
-            "same on all of them)"
-        )
-        raise _wrong(
-            f"not set: {', '.join(missing)}{secret * (SECRET in missing)}"
-        )
+        raise _wrong(f"not set: {', '.join(missing)}")
     workers = _number(environment, NUM_WORKER, 1)
     servers = _number(environment, NUM_SERVER, 1)
     port = _number(environment, ROOT_PORT, 1)

@@ -86,6 +86,12 @@ class Cluster:
         )
 
     @property
+    def number(self) -> int:
+        """This process among all tasks, role by role, from 0."""
+        before = list(self.jobs)[: list(self.jobs).index(self.role)]
+        return sum(len(self.jobs[role]) for role in before) + self.index
+
+    @property
     def size(self) -> int:
         """The number of tasks that train."""
         return len(self.workers)
@@ -107,6 +113,11 @@ class Cluster:
             _host(a) for addresses in self.jobs.values() for a in addresses
         }
         return len(hosts) == 1
+
+    def identity(self) -> str:
+        """A text that this job's tasks have in common, and no other job."""
+        jobs = {role: list(tasks) for role, tasks in self.jobs.items()}
+        return json.dumps(jobs, sort_keys=True)
 
     def _neighbours(self) -> list[int]:
         here = _host(self.address)

@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import logging
-from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.rendezvous import Rendezvous
-from keras_towers.transport import stall
-from keras_towers.transport.stall import Progress, waited_for
+from keras_towers.meeting import watch as watch_lib
+from keras_towers.meeting.store import StoreClient
+from keras_towers.meeting.watch import Liveness, Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
@@ -30,7 +29,8 @@ STEP = Progress(7, "step 3", 5)
     ],
 )
 def test_which_ranks_are_waited_for(before, now, found):
-    said = waited_for(STEP, {1: before}, {1: now}).get(1, "None")
+    silent = [1] if before == now else []
+    said = waited_for(STEP, {1: now}, silent).get(1, "None")
     assert said.startswith(str(found))
 
 
@@ -42,11 +42,12 @@ class Store:
         self.beats = itertools.count() if alive else itertools.repeat(1)
         self.signs = 0
 
-    def put(self, rank, place):
+    def put(self, key, value):
         self.signs += 1
 
-    def get(self, rank):
-        return dataclasses.replace(self.other, beat=next(self.beats))
+    def get(self, key):
+        place = dataclasses.replace(self.other, beat=next(self.beats))
+        return dataclasses.asdict(place)
 
 
 @pytest.fixture
@@ -54,10 +55,11 @@ def watch():
     started = []
 
     def start(store, marks, **options):
-        started.append(stall.StallWatch(0, 2, store, 0.3, **options))
+        started.append(watch_lib.StallWatch(0, 2, store, 0.3, **options))
         for mark in marks:
             started[-1].mark(mark)
         started[-1].start()
+        return started[-1]
 
     yield start
     for one in started:
@@ -93,7 +95,7 @@ def test_who_waits_warns(watch, caplog, marks, other, alive, said):
 
 def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
     codes = []
-    monkeypatch.setattr(stall.os, "_exit", codes.append)
+    monkeypatch.setattr(watch_lib.os, "_exit", codes.append)
     store = Store(Progress(1, "step 0"), alive=False)
     watch(store, ["step 0"], shutdown_s=0.5)
     assert wait_until(lambda: codes)
@@ -106,23 +108,29 @@ def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
 def test_no_watch_without_others_or_a_server(monkeypatch):
     for name in ("ADDR", "PORT"):
         monkeypatch.delenv(f"HOROVOD_GLOO_RENDEZVOUS_{name}", raising=False)
-    assert stall.from_environment(0, 2) is None
+    assert watch_lib.from_environment(0, 2) is None
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
-    assert stall.from_environment(0, 1) is None
+    assert watch_lib.from_environment(0, 1) is None
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
-    assert stall.from_environment(0, 2) is None
+    assert watch_lib.from_environment(0, 2) is None
 
 
-def test_what_a_rank_leaves_is_read_by_others():
-    left = {}
-    board = SimpleNamespace(put=left.__setitem__, get=left.get)
-    stall.Store(board).put(1, STEP)
-    assert stall.Store(board).get(1) == STEP
-    assert stall.Store(board).get(2) is None
+def test_a_store_that_is_gone_is_no_error(watch):
+    store = StoreClient("http://127.0.0.1:9")
+    one = watch(store, ["step 1"])
+    assert one.is_alive()
 
 
-def test_a_server_that_is_gone_is_no_error():
-    store = stall.Store(Rendezvous("127.0.0.1", "9"))
-    store.put(0, Progress())
-    assert store.get(1) is None
+def test_silence_ends_with_a_new_sign():
+    signs = {1: "a", 2: "a", 3: None}
+    others = Liveness(signs, signs.get)
+    others.look()
+    others.heard = dict.fromkeys(signs, -100.0)
+    signs[2] = "b"
+    others.look()
+    assert [others.silent_s(rank) > 50 for rank in signs] == [True, False, True]
+    answers = Liveness.of_answers(signs, lambda rank: rank == 1)
+    answers.heard = dict.fromkeys(signs, -100.0)
+    answers.look(1, 2)
+    assert [answers.silent_s(rank) > 50 for rank in (1, 2)] == [False, True]

@@ -11,9 +11,9 @@ from subprocess import PIPE
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.launching import invitation
-from keras_towers.launching.invitation import Invitation, Letter
-from keras_towers.meeting import environments
+from keras_towers.meeting import environments, rendezvous
+from keras_towers.meeting.rendezvous import RendezvousFile
+from keras_towers.meeting.store import Endpoint
 from tests.launching.jobs import ROOT, variables, wait_until
 
 LIMIT_S = 60
@@ -22,12 +22,12 @@ MEMBER = environments.detect(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
     )
 )
-INVITATION = Invitation("127.0.0.1", 9, "secret")
+ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
 
 JOIN = """
 import json, os, sys
-from keras_towers.launching import meeting
-meeting.join()
+from keras_towers.meeting import rendezvous
+rendezvous.join()
 kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
 print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
 sys.stdin.read()
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(invitation.FOLDER, str(tmp_path))
+    monkeypatch.setenv(rendezvous.FOLDER, str(tmp_path))
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 
@@ -67,29 +67,29 @@ def start(folder):
         process.communicate()
 
 
-def test_the_letter_is_private(folder):
-    letter = Letter(MEMBER)
-    assert letter.read() is None
-    letter.write(INVITATION)
-    assert Letter(MEMBER).read() == INVITATION
+def test_the_file_is_private(folder):
+    file = RendezvousFile(MEMBER)
+    assert file.read() is None
+    file.write(ENDPOINT)
+    assert RendezvousFile(MEMBER).read() == ENDPOINT
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(letter.path.stat().st_mode) == 0o600
-    letter.path.chmod(0o644)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    file.path.chmod(0o644)
     with pytest.raises(TowerError, match="chmod go="):
-        letter.read()
-    letter.path.chmod(0o600)
-    another = Letter(MEMBER)
-    another.write(Invitation("127.0.0.1", 10, "another"))
-    letter.remove()
+        file.read()
+    file.path.chmod(0o600)
+    another = RendezvousFile(MEMBER)
+    another.write(Endpoint("127.0.0.1", 10, "another"))
+    file.remove()
     assert another.path.exists()
     another.remove()
     assert list(folder.iterdir()) == []
-    letter.path.symlink_to("elsewhere")
+    file.path.symlink_to("elsewhere")
     with pytest.raises(TowerError, match="cannot read"):
-        letter.read()
+        file.read()
     folder.chmod(0o755)
     with pytest.raises(TowerError, match="chmod go="):
-        Letter(MEMBER)
+        RendezvousFile(MEMBER)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_what_the_user_has_set(monkeypatch, told, said):
     for name, value in variables(told).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
-        invitation.given()
-        Letter(MEMBER)
+        rendezvous.given()
+        RendezvousFile(MEMBER)
 
 
 def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
-    """It was killed, so that its letter is still there."""
+    """It was killed, so that its file is still there."""
     killed = start(0)
     assert wait_until(lambda: list(folder.glob("srun*")))
     killed.kill()

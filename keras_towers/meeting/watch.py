@@ -1,33 +1,36 @@
-"""Naming the ranks that the others wait for.
+"""Signs of life of a job's ranks, and the ranks that this one waits for.
 
 Horovod 0.28.1's own stall inspector knows no ranks where it runs over Gloo
 (``gloo_controller.cc`` reserves room for their list and leaves it empty), and
 so never finds one missing. This one watches what Python sees: every rank leaves
-word of how far it has come in the job's rendezvous server, and one that has
-stood still for long reads what the others have left.
+word of how far it has come in the job's store, and one that has stood still for
+long reads what the others have left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
-from keras_towers import noticeboard, rendezvous
 from keras_towers.errors import EXIT_AGAIN
-from keras_towers.rendezvous import Board
+from keras_towers.meeting import store as store_lib
+from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _WARNING_S = 30.0
 _BEATS_A_WARNING = 6
 _LONGEST_BEAT_S = 5.0
+# When a wait is told of: after so many seconds, then after as many times more.
+_NOTICE_S, _NOTICE_GROWTH = 5.0, 4
 
 # What counts where Python does not see it, in the steps of a compiled loop:
 # returns how many updates of the weights were begun, and how many ended. They
@@ -35,12 +38,79 @@ _LONGEST_BEAT_S = 5.0
 counters: list[Callable[[], tuple[int, int]]] = []
 
 
+class Liveness:
+    """The time of the last sign of life of each rank, as seen from here.
+
+    Before the first look all ranks may have been busy: they count as alive
+    then.
+
+    Args:
+        ranks: the ranks to look at.
+        sign: the last sign of a rank, another one each time; None: none.
+
+    Attributes:
+        signs: the last sign of each rank, None if it has given none.
+        heard: the ``time.monotonic()`` of each.
+    """
+
+    def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
+        self._sign = sign
+        self.signs: dict[int, Any] = dict.fromkeys(ranks)
+        self.heard: dict[int, float] = dict.fromkeys(
+            self.signs, time.monotonic()
+        )
+
+    @classmethod
+    def of_answers(
+        cls, ranks: Iterable[int], answers: Callable[[int], bool]
+    ) -> Liveness:
+        """A liveness with answers as signs of life."""
+        return cls(ranks, lambda r: time.monotonic() if answers(r) else None)
+
+    def look(self, *ranks: int) -> None:
+        """Look for new signs of some ranks, or of all."""
+        for rank in ranks or self.signs:
+            sign = self._sign(rank)
+            if sign is not None and sign != self.signs[rank]:
+                self.signs[rank] = sign
+                self.heard[rank] = time.monotonic()
+
+    def silent_s(self, rank: int) -> float:
+        """Seconds since the last sign of a rank."""
+        return time.monotonic() - self.heard[rank]
+
+
+def waiting(
+    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
+) -> Iterator[float]:
+    """Loop with pauses until a limit.
+
+    Args:
+        limit_s: seconds from the beginning, or from what was heard last; None:
+            for ever.
+        pause_s: seconds between two rounds.
+        heard: the times of answers; may grow meanwhile.
+
+    Yields:
+        The seconds since the beginning where they are to be told; else 0.
+    """
+    begun = time.monotonic()
+    limit_s = math.inf if limit_s is None else limit_s
+    notice_s = _NOTICE_S
+    while time.monotonic() - max((begun, *heard)) < limit_s:
+        waited_s = time.monotonic() - begun
+        due = waited_s >= notice_s
+        notice_s *= _NOTICE_GROWTH if due else 1
+        yield waited_s if due else 0.0
+        time.sleep(pause_s)
+
+
 @dataclasses.dataclass
 class Progress:
     """How far a rank has come.
 
     Attributes:
-        position: how many collectives of Python it has begun.
+        position: the number of collectives of Python that it has begun.
         what: the last one of them, in words; empty outside of training.
         beat: grows as long as the rank is alive and not stopped.
     """
@@ -50,48 +120,23 @@ class Progress:
     beat: int = 0
 
 
-class Store:
-    """What the ranks leave on what the job's processes have in common."""
-
-    def __init__(self, server: Board):
-        self._server = server
-
-    def put(self, rank: int, place: Progress) -> None:
-        """Leave word."""
-        data = json.dumps(dataclasses.asdict(place)).encode()
-        with contextlib.suppress(OSError):
-            self._server.put(f"stall-{rank}", data)
-
-    def get(self, rank: int) -> Progress | None:
-        """Read what a rank has left, None if nothing."""
-        try:
-            data = self._server.get(f"stall-{rank}")
-        except OSError:
-            return None
-        return Progress(**json.loads(data)) if data else None
-
-
 def waited_for(
     mine: Progress,
-    before: dict[int, Progress | None],
-    now: dict[int, Progress | None],
+    others: Mapping[int, Progress | None],
+    silent: Collection[int],
 ) -> dict[int, str]:
-    """Find the ranks that this one waits for.
+    """The ranks that a rank waits for, and for each, what keeps it.
 
     Args:
-        mine: how far this rank has come.
-        before: what the ranks had left some beats ago; None: nothing.
-        now: what they have left by now.
-
-    Returns:
-        The ranks and, for each, what keeps it.
+        mine: of the rank that waits.
+        others: of all others; None: nothing is known.
+        silent: those that have given no new sign of life for some beats.
     """
     found = {}
-    for rank, place in now.items():
-        past = before.get(rank)
+    for rank, place in others.items():
         if place is None:
             found[rank] = "has given no sign of life"
-        elif past is not None and past.beat == place.beat:
+        elif rank in silent:
             found[rank] = "has stopped giving signs of life"
         elif place.position < mine.position:
             found[rank] = f"is still {_at(place)}"
@@ -150,6 +195,43 @@ class StallWatch(threading.Thread):
         """Note that it has been done."""
         self._waits = False
 
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Leave word at every beat; look at the others when standing still."""
+        beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
+        warned, looked = 0.0, 0.0
+        others: Liveness | None = None
+        self._leave_word()
+        while not self._ended.wait(beat_s):
+            self._count()
+            self._come.beat += 1
+            self._leave_word()
+            still_s = time.monotonic() - self._since
+            waits = self._waits or self._updates_wait
+            if not waits or still_s < self._warning_s - 2 * beat_s:
+                others, warned = None, 0.0
+                continue
+            if self._word_of(self._rank) is None:
+                continue  # The store is gone; so will this process be.
+            if others is None:
+                others = Liveness(self._others, self._word_of)
+                others.look()
+                looked = time.monotonic()
+                continue
+            others.look()
+            # Two beats lie between the first look and this one, so that a sign
+            # of life may be late.
+            if still_s < max(self._warning_s, warned + self._warning_s):
+                continue
+            silent = [r for r in self._others if others.heard[r] <= looked]
+            found = waited_for(self._come, others.signs, silent)
+            others, warned = None, still_s
+            if found:
+                self._tell(found, still_s)
+
     def _count(self) -> None:
         """Find out how far this rank has come."""
         updates = begun, ended = _counted()
@@ -162,36 +244,16 @@ class StallWatch(threading.Thread):
                 self._come.what = f"update {done}"
             self._since = time.monotonic()
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._ended.set()
+    def _leave_word(self) -> None:
+        word = dataclasses.asdict(self._come)
+        with contextlib.suppress(OSError):
+            self._store.put(f"stall-{self._rank}", word)
 
-    def run(self) -> None:
-        """Leave word at every beat; look at the others when standing still."""
-        beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
-        warned = 0.0
-        before: dict[int, Progress | None] = {}
-        self._store.put(self._rank, self._come)
-        while not self._ended.wait(beat_s):
-            self._count()
-            self._come.beat += 1
-            self._store.put(self._rank, self._come)
-            still_s = time.monotonic() - self._since
-            waits = self._waits or self._updates_wait
-            if not waits or still_s < self._warning_s - 2 * beat_s:
-                before, warned = {}, 0.0
-                continue
-            if self._store.get(self._rank) is None:
-                continue  # The server is gone; so will this process be.
-            now = {rank: self._store.get(rank) for rank in self._others}
-            # Two beats lie between them, so that a sign of life may be late.
-            before = before or now
-            if still_s < max(self._warning_s, warned + self._warning_s):
-                continue
-            found = waited_for(self._come, before, now)
-            before, warned = {}, still_s
-            if found:
-                self._tell(found, still_s)
+    def _word_of(self, rank: int) -> Progress | None:
+        with contextlib.suppress(OSError):
+            word = self._store.get(f"stall-{rank}")
+            return Progress(**word) if word else None
+        return None
 
     def _tell(self, found: dict[int, str], still_s: float) -> None:
         names = "; ".join(f"rank {r} {why}" for r, why in found.items())
@@ -220,22 +282,18 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
     ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` and ``HOROVOD_STALL_CHECK_DISABLE``.
 
     Returns:
-        The watch, or None without others, without a rendezvous server (as
-        under MPI, where Horovod's own inspector works) or a noticeboard, or
-        where disabled.
+        The watch, or None without others, without a store (as under MPI, where
+        Horovod's own inspector works), or where disabled.
     """
-    server: Board | None = rendezvous.from_environment()
-    server = server or noticeboard.from_environment()
+    store = store_lib.from_environment()
     disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") != "0"
-    if size == 1 or disabled or server is None:
+    if size == 1 or disabled or store is None:
         return None
     warning = os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", _WARNING_S)
     shutdown = os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
     if os.environ.get("HOROVOD_ELASTIC"):
         shutdown = 0  # Others can go on, and the driver decides with whom.
-    watch = StallWatch(
-        rank, size, Store(server), float(warning), float(shutdown)
-    )
+    watch = StallWatch(rank, size, store, float(warning), float(shutdown))
     watch.start()
     return watch
 

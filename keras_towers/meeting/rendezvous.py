@@ -1,0 +1,413 @@
+"""How ranks meet that another launcher has started.
+
+Rank 0 opens the job's store in its own process, and every rank introduces
+itself there. When all have come, rank 0 says who has which slot, and each sets
+the variables with which ``keras-towers run`` would have started it. Rank 0's
+address and the job's secret are in a private file, or given by the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.client
+import logging
+import os
+import re
+import secrets
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from keras_towers.cores import usable_cores
+from keras_towers.errors import TowerError
+from keras_towers.meeting import environments, store
+from keras_towers.meeting.addresses import (
+    INTERFACE,
+    LOOPBACK,
+    bound_to,
+    interface_towards,
+    own_address,
+    own_address_towards,
+)
+from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.environments.base import RENDEZVOUS, SIZE
+from keras_towers.meeting.server import StoreServer
+from keras_towers.meeting.slots import Slot, slots
+from keras_towers.meeting.store import SECRET, Endpoint, FileStore
+from keras_towers.meeting.variables import (
+    SLOT,
+    job_environment,
+    slot_environment,
+)
+from keras_towers.meeting.watch import waiting
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
+TIMEOUT = "KERAS_TOWERS_MEETING_TIMEOUT"
+
+_TIMEOUT_S = 600
+_POLL_S = 0.1
+# So that all others can read why they wait in vain.
+_LAST_WORDS_S = 1.0
+_LEAST_SECRET = 16
+_PLAN = "plan"
+# Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
+# anybody may listen on its port.
+_NOBODY = (OSError, http.client.HTTPException, ValueError)
+
+
+def join() -> None:
+    """Meet the others of this job, if a launcher other than ours started it.
+
+    Raises:
+        TowerError: ranks have not come in time, or it is not known where they
+            meet.
+    """
+    environment = environments.detect()
+    if environment is None or environment.placed or environment.alone:
+        return
+    if environment.size is None:
+        raise TowerError(
+            f"{environment.name} made this process rank {environment.rank} and "
+            f"does not say of how many: set {SIZE} to the number of "
+            "processes, or to 1 if each is to train a model of its own."
+        )
+    if environment.rank >= environment.size:
+        raise TowerError(f"there cannot be a {environment}.")
+    endpoint = given()
+    file = None if endpoint else RendezvousFile(environment)
+    meet = _receive if environment.rank == 0 else _come
+    wait_s = seconds(TIMEOUT, _TIMEOUT_S)
+    size = environment.size
+    os.environ.update(meet(environment, size, endpoint, file, wait_s))
+
+
+def take_place() -> None:
+    """Wait until all workers of an elastic job are there, and take a rank.
+
+    To be called before Horovod connects for the first time in a process, whose
+    rank may be out of date: others that died meanwhile are not waited for.
+    Later Horovod asks by itself.
+
+    Raises:
+        TowerError: the job goes on without this worker.
+        OSError: the launcher is gone.
+    """
+    server = store.from_environment()
+    elastic = os.environ.get("HOROVOD_ELASTIC")
+    if server is None or not server.signed or not elastic:
+        return
+    names = "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK"
+    slot = ":".join(os.environ[name] for name in names)
+    place = (server.read("rank_and_size", slot) or b"-1").decode().split(",")
+    if place[0] == "-1":
+        raise TowerError("the job has gone on without this worker.")
+    os.environ.update(zip(SLOT, place, strict=True))
+
+
+def given() -> Endpoint | None:
+    """The address and secret that the user gives, None if there are none.
+
+    Raises:
+        TowerError: one of them is missing.
+    """
+    point = os.environ.get(RENDEZVOUS)
+    if not point:
+        return None
+    address, _, port = point.rpartition(":")
+    if not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise TowerError(
+            f"{RENDEZVOUS} is {point!r}: give host:port of rank 0."
+        )
+    secret = os.environ.get(SECRET, "")
+    if len(secret) < _LEAST_SECRET:
+        raise TowerError(
+            f"{RENDEZVOUS} needs {SECRET} too, the same on all ranks and known "
+            f"to nobody else: at least {_LEAST_SECRET} characters, such as "
+            "those that `openssl rand -hex 32` prints."
+        )
+    return Endpoint(address, int(port), secret)
+
+
+class RendezvousFile:
+    """The private file with the address of rank 0 and the job's secret.
+
+    Args:
+        environment: of this process; all of its job see the same file.
+
+    Raises:
+        TowerError: there is no private folder for it, or the launcher does
+            not tell this job from others.
+    """
+
+    def __init__(self, environment: ClusterEnvironment):
+        base = Path(
+            os.environ.get(FOLDER)
+            or (
+                tempfile.gettempdir()
+                if environment.one_machine
+                else platformdirs.user_cache_path(
+                    "keras-towers", appauthor=False
+                )
+            )
+        )
+        folder = base / f"keras_towers-{os.getuid()}"
+        try:
+            self._store = FileStore(folder)
+        except OSError as error:
+            raise TowerError(
+                f"ranks meet by a file in {folder}, which cannot be used "
+                f"({error.strerror}): set {FOLDER} to a folder that all "
+                "machines of the job share."
+            ) from None
+        name = re.sub(r"\W+", "-", environment.name)
+        digest = hashlib.sha256(environment.identity().encode()).hexdigest()
+        self._key = f"{name}-{digest[:32]}"
+        self.path: Path = folder / self._key
+        self._written: Any = None
+
+    def write(self, endpoint: Endpoint) -> None:
+        """Write it, instead of what an earlier job has left."""
+        self._written = dataclasses.asdict(endpoint)
+        try:
+            self._store.put(self._key, self._written)
+        except OSError as error:
+            raise TowerError(
+                f"cannot write {self.path}, by which ranks meet "
+                f"({error.strerror}): set {FOLDER} to another folder."
+            ) from None
+
+    def read(self) -> Endpoint | None:
+        """Read it, None as long as there is none.
+
+        Raises:
+            TowerError: it cannot be read, or others may have written it.
+        """
+        try:
+            found = self._store.get(self._key)
+        except OSError as error:
+            raise TowerError(
+                f"cannot read {self.path}, by which ranks meet: "
+                f"{error.strerror}."
+            ) from None
+        try:
+            return Endpoint(**found)
+        except TypeError:  # Nothing, or not of this version.
+            return None
+
+    def remove(self) -> None:
+        """Remove it, unless another job has written its own."""
+        self._store.remove(self._key, self._written)
+
+
+def _receive(
+    environment: ClusterEnvironment,
+    size: int,
+    endpoint: Endpoint | None,
+    file: RendezvousFile | None,
+    wait_s: float,
+) -> dict[str, str]:
+    """Wait as rank 0 for all others, and tell them their slots."""
+    address = endpoint.address if endpoint else own_address(environment)
+    bound = bound_to(address)
+    server = StoreServer(bound, endpoint.secret if endpoint else None)
+    port = endpoint.port if endpoint else 0
+    try:
+        # It may know itself under another address than the others do.
+        own = server.start(port=port)
+    except OSError as error:
+        raise TowerError(
+            f"rank 0 cannot listen on port {port} of "
+            f"{bound or 'this machine'}: {error.strerror}."
+        ) from None
+    own = dataclasses.replace(own, address=bound or LOOPBACK)
+    guests = {0: _introduction(own.address)}
+    try:
+        if file:
+            file.write(dataclasses.replace(own, address=address))
+        for late_s in waiting(wait_s, _POLL_S):
+            # All of them each time: one may have ended and been started again.
+            for rank in range(1, size):
+                if said := server.get(_guest(rank)):
+                    guests[rank] = said
+            if len(guests) == size:
+                break
+            if late_s:
+                absent = _missing(environment, size, guests, late_s)
+                logger.warning("%s", absent)
+        else:
+            text = (
+                f"{_missing(environment, size, guests, wait_s)} Has it ended, "
+                f"or not reached this line? {TIMEOUT} sets the seconds."
+            )
+            server.put(_PLAN, {"failed": text})
+            time.sleep(_LAST_WORDS_S)
+            raise TowerError(text)
+    except BaseException:
+        server.stop()
+        raise
+    finally:
+        if file:
+            file.remove()
+    everyone = [guests[rank] for rank in range(size)]
+    plan = slots([guest["host"] for guest in everyone])
+    seats = [
+        {
+            "nonce": guest["nonce"],
+            "slot": dataclasses.asdict(slot),
+            "sharing": sum(
+                (other["host"], other["cores"])
+                == (guest["host"], guest["cores"])
+                for other in everyone
+            ),
+        }
+        for guest, slot in zip(everyone, plan, strict=True)
+    ]
+    server.init(plan)
+    server.put(_PLAN, {"seats": seats})
+    here = everyone[0]["host"]
+    abroad = [guest["address"] for guest in everyone if guest["host"] != here]
+    return _variables(own, seats[0], next(iter(abroad), own.address))
+
+
+def _come(
+    environment: ClusterEnvironment,
+    size: int,
+    endpoint: Endpoint | None,
+    file: RendezvousFile | None,
+    wait_s: float,
+) -> dict[str, str]:
+    """Introduce this rank to rank 0, and wait for a slot."""
+    del size
+    last = "there is no such file"
+    nonce = secrets.token_hex(8)
+    found = endpoint
+    heard = [time.monotonic()]
+    rank = environment.rank
+    # As long as rank 0 answers, that one decides when it has been too long.
+    for late_s in waiting(wait_s, _POLL_S, heard):
+        # Rank 0 removes the file when all have come.
+        found = (file and file.read()) or found
+        if found:
+            last = f"{found.address}:{found.port} "
+            plan: dict[str, Any] = {}
+            try:
+                found = dataclasses.replace(
+                    found, address=socket.gethostbyname(found.address)
+                )
+                client = found.client()
+                own = own_address_towards(found.address)
+                client.put(_guest(rank), _introduction(own, nonce))
+                plan = client.get(_PLAN) or {}
+            except _NOBODY as error:
+                last += f"did not answer as rank 0 does: {error}"
+            else:
+                if not plan:
+                    heard.append(time.monotonic())
+                last += "is in a job of others" if plan else "waits for others"
+            if "failed" in plan:
+                raise TowerError(plan["failed"])
+            seat = plan["seats"][rank] if plan else {}
+            if seat.get("nonce") == nonce:
+                return _variables(found, seat, found.address)
+        if late_s:
+            logger.warning(
+                "%s has waited %.0f s: %s.", environment, late_s, last
+            )
+    how = (
+        f"by the file {file.path}. If the machines do not share its folder, "
+        f"set {FOLDER} to one that they share, or {RENDEZVOUS} and {SECRET}"
+        if file
+        else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
+    )
+    raise TowerError(
+        f"{environment} has waited {wait_s:.0f} s for rank 0, which it was to "
+        f"find {how}. The last try: {last}. {TIMEOUT} sets the seconds."
+    )
+
+
+def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
+    """What rank 0 has to know of a rank.
+
+    Args:
+        address: of this machine, on the way to rank 0.
+        nonce: tells the process from the same rank of an earlier job.
+    """
+    # Machines may have the same name, containers of a machine the same boot.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return {
+        "host": f"{socket.gethostname()}-{boot[:8]}",
+        "address": address,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "nonce": nonce,
+    }
+
+
+def _variables(
+    endpoint: Endpoint, seat: dict[str, Any], towards: str
+) -> dict[str, str]:
+    """The environment of a rank.
+
+    Args:
+        endpoint: rank 0, as this rank reaches it.
+        seat: the slot of this rank, and the ranks that share its cores.
+        towards: an address of another machine, if there is one.
+
+    Raises:
+        TowerError: a variable that the user has set is not understood.
+        OSError: there is no interface with a route there.
+    """
+    slot = Slot(**seat["slot"])
+    set_by_user = os.environ.get(INTERFACE)
+    found = {
+        **job_environment(
+            endpoint,
+            interface=None if set_by_user else interface_towards(towards),
+            stall_warning_s=seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 30),
+            stall_shutdown_s=seconds(
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600
+            ),
+        ),
+        **slot_environment(slot),
+    }
+    if slot.local_size > 1:
+        # A launcher may have given each rank cores of its own.
+        threads = str(max(1, usable_cores() // seat["sharing"]))
+        for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
+            found.setdefault(name, os.environ.get(name, threads))
+    return found
+
+
+def seconds(name: str, default: int) -> int:
+    """A variable with a number of seconds.
+
+    Raises:
+        TowerError: it is none.
+    """
+    text = os.environ.get(name, "")
+    try:
+        return round(float(text)) if text else default
+    except ValueError:
+        raise TowerError(f"{name} is {text!r}: give seconds.") from None
+
+
+def _missing(
+    environment: ClusterEnvironment,
+    size: int,
+    guests: dict[int, Any],
+    waited_s: float,
+) -> str:
+    absent = sorted(set(range(size)) - guests.keys())
+    names = ", ".join(map(str, absent))
+    ranks = f"rank {names} has" if len(absent) == 1 else f"ranks {names} have"
+    return f"{environment} has waited {waited_s:.0f} s: {ranks} not come."
+
+
+def _guest(rank: int) -> str:
+    return f"guest-{rank}"

@@ -1,0 +1,283 @@
+"""The job's key-value store, by which its processes meet and leave values.
+
+One process serves it: the launcher, or rank 0 where another launcher started
+the ranks. Horovod's engine meets there too, and asks it as it asks Horovod's
+own server, which answers whoever reaches it. Every job therefore has a secret,
+known to its processes alone, and from it
+
+- a token that every path has to begin with. Horovod's C++ code cannot sign its
+  requests, but it puts ``http://``, the host's name, the port and the path
+  together as text: a token behind the host's name is part of every path.
+- signatures of this package's requests and of the answers, because a token can
+  be read where it crosses a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from keras_towers.errors import TowerError
+
+SECRET = "KERAS_TOWERS_SECRET"
+ADDRESS = "KERAS_TOWERS_STORE"
+"""``host:port`` of the store of a job without Horovod."""
+HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
+SIGNATURE = "X-Keras-Towers-Signature"
+SCOPE = "keras_towers"
+"""The scope of this package's keys; other scopes are Horovod's."""
+# Of an elastic job: when hosts came or went last, and which of it.
+NEWS = "hosts_updated"
+CONNECTED = "rank_"
+"""With its rank behind it, the key of a rank that has met the others."""
+
+_NOT_FOUND = 404
+# Pauses between two looks at a key: the first, and the longest.
+_FIRST_S, _LONGEST_S = 0.001, 0.05
+# A proxy would read the token, and does not know this machine's loopback.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Store(Protocol):
+    """Values of JSON by key, which all processes of a job read and write."""
+
+    def get(self, key: str) -> Any:
+        """Read a value, None if there is none; OSError if the store is gone."""
+        ...
+
+    def put(self, key: str, value: Any) -> None:
+        """Write a value; OSError if the store is gone."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """The address of a store's server, and the secret of its job."""
+
+    address: str
+    port: int
+    secret: str
+
+    def client(self) -> StoreClient:
+        """A client of the store."""
+        path = f"{token(self.secret)}:{self.port}"
+        url = f"http://{self.address}:{self.port}/{path}"
+        return StoreClient(url, self.secret)
+
+
+class StoreClient:
+    """The store of another process.
+
+    Args:
+        url: of the server, with the token if it wants one.
+        secret: the job's; None under a launcher that has none.
+    """
+
+    def __init__(self, url: str, secret: str | None = None):
+        self._url = url
+        self._secret = secret
+
+    @property
+    def signed(self) -> bool:
+        """Whether the server is one of this package."""
+        return self._secret is not None
+
+    def get(self, key: str) -> Any:
+        text = self.read(SCOPE, key, timeout_s=5)
+        return None if text is None else json.loads(text)
+
+    def put(self, key: str, value: Any) -> None:
+        self._ask("PUT", SCOPE, key, json.dumps(value).encode(), 5)
+
+    def read(
+        self, scope: str, key: str, timeout_s: float | None = None
+    ) -> bytes | None:
+        """Read the bytes of a key, None if there are none.
+
+        Args:
+            scope: of the key.
+            key: its name.
+            timeout_s: seconds to wait for the answer; None: for ever.
+
+        Raises:
+            OSError: the server is gone, or refuses, or is another job's.
+        """
+        try:
+            return self._ask("GET", scope, key, b"", timeout_s)
+        except urllib.error.HTTPError as error:
+            if error.code != _NOT_FOUND:
+                raise
+            return None
+
+    def _ask(
+        self,
+        method: str,
+        scope: str,
+        key: str,
+        body: bytes,
+        timeout_s: float | None,
+    ) -> bytes:
+        path, headers = f"/{scope}/{key}", {}
+        if self._secret is not None:
+            headers[SIGNATURE] = sign(self._secret, method, path, body)
+        request = urllib.request.Request(
+            self._url + path, body or None, headers, method=method
+        )
+        with _OPENER.open(request, timeout=timeout_s) as answer:
+            found = bytes(answer.read())
+            told = answer.headers.get(SIGNATURE, "")
+        if (
+            method == "GET"
+            and self._secret is not None
+            and not same(told, sign(self._secret, "ANSWER", path, found))
+        ):
+            raise OSError("the answer's signature is wrong")
+        return found
+
+
+class FileStore:
+    """A store in a folder that only its user may enter.
+
+    Args:
+        folder: created if it is missing.
+
+    Raises:
+        OSError: it cannot be used.
+        TowerError: others may read or write it.
+    """
+
+    def __init__(self, folder: Path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(folder, folder.lstat())
+        self._folder = folder
+
+    def get(self, key: str) -> Any:
+        path = self._folder / key
+        # A shared file system then looks again for what was not there.
+        os.listdir(self._folder)
+        try:
+            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        with open(opened, encoding="utf-8") as file:
+            _check_private(path, os.fstat(file.fileno()))
+            with contextlib.suppress(ValueError):
+                return json.loads(file.read())
+        return None
+
+    def put(self, key: str, value: Any) -> None:
+        # A reader finds all of it or nothing.
+        draft = self._folder / f".{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(draft, flags, 0o600), "w") as file:
+            json.dump(value, file)
+        draft.replace(self._folder / key)
+
+    def remove(self, key: str, value: Any) -> None:
+        """Remove a key, unless it has another value by now."""
+        with contextlib.suppress(OSError, TowerError):
+            if self.get(key) == value:
+                (self._folder / key).unlink()
+
+
+def from_environment() -> StoreClient | None:
+    """The store that the launcher has named, None without one, as under MPI."""
+    address = os.environ.get(HOROVODS_ADDRESS)
+    port = os.environ.get(HOROVODS_PORT)
+    secret = os.environ.get(SECRET)
+    if address and port:
+        # A rank may be a launcher too, of another job with a store of its own.
+        ours = secret is not None and address.endswith(token(secret))
+        return StoreClient(f"http://{address}:{port}", secret if ours else None)
+    host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
+    if not host or not port or not secret:
+        return None
+    return Endpoint(host, int(port), secret).client()
+
+
+def tell_connected(rank: int) -> None:
+    """Tell the launcher, if there is one, that a rank has met the others."""
+    store = from_environment()
+    if store is not None:
+        with contextlib.suppress(OSError):
+            store.put(f"{CONNECTED}{rank}", True)
+
+
+def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
+    """Wait until a key has a value, and read it.
+
+    Raises:
+        TimeoutError: it has none.
+    """
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = _FIRST_S
+    while (value := store.get(key)) is None:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"not written after {timeout_s} s")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_S)
+    return value
+
+
+def by_rank(store: Store, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+    """The values that ranks have written, each at ``key-rank``."""
+    found = {rank: store.get(f"{key}-{rank}") for rank in ranks}
+    return {rank: value for rank, value in found.items() if value is not None}
+
+
+def new_secret() -> str:
+    """The secret of a new job."""
+    return secrets.token_hex(32)
+
+
+def token(secret: str) -> str:
+    """The beginning of every path; tells nothing of the secret."""
+    return _digest(secret, b"token")
+
+
+def sign(secret: str, method: str, path: str, body: bytes) -> str:
+    """The signature of a request, or of an answer to it.
+
+    Args:
+        secret: the job's.
+        method: ``GET``, ``PUT`` or ``DELETE``; of an answer ``ANSWER``.
+        path: the path behind the token.
+        body: may be empty.
+    """
+    return _digest(secret, f"{method} {path}\n".encode() + body)
+
+
+def same(one: str, other: str) -> bool:
+    """Compare in a time that does not tell how much is right."""
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _digest(secret: str, message: bytes) -> str:
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
+        raise TowerError(
+            f"{path} belongs to somebody else: use another folder."
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise TowerError(
+            f"{path} holds secrets of jobs and can be read or written by "
+            f"others: run `chmod go= {path}`."
+        )
