@@ -44,7 +44,7 @@ def serve(cluster: Cluster) -> None:
             versions, or the chief has died.
 
     Example:
-        >>> serve(keras_towers.tf_config.required())
+        >>> serve(tf_config.required())
         keras_towers: ps 0 at 10.0.0.3:4000 serves 2 workers
     """
     me = cluster.index

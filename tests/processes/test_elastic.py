@@ -7,7 +7,7 @@ import urllib.request
 import psutil
 import pytest
 
-from keras_towers import rendezvous
+from keras_towers.meeting import store
 from tests.launching.jobs import Launched
 from tests.processes import kill_trials
 
@@ -142,15 +142,15 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(asked, timeout=30)
         secrets = {
-            process.environ()[rendezvous.SECRET]
+            process.environ()[store.SECRET]
             for process in family
-            if rendezvous.SECRET in process.environ()
+            if store.SECRET in process.environ()
         }
         (secret,) = secrets
         for process in family:
             line = " ".join(process.cmdline())
             assert secret not in line
-            assert rendezvous.token(secret) not in line
+            assert store.token(secret) not in line
     finally:
         (folder / "stay").unlink()
         done = job.finish(100)
