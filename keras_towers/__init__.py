@@ -11,13 +11,11 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _keras_import, _requirements
+from keras_towers import _imports
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
     from keras_towers import elastic
-    from keras_towers.backup import Backup
-    from keras_towers.callbacks import ChiefOnly, EveryRank
     from keras_towers.collectives import (
         clip_by_global_norm,
         gather,
@@ -25,9 +23,11 @@ if TYPE_CHECKING:
         reduce_gradients,
     )
     from keras_towers.devices import virtual_towers
+    from keras_towers.fit.callbacks import ChiefOnly, EveryRank
+    from keras_towers.fit.hooks.saving import every_rank
+    from keras_towers.lasting.backup import Backup
     from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
-    from keras_towers.saving import every_rank
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
     from keras_towers.strategies.byteps import BytePSStrategy
     from keras_towers.strategies.distributed import (
@@ -89,11 +89,11 @@ __all__ = [
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
-    "Backup": "keras_towers.backup",
+    "Backup": "keras_towers.lasting.backup",
     "BytePSStrategy": "keras_towers.strategies.byteps",
-    "ChiefOnly": "keras_towers.callbacks",
+    "ChiefOnly": "keras_towers.fit.callbacks",
     "CurrentTower": "keras_towers.towers",
-    "EveryRank": "keras_towers.callbacks",
+    "EveryRank": "keras_towers.fit.callbacks",
     "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
     "MultiWorkerTowerStrategy": "keras_towers.strategies.multi_worker",
@@ -106,7 +106,7 @@ _HOMES = {
     "TowerStrategy": "keras_towers.strategies.tower",
     "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
-    "every_rank": "keras_towers.saving",
+    "every_rank": "keras_towers.fit.hooks.saving",
     "gather": "keras_towers.collectives",
     "launch": "keras_towers.launching.function",
     "mean": "keras_towers.collectives",
@@ -163,5 +163,5 @@ def _connect() -> None:
         )
 
 
-_requirements.check_before_imports()
-_keras_import.after_keras(_connect)
+_imports.check_before_imports()
+_imports.after_keras(_connect)

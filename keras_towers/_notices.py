@@ -10,11 +10,7 @@ _logger = logging.getLogger("keras_towers")
 
 
 def announce(line: str) -> None:
-    """Log a line at INFO; show it if the program has not set up logging.
-
-    Python shows no INFO by default. ``logging.getLogger("keras_towers")
-    .setLevel(logging.WARNING)`` silences it.
-    """
+    """Log a line at INFO; show it if the program has not set up logging."""
     root = logging.getLogger()
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", line)

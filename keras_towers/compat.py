@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
-from keras_towers._requirements import packages
+from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
 KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"

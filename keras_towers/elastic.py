@@ -33,13 +33,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._elastic_states import ObjectState, VariablesState
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.resuming import Resuming
+from keras_towers.lasting.resuming import Kept, Resuming
+from keras_towers.meeting import store
 from keras_towers.transport import horovod as horovod_lib
 
-horovod_lib.load()
+_hvd = horovod_lib.load()
 
 from horovod.common import elastic as _elastic  # noqa: E402
 from horovod.common.exceptions import (  # noqa: E402
@@ -63,7 +64,114 @@ _IN_DOUBT = (
 )
 
 
-class State(VariablesState):
+class ObjectState(_elastic.ObjectState):
+    """Objects that survive the loss of workers.
+
+    Args:
+        bcast_object: sends an object of rank 0 to all ranks.
+        get_rank: returns the rank.
+        **objects: what can be pickled; each becomes an attribute, which is
+            committed, restored and sent to new workers.
+
+    Example:
+        >>> state = kt.elastic.ObjectState(epoch=0)
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = _hvd.broadcast_object,
+        get_rank: Callable[[], int] = _hvd.rank,
+        **objects: Any,
+    ):
+        server = store.from_environment()
+        # None under Horovod's own launcher, which has no news for us.
+        self._launcher = server if server and server.signed else None
+        super().__init__(bcast_object, get_rank, **objects)
+
+    def check_host_updates(self) -> None:
+        """Interrupt training on all ranks if hosts have come or gone."""
+        if self._launcher and self._rank() == 0:
+            with contextlib.suppress(OSError):
+                news = self._launcher.get(store.NEWS)
+                if news:
+                    self.on_hosts_updated(*news)
+        super().check_host_updates()
+
+
+class VariablesState(ObjectState):
+    """Variables and objects that survive the loss of workers."""
+
+    _saved: list[tuple[Any, np.ndarray]]
+
+    def __init__(self, **objects: Any):
+        self._transport = horovod_lib.HorovodTransport()
+        self._saved = []
+        super().__init__(**objects)
+
+    def _variables(self) -> list[keras.Variable]:
+        """Return the variables that are committed."""
+        raise NotImplementedError
+
+    def _shared(self) -> list[keras.Variable]:
+        """Return those that are the same on all ranks."""
+        return self._variables()
+
+    def save(self) -> None:
+        """Keep the current values in this worker's memory."""
+        self._saved = [(v, v.numpy()) for v in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit."""
+        for variable, value in self._saved:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give every worker the commit of rank 0."""
+        self._broadcast()
+        super().sync()
+        self.save()
+
+    def _broadcast(self) -> None:
+        variables = self._shared()
+        agreement.check_same(self._transport, variables)
+        agreement.broadcast(self._transport, [v._value for v in variables])
+
+
+class ModelState(VariablesState):
+    """A model, its optimizer and objects that survive the loss of workers."""
+
+    # Seeds of random layers, else each rank's own.
+    _shares_seeds: bool = True
+
+    def __init__(self, model: keras.Model, optimizer: Any, **objects: Any):
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self._model = model
+        self._optimizer = optimizer
+        super().__init__(**objects)
+        self.save()
+
+    def _optimizers(self) -> list[Any]:
+        found = state_lib.collect(self._model).optimizers
+        own = state_lib.optimizers_in(self._optimizer)
+        return list({id(each): each for each in (*found, *own)}.values())
+
+    def _variables(self) -> list[keras.Variable]:
+        state = state_lib.collect(self._model)
+        others = (v for each in self._optimizers() for v in each.variables)
+        everything = (*state.seeds, *state.weights, *others)
+        return list({id(v): v for v in everything}.values())
+
+    def _shared(self) -> list[keras.Variable]:
+        own: list[Any] = []
+        if not self._shares_seeds:
+            own = state_lib.collect(self._model).seeds
+        return [v for v in self._variables() if all(v is not o for o in own)]
+
+
+class State(ModelState, Kept):
     """What survives the loss of workers: a model, its optimizer, a place.
 
     Args:
@@ -83,15 +191,6 @@ class State(VariablesState):
         >>> state = kt.elastic.State(model, best=float("inf"))
     """
 
-    epoch: int
-    batch: int
-    seed: int
-    epochs: list[int]
-    history: dict[str, list[Any]]
-    metrics: list[np.ndarray]
-    # Other workers have it, and only they.
-    lasts: bool = False
-
     def __init__(self, model: keras.Model, **extra: Any):
         if not model.built or getattr(model, "optimizer", None) is None:
             raise TowerError(
@@ -99,10 +198,9 @@ class State(VariablesState):
                 "state can be kept: give it an Input or call build(), then "
                 "compile()."
             )
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        self._model = model
         super().__init__(
+            model,
+            model.optimizer,
             epoch=0,
             batch=0,
             seed=random.SystemRandom().getrandbits(31),
@@ -111,11 +209,6 @@ class State(VariablesState):
             metrics=[],
             **extra,
         )
-        self.save()
-
-    def _variables(self) -> list[keras.Variable]:
-        state = state_lib.collect(self._model)
-        return [*state.seeds, *state.weights, *state.optimizer_variables]
 
 
 def run(
@@ -170,11 +263,7 @@ def _losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
-    """Have a state told of hosts that come or go.
-
-    Under our launcher it asks. Horovod's driver tells it, through a service of
-    each worker that listens on all addresses.
-    """
+    """Tell a state of hosts that come or go, as its launcher does."""
     if getattr(state, "_launcher", None):
         yield
         return

@@ -17,21 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_towers import compat
-from keras_towers.callbacks import Start
 from keras_towers.errors import CompatibilityError, TowerError
-from keras_towers.fit import contract
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.resuming import Resuming
-from keras_towers.transport import Transport, objects
+from keras_towers.lasting.resuming import Resuming, Stored
 
 try:
     import ray.train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from keras_towers._ray_ranks import RanksConfig
+    from keras_towers.launching.ray import RanksConfig
 except ImportError as _error:
     raise CompatibilityError(
         f"keras_towers.ray needs Ray 2.60 with Ray Train ({_error}). It comes "
@@ -113,56 +109,27 @@ class Report(Resuming):
     def __init__(self, every: int = 1):
         if every < 1:
             raise TowerError(f"every={every} epochs: give 1 or more.")
-        self._run = _Run(every)
-        super().__init__(self._run, None)
-
-    def begin(self, transport: Transport) -> Start:
-        """Read the last checkpoint, which is the same for all ranks."""
-        self._run.writes = transport.rank == 0
-        self._run.read()
-        if transport.size > 1:
-            # A seed of Keras's may be each rank's own.
-            seeds = objects.gather(transport, self._run.seed, "reads the seed")
-            self._run.seed = seeds[0]
-        return self.start
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Give the model the state of the last checkpoint, if there is one."""
-        if contract.in_force() is None:
-            raise TowerError(
-                "keras_towers.ray.Report works inside a strategy's block only: "
-                "put `with kt.HorovodStrategy():` around fit."
-            )
-        self._run.attach(self.model, self.params["epochs"])
+        super().__init__(_Run(every), None)
 
 
-class _Run:
-    """What a run of Ray Train keeps in its checkpoints.
+class _Run(Stored):
+    """Place of ``fit`` and state of a model, in checkpoints of Ray Train."""
 
-    Args:
-        every: epochs from one checkpoint to the next.
-    """
-
-    lasts: bool = False
+    refusal = (
+        "keras_towers.ray.Report works inside a strategy's block only: put "
+        "`with kt.HorovodStrategy():` around fit."
+    )
 
     def __init__(self, every: int):
-        self.writes: bool = False
-        self.epoch: int = 0
-        self.batch: int = 0
-        self.seed: int = 0
-        self.epochs: list[int] = []
-        self.history: dict[str, list[Any]] = {}
-        self.metrics: list[np.ndarray] = []
+        super().__init__()
         self._every = every
         self._last = 0
         self._model: keras.Model | None = None
 
     def read(self) -> None:
-        """Read where the last checkpoint was, or begin anew."""
-        self.epoch, self.epochs, self.history = 0, [], {}
         # The same on all ranks, and when Ray starts them again.
         name = ray.train.get_context().get_experiment_name()
-        self.seed = compat.global_seed() or zlib.crc32(name.encode()) >> 1
+        self.restart(compat.global_seed() or zlib.crc32(name.encode()) >> 1)
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
@@ -171,7 +138,6 @@ class _Run:
                 setattr(self, fact, place[fact])
 
     def attach(self, model: keras.Model, epochs: int) -> None:
-        """Give a model the state of the last checkpoint, and save it then."""
         self._model, self._last = model, epochs
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is None:
@@ -186,7 +152,7 @@ class _Run:
             variable.assign(value)
 
     def commit(self) -> None:
-        """Report an epoch; all workers wait for one another."""
+        # All workers wait for one another.
         due = self.epoch % self._every == 0 or self.epoch == self._last
         logs = {name: values[-1] for name, values in self.history.items()}
         checkpoint = None

@@ -20,13 +20,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
-
-    Attributes:
-        code: its exit status, -N for signal N; None if it timed out.
-        stdout: its standard output.
-        stderr: its standard error.
-    """
+    """Exit status (-N: signal N; None: time limit) and output of a command."""
 
     code: int | None
     stdout: str
@@ -34,11 +28,7 @@ class Ended:
 
 
 class NoAnswer(Exception):
-    """A process printed no result; the message says why in one line.
-
-    Attributes:
-        ended: how it ended.
-    """
+    """A process printed no result; the message says why in one line."""
 
     def __init__(self, text: str, ended: Ended):
         super().__init__(text)
@@ -106,19 +96,7 @@ def ask_python(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a fresh Python and return the JSON object that it prints last.
-
-    Its exit code does not matter then: libraries may crash while they are
-    unloaded.
-
-    Args:
-        arguments: the arguments of ``python``.
-        timeout_s: the time limit in seconds.
-        environment: its complete environment; None: that of this process.
-
-    Raises:
-        NoAnswer: it printed no JSON object.
-    """
+    """Run a fresh Python and return the JSON object that it prints last."""
     ended = run([sys.executable, *arguments], timeout_s, environment)
     for line in reversed(ended.stdout.splitlines()):
         with contextlib.suppress(ValueError):

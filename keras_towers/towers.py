@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
-from keras_towers._tower_calls import TowerCalls
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +139,7 @@ def run_on_each_tower(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
         )
-    calls = TowerCalls()
+    calls = _TowerCalls()
 
     def tower(*args, **kwargs):
         with calls.recorded():
@@ -145,3 +148,161 @@ def run_on_each_tower(
     tf.distribute.get_strategy().run(tower, args, kwargs)
     calls.check()
     return [calls.results[index] for index in sorted(calls.results)]
+
+
+class _Asked(NamedTuple):
+    """A variable that a tower requests; None means unknown."""
+
+    name: str
+    shape: tuple | None
+    dtype: str | None
+
+    def described(self) -> str:
+        shape = "?" if self.shape is None else list(self.shape)
+        return f"{self.name!r} {shape} {self.dtype or '?'}"
+
+    def same_name(self, other: _Asked) -> bool:
+        # TensorFlow appends a number to names that are taken.
+        mine, others = (
+            re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (self, other)
+        )
+        return mine == others
+
+    def same_value(self, other: _Asked) -> bool:
+        return all(
+            mine is None or others is None or mine == others
+            for mine, others in zip(self[1:], other[1:], strict=True)
+        )
+
+
+class _TowerCalls:
+    """The calls of a function on all towers: created variables and results."""
+
+    def __init__(self):
+        self.results: dict[int, Any] = {}
+        self._created: dict[int, list[_Asked]] = {}
+        self._missing: dict[int, list[_Asked]] = {}
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record and compare the variables that this tower creates."""
+        index = compat.current_replica_id()
+        self._created[index] = []
+        self._missing[index] = []
+        with tf.variable_creator_scope(self._create):
+            yield
+
+    @tf.autograph.experimental.do_not_convert
+    def end(self, result: Any) -> None:
+        """Record the result on this tower."""
+        self.results[compat.current_replica_id()] = _listed(result)
+
+    def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
+        index = compat.current_replica_id()
+        if index is None or index not in self._created:
+            return next_creator(**kwargs)
+        if index == 0:
+            variable = next_creator(**kwargs)
+            asked = _Asked(
+                kwargs.get("name") or "Variable",
+                _known(variable.shape),
+                variable.dtype.name,
+            )
+            self._created[0].append(asked)
+            return variable
+        # TensorFlow will return tower 0's variable to this tower, without
+        # checking shape and dtype.
+        if not self._created[index]:
+            self._missing[index] = list(self._created[0])
+        asked = _asked(kwargs)
+        self._created[index].append(asked)
+        twin = next(filter(asked.same_name, self._missing[index]), None)
+        if twin is None or not asked.same_value(twin):
+            there = "no such variable" if twin is None else twin.described()
+            raise _unlike(index, asked.described(), there)
+        self._missing[index].remove(twin)
+        return next_creator(**kwargs)
+
+    @tf.autograph.experimental.do_not_convert
+    def check(self) -> None:
+        """Compare the towers after all calls."""
+        for index, missing in sorted(self._missing.items()):
+            if missing:
+                names = ", ".join(asked.described() for asked in missing)
+                raise _unlike(index, "nothing", names)
+        shares = []
+        for _, result in sorted(self.results.items()):
+            pairs = list(_pairs(result))
+            shares.append(
+                gradients.TowerGradients(
+                    tuple(gradients.name_of(v) for _, v in pairs),
+                    [gradient for gradient, _ in pairs],
+                )
+            )
+        gradients.check_equal(shares)
+
+
+def _unlike(index: int, here: str, there: str) -> TowerError:
+    return TowerError(
+        f"tower {index} creates other variables than tower 0: it creates "
+        f"{here} where tower 0 creates {there}. Either every tower has to "
+        "create the same variables, with the same names, shapes and dtypes, "
+        "or only tower 0 may create any."
+    )
+
+
+def _asked(kwargs: dict[str, Any]) -> _Asked:
+    """The variable that a creation call requests."""
+    shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+    initial = kwargs.get("initial_value")
+    if initial is not None:
+        with contextlib.suppress(Exception):
+            if callable(initial):
+                # Only traced: the values are drawn once, for tower 0.
+                traced = tf.function(initial, autograph=False)
+                initial = traced.get_concrete_function().structured_outputs
+            else:
+                initial = tf.convert_to_tensor(initial, dtype)
+            shape = initial.shape if shape is None else shape
+            dtype = initial.dtype if dtype is None else dtype
+    return _Asked(
+        kwargs.get("name") or "Variable",
+        None if shape is None else _known(tf.TensorShape(shape)),
+        None if dtype is None else tf.as_dtype(dtype).name,
+    )
+
+
+def _known(shape: tf.TensorShape) -> tuple | None:
+    return tuple(shape) if shape.is_fully_defined() else None
+
+
+def _listed(result: Any) -> Any:
+    """A tower's result, with lists instead of ``zip`` objects."""
+    if isinstance(result, zip):
+        return list(result)
+    if type(result) is dict:
+        return {key: _listed(value) for key, value in result.items()}
+    if type(result) in (list, tuple):
+        return type(result)(map(_listed, result))
+    make = getattr(result, "_make", None)
+    if isinstance(result, tuple) and make is not None:
+        return make(map(_listed, result))
+    return result
+
+
+def _pairs(result: Any) -> Iterator[tuple[Any, Any]]:
+    """The ``(gradient, variable)`` pairs in a tower's result."""
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if not isinstance(result, (list, tuple)):
+        return
+    kinds = (tf.Variable, keras.Variable)
+    if (
+        len(result) == 2
+        and isinstance(result[1], kinds)
+        and not isinstance(result[0], kinds)
+    ):
+        yield result[0], result[1]
+        return
+    for item in result:
+        yield from _pairs(item)

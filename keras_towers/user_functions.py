@@ -11,11 +11,7 @@ from keras_towers.errors import TowerError
 
 
 def split(target: str) -> tuple[str, str]:
-    """Return the names of the module and of the function in it.
-
-    Raises:
-        TowerError: one of them is missing.
-    """
+    """Split MODULE:FUNCTION, or raise ``TowerError``."""
     module, colon, function = target.partition(":")
     if not (module and colon and function):
         raise TowerError(
@@ -26,14 +22,7 @@ def split(target: str) -> tuple[str, str]:
 
 
 def call(target: str) -> Any:
-    """Import a function, also from the current folder, and call it.
-
-    Raises:
-        TowerError: there is no such function, or it fails.
-
-    Example:
-        >>> model, x, y = user_functions.call("my_module:build")
-    """
+    """Import MODULE:FUNCTION, also from the current folder, and call it."""
     module, name = split(target)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

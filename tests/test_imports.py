@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from keras_towers import _keras_import
+from keras_towers import _imports
 from tests.kit.compare import close
 from tests.kit.scripts import python
 
@@ -61,7 +61,7 @@ def test_keras_towers_first(tmp_path):
 
 def test_keras_first():
     called = []
-    _keras_import.after_keras(lambda: called.append("at once"))
+    _imports.after_keras(lambda: called.append("at once"))
     assert called == ["at once"]
 
 

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from keras_towers import _requirements
+from keras_towers import _imports
 from tests.kit.scripts import python
 
 # Says of every name of the package what happens to who asks for it first.
@@ -77,6 +77,6 @@ def test_every_entrance(before, backend, advised):
 
 
 def test_packages_of_a_module():
-    (found,) = _requirements.packages("pytest").items()
+    (found,) = _imports.packages("pytest").items()
     assert found == ("pytest", metadata.version("pytest"))
-    assert not _requirements.packages("no_such_module")
+    assert not _imports.packages("no_such_module")

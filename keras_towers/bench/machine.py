@@ -9,11 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keras_towers import _requirements
-from keras_towers.cores import usable_cores
+from keras_towers import _imports
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments import tf_config
+from keras_towers.system import usable_cores
 
 
 def cpu_threads(towers: int) -> dict[str, int]:
@@ -74,7 +74,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
             backend.
         TowerError: TensorFlow or Keras cannot be imported.
     """
-    _requirements.check()
+    _imports.check()
     found = probe.look(timeout_s)
     error = found.get("error") or found.get("keras_error")
     if error:

@@ -27,13 +27,7 @@ _LIMIT_S = 2 * 3600
 
 @dataclass(frozen=True)
 class Built:
-    """A wheel of an engine.
-
-    Attributes:
-        wheel: the file, in the cache.
-        cached: whether it was in the cache already.
-        seconds: the duration of the build.
-    """
+    """A wheel in the cache: whether it was there, and the build's seconds."""
 
     wheel: Path
     cached: bool
@@ -41,17 +35,7 @@ class Built:
 
 
 def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
-    """Build a wheel of an engine for this environment, or find a cached one.
-
-    Args:
-        recipe: the engine, with its options.
-        progress: called with the progress.
-        rebuild: do not use the cache.
-
-    Raises:
-        InstallError: a tool is missing, or compilation fails.
-        UnusableFolder: the cache cannot be written to.
-    """
+    """Build a wheel of an engine for this environment, or find a cached one."""
     start = time.monotonic()
     shelf = wheel_cache.Shelf(recipe)
 
@@ -114,16 +98,15 @@ def install(
 
 
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
-    """The environment variables of a build, based on the user's.
-
-    Args:
-        recipe: the engine, with its options.
-        folder: an empty folder for files that the build needs.
-    """
+    """Make the environment variables of a build from the user's."""
     temporary = folder / "tmp"
     temporary.mkdir()
     variables = {
-        **os.environ,
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(recipe.overruled)
+        },
         "PATH": toolchain.search_path(),
         # If pip is stopped, its files are removed with the folder.
         "TMPDIR": str(temporary),

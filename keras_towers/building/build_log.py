@@ -71,16 +71,7 @@ def progress_in(line: str) -> float | None:
 
 
 def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
-    """The first distinct lines that report errors.
-
-    Args:
-        lines: the whole log.
-        limit: the maximum number of lines.
-
-    Returns:
-        Lines of the compiler, the linker, CMake or pip; the end of the log if
-        no line looks like an error.
-    """
+    """The first distinct lines of a log that report errors, else its end."""
     lines = [line.rstrip() for line in lines]
     found: dict[str, None] = {}
     for index, line in enumerate(lines):
@@ -97,13 +88,7 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
 
 
 def hint_for(lines: Iterable[str], hints: Hints = ()) -> str | None:
-    """Advice for known errors, or None.
-
-    Args:
-        lines: the errors.
-        hints: patterns and advice for one engine, in addition to the common
-            ones.
-    """
+    """Advice for known errors of one engine or of all, or None."""
     text = "\n".join(lines)
     for pattern, advice in (*hints, *_HINTS):
         if re.search(pattern, text):

@@ -10,20 +10,13 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sysconfig
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from keras_towers.building import nvidia, target, toolchain
-from keras_towers.building.build_log import Hints
-from keras_towers.building.recipe import Recipe, chosen, put_first, without
+from keras_towers.building.recipe import Recipe, put_first
 from keras_towers.errors import TowerError
 
-VARIABLES = "BYTEPS"
-"""The prefix of its environment variables."""
-# Increment when the build changes, so that old wheels are not used.
-_RECIPE = 2
 _HEADERS = Path(__file__).with_name("byteps_headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"
 _BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
@@ -36,20 +29,6 @@ from keras_towers.building.byteps import has_cuda
 cuda = has_cuda()
 print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
 """
-# Environment variables of the user that affect the build.
-_BUILD_VARIABLES = (
-    "CC",
-    "CXX",
-    "CFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "BYTEPS_CUDA_HOME",
-    "BYTEPS_NCCL_HOME",
-)
-# Settings of BytePS that would contradict the options given here.
-_OVERRULED = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
 # Its loops read numbers through pointers of other types, and it uses a header
 # that NVIDIA's included once.
 _FLAGS = "-fno-strict-aliasing -w -include memory"
@@ -59,23 +38,35 @@ _EMPTY_ARCHIVE = b"!<arch>\n"
 
 @dataclass(frozen=True)
 class BytePS(Recipe):
-    """BytePS for TensorFlow only.
-
-    Attributes:
-        with_nccl: build with CUDA and NCCL, for GPUs.
-    """
+    """BytePS for TensorFlow only, maybe with CUDA and NCCL for GPUs."""
 
     with_nccl: bool = False
 
-    name: ClassVar[str] = "byteps"
-    title: ClassVar[str] = "BytePS"
-    version: ClassVar[str] = "0.2.5.post15"
-    sha256: ClassVar[str] = (
-        "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"
+    prefix = "BYTEPS"
+    name = "byteps"
+    title = "BytePS"
+    version = "0.2.5.post15"
+    sha256 = "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"
+    revision = 2
+    build_variables = (
+        "CC",
+        "CXX",
+        "CFLAGS",
+        "CPPFLAGS",
+        "LDFLAGS",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+        "BYTEPS_CUDA_HOME",
+        "BYTEPS_NCCL_HOME",
     )
-    runtime: ClassVar[tuple[str, ...]] = _RUNTIME
-    probe: ClassVar[str] = _PROBE
-    hints: ClassVar[Hints] = (
+    overruled = (
+        "BYTEPS_WITH",
+        "BYTEPS_USE_MPI",
+        "BYTEPS_NCCL_LINK",
+    )
+    runtime = _RUNTIME
+    probe = _PROBE
+    hints = (
         (
             r"nccl\.h|-lnccl",
             "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
@@ -103,60 +94,56 @@ class BytePS(Recipe):
     def tools(self) -> list[toolchain.Tool]:
         tools = [_processor(), toolchain.find_compiler(), toolchain.find_make()]
         if self.with_nccl:
-            tools.append(nvidia.find_cuda(VARIABLES))
-            tools.append(nvidia.find_nccl(VARIABLES))
+            tools.append(nvidia.find_cuda(self.prefix))
+            tools.append(nvidia.find_nccl(self.prefix))
         return tools
 
     def build_tools(self) -> list[str]:
         return list(_BUILD_TOOLS)
 
-    def key(self) -> dict[str, str]:
+    def parts(self) -> dict[str, str]:
         nccl = ""
         if self.with_nccl:
             nccl = ", ".join(
                 f"{tool.path} {tool.version}"
                 for tool in (
-                    nvidia.find_nccl(VARIABLES),
-                    nvidia.find_cuda(VARIABLES),
+                    nvidia.find_nccl(self.prefix),
+                    nvidia.find_cuda(self.prefix),
                 )
             )
         return {
-            "recipe": str(_RECIPE),
-            self.name: self.version,
             # It is compiled for this processor, and may not run on others.
             "cpu": target.cpu_type(),
             "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-            "environment": chosen(_BUILD_VARIABLES),
         }
 
     def environment(
-        self, variables: Mapping[str, str], folder: Path, tools: Path
+        self, variables: dict[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        result = without(variables, _OVERRULED)
         stand_ins = folder / "stand-ins"
         # "." is the root of the sources, which a header here refers to.
         includes = [".", str(_HEADERS / "always")]
         archives = ["numa"]
-        flags = [result.pop("LDFLAGS", "")]
+        flags = [variables.pop("LDFLAGS", "")]
         if self.with_nccl:
-            cuda = nvidia.find_cuda(VARIABLES).path or ""
-            nccl = nvidia.find_nccl(VARIABLES).path or ""
+            cuda = nvidia.find_cuda(self.prefix).path or ""
+            nccl = nvidia.find_nccl(self.prefix).path or ""
             includes += nvidia.headers_of_parts(cuda)
             cuda, of_cuda = nvidia.linkable(cuda, folder / "cuda")
             nccl, of_nccl = nvidia.linkable(nccl, folder / "nccl")
             places = [of_nccl, of_cuda or f"{cuda}/lib64"]
             flags.append(nvidia.rpath(places))
-            result["BYTEPS_NCCL_LINK"] = "SHARED"
+            variables["BYTEPS_NCCL_LINK"] = "SHARED"
         else:
             cuda = nccl = str(stand_ins)
             includes.append(str(_HEADERS / "host"))
             archives += ["cudart", "nccl_static"]
         for name in archives:
             _empty_library(stand_ins / "lib", name)
-        put_first(result, "CPLUS_INCLUDE_PATH", includes)
-        put_first(result, "LIBRARY_PATH", [str(stand_ins / "lib")])
-        _add_to_linker(result, " ".join(filter(None, flags)))
-        result.update(
+        put_first(variables, "CPLUS_INCLUDE_PATH", includes)
+        put_first(variables, "LIBRARY_PATH", [str(stand_ins / "lib")])
+        _add_to_linker(variables, " ".join(filter(None, flags)))
+        variables.update(
             {
                 "BYTEPS_CUDA_HOME": cuda,
                 "BYTEPS_NCCL_HOME": nccl,
@@ -169,18 +156,14 @@ class BytePS(Recipe):
                 "WGET": "cp -t .",
                 "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
                 # No other flags reach all of its files.
-                "CXX": f"{result['CXX']} {_FLAGS} -include {_PATIENCE}",
+                "CXX": f"{variables['CXX']} {_FLAGS} -include {_PATIENCE}",
             }
         )
-        return result
+        return variables
 
 
 def has_cuda() -> bool:
-    """Whether the installed BytePS was built for GPUs; does not load it.
-
-    Raises:
-        TowerError: it is not installed.
-    """
+    """Whether the installed BytePS was built for GPUs, without loading it."""
     spec = importlib.util.find_spec("byteps")
     if spec is None or not spec.submodule_search_locations:
         raise TowerError(

@@ -7,20 +7,13 @@ into separate folders. The compiler is told where they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar
 
 from keras_towers.building import nvidia, target, toolchain
-from keras_towers.building.build_log import Hints
-from keras_towers.building.recipe import Recipe, chosen, put_first, without
+from keras_towers.building.recipe import Recipe, put_first
 
-VARIABLES = "HOROVOD"
-"""The prefix of its environment variables."""
-# Increment when the build changes, so that old wheels are not used.
-_RECIPE = 1
 # Known to work with Horovod's setup.py, which dates from 2023.
 _BUILD_TOOLS = ("setuptools>=70,<85", "wheel>=0.43,<1", "packaging>=23,<27")
 _CMAKE = "cmake>=3.13,<5"
@@ -34,27 +27,6 @@ parts = dict(
 )
 print(json.dumps(parts))
 """
-# Environment variables of the user that affect the build.
-_BUILD_VARIABLES = (
-    "CXX",
-    "CXXFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "MPI_HOME",
-    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
-    "HOROVOD_BUILD_ARCH_FLAGS",
-    "HOROVOD_BUILD_CUDA_CC_LIST",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_CUDA_HOME",
-    "HOROVOD_NCCL_HOME",
-    "HOROVOD_NCCL_INCLUDE",
-    "HOROVOD_NCCL_LIB",
-    "HOROVOD_NCCL_LINK",
-)
-# Settings of Horovod that would contradict the options given here.
-_OVERRULED = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_SKIP_COMPILE")
 # Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
 _MOVED_HEADER = (
@@ -77,31 +49,49 @@ _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
 @dataclass(frozen=True)
 class Horovod(Recipe):
-    """Horovod for TensorFlow only, with Gloo.
-
-    Attributes:
-        with_mpi: build with MPI in addition to Gloo.
-        with_nccl: build with NCCL, for GPUs.
-    """
+    """Horovod for TensorFlow only, with Gloo, maybe with MPI and NCCL."""
 
     with_mpi: bool = False
     with_nccl: bool = False
 
-    name: ClassVar[str] = "horovod"
-    title: ClassVar[str] = "Horovod"
-    version: ClassVar[str] = "0.28.1"
-    sha256: ClassVar[str] = (
-        "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+    prefix = "HOROVOD"
+    name = "horovod"
+    title = "Horovod"
+    version = "0.28.1"
+    sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+    revision = 1
+    build_variables = (
+        "CXX",
+        "CXXFLAGS",
+        "CPPFLAGS",
+        "LDFLAGS",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+        "MPI_HOME",
+        "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+        "HOROVOD_BUILD_ARCH_FLAGS",
+        "HOROVOD_BUILD_CUDA_CC_LIST",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_CUDA_HOME",
+        "HOROVOD_NCCL_HOME",
+        "HOROVOD_NCCL_INCLUDE",
+        "HOROVOD_NCCL_LIB",
+        "HOROVOD_NCCL_LINK",
+    )
+    overruled = (
+        "HOROVOD_WITH",
+        "HOROVOD_GPU",
+        "HOROVOD_SKIP_COMPILE",
     )
     # From the install_requires of its setup.py.
-    runtime: ClassVar[tuple[str, ...]] = (
+    runtime = (
         "cloudpickle",
         "psutil",
         "pyyaml",
         "packaging",
     )
-    probe: ClassVar[str] = _PROBE
-    hints: ClassVar[Hints] = (
+    probe = _PROBE
+    hints = (
         (
             r"nccl\.h|Could NOT find NCCL",
             "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
@@ -130,15 +120,15 @@ class Horovod(Recipe):
         if self.with_mpi:
             tools.append(toolchain.find_mpi())
         if self.with_nccl:
-            tools.append(nvidia.find_nvcc(VARIABLES))
-            tools.append(nvidia.find_nccl(VARIABLES))
+            tools.append(nvidia.find_nvcc(self.prefix))
+            tools.append(nvidia.find_nccl(self.prefix))
         return tools
 
     def build_tools(self) -> list[str]:
-        own_cmake = toolchain.find_cmake(VARIABLES).path
+        own_cmake = toolchain.find_cmake(self.prefix).path
         return [*_BUILD_TOOLS, *([] if own_cmake else [_CMAKE])]
 
-    def key(self) -> dict[str, str]:
+    def parts(self) -> dict[str, str]:
         mpi = nccl = ""
         if self.with_mpi:
             tool = toolchain.find_mpi()
@@ -146,25 +136,21 @@ class Horovod(Recipe):
             flags = toolchain.first_line([tool.path or "mpicxx", "-show"])
             mpi = f"{tool.version} {flags}"
         if self.with_nccl:
-            found = nvidia.find_nccl(VARIABLES)
-            nvcc = nvidia.find_nvcc(VARIABLES).version
+            found = nvidia.find_nccl(self.prefix)
+            nvcc = nvidia.find_nvcc(self.prefix).version
             nccl = f"{found.path} {found.version}, nvcc {nvcc}"
         return {
-            "recipe": str(_RECIPE),
-            self.name: self.version,
             "cpu_flags": " ".join(target.cpu_flags(_CPU_FLAGS)),
             "with_mpi": f"{self.with_mpi} {mpi}".strip(),
             "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-            "environment": chosen(_BUILD_VARIABLES),
         }
 
     def environment(
-        self, variables: Mapping[str, str], folder: Path, tools: Path
+        self, variables: dict[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        result = without(variables, _OVERRULED)
-        cmake = toolchain.find_cmake(VARIABLES).path
+        cmake = toolchain.find_cmake(self.prefix).path
         mpi = "HOROVOD_WITH_MPI" if self.with_mpi else "HOROVOD_WITHOUT_MPI"
-        result.update(
+        variables.update(
             {
                 "CMAKE_GENERATOR": "Unix Makefiles",
                 # CMake 4 rejects the minimum version that its Gloo declares.
@@ -180,12 +166,29 @@ class Horovod(Recipe):
         flags = " ".join(f"-m{flag}" for flag in target.cpu_flags(_CPU_FLAGS))
         if flags:
             # The flags in the cache key, independent of the compiler.
-            result.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
+            variables.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
         includes = _includes(folder / "include")
-        put_first(result, "CPLUS_INCLUDE_PATH", includes)
+        put_first(variables, "CPLUS_INCLUDE_PATH", includes)
         if self.with_nccl:
-            _add_nccl(result, folder)
-        return result
+            self._add_nccl(variables, folder)
+        return variables
+
+    def _add_nccl(self, variables: dict[str, str], folder: Path) -> None:
+        variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        nvcc = nvidia.find_nvcc(self.prefix).path or ""
+        variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
+        given = nvidia.find_nccl(self.prefix).path or ""
+        home, place = nvidia.linkable(given, folder / "nccl")
+        if home == given:
+            variables.setdefault("HOROVOD_NCCL_HOME", home)
+            return
+        variables.update(
+            HOROVOD_NCCL_INCLUDE=f"{home}/include",
+            HOROVOD_NCCL_LIB=f"{home}/lib",
+            HOROVOD_NCCL_LINK="shared",
+        )
+        flags = f"{variables.get('LDFLAGS', '')} {nvidia.rpath([place])}"
+        variables["LDFLAGS"] = flags.strip()
 
     def built_for(self, package: metadata.Distribution) -> str | None:
         try:
@@ -210,21 +213,3 @@ def _includes(folder: Path) -> list[str]:
         forwarding.write_text(_FORWARDING.format(new=new))
         includes.insert(0, str(folder))
     return includes
-
-
-def _add_nccl(variables: dict[str, str], folder: Path) -> None:
-    variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-    nvcc = nvidia.find_nvcc(VARIABLES).path or ""
-    variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
-    given = nvidia.find_nccl(VARIABLES).path or ""
-    home, place = nvidia.linkable(given, folder / "nccl")
-    if home == given:
-        variables.setdefault("HOROVOD_NCCL_HOME", home)
-        return
-    variables.update(
-        HOROVOD_NCCL_INCLUDE=f"{home}/include",
-        HOROVOD_NCCL_LIB=f"{home}/lib",
-        HOROVOD_NCCL_LINK="shared",
-    )
-    flags = f"{variables.get('LDFLAGS', '')} {nvidia.rpath([place])}"
-    variables["LDFLAGS"] = flags.strip()

@@ -31,12 +31,7 @@ _PIP_PARTS = " ".join(
 
 
 def find_nvcc(variables: str) -> Tool:
-    """Find CUDA's compiler.
-
-    Args:
-        variables: the prefix of the engine's environment variables, one of
-            which may name CUDA's folder.
-    """
+    """Find CUDA's compiler; ``variables`` is the prefix of the engine's."""
     own = os.environ.get(f"{variables}_CUDA_HOME")
     candidates = [
         # Only the engine's own variable takes precedence over the search path.
@@ -145,11 +140,7 @@ def rpath(places: Sequence[str]) -> str:
 
 
 def headers_of_parts(home: str) -> list[str]:
-    """Folders of headers that those of pip's CUDA runtime include.
-
-    Args:
-        home: as ``find_cuda`` returns it.
-    """
+    """Folders of headers that those of pip's CUDA runtime include."""
     return [*filter(None, _parts())] if home == _package(_RUNTIME) else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -45,23 +45,6 @@ class Found:
         return ", ".join(filter(self.parts.get, self.parts)) or "nothing"
 
 
-def chosen(names: Sequence[str]) -> str:
-    """What the user has set of some environment variables, as JSON."""
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    return json.dumps(found, sort_keys=True)
-
-
-def without(
-    variables: Mapping[str, str], prefixes: tuple[str, ...]
-) -> dict[str, str]:
-    """The environment variables that begin with none of some prefixes."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if not name.startswith(prefixes)
-    }
-
-
 def put_first(
     variables: dict[str, str], name: str, values: Sequence[str]
 ) -> None:
@@ -75,6 +58,7 @@ class Recipe(ABC):
     """How one engine is built, with the options that were chosen.
 
     Attributes:
+        prefix: of its environment variables.
         name: the name of its package on PyPI.
         title: its display name.
         version: the version to build.
@@ -82,15 +66,25 @@ class Recipe(ABC):
         runtime: the packages it imports, besides TensorFlow.
         probe: Python code that imports it, and prints ``Found.parts`` as JSON.
         hints: patterns of errors in its build log, with advice.
+        revision: incremented when the build changes, for new wheels.
+        build_variables: the user's variables that affect the build.
+        overruled: prefixes of variables that contradict the options.
+        with_nccl: build with NCCL, for GPUs.
     """
 
+    prefix: ClassVar[str]
     name: ClassVar[str]
     title: ClassVar[str]
     version: ClassVar[str]
     sha256: ClassVar[str]
     runtime: ClassVar[tuple[str, ...]]
     probe: ClassVar[str]
-    hints: ClassVar[Hints] = ()
+    hints: ClassVar[Hints]
+    revision: ClassVar[int]
+    build_variables: ClassVar[tuple[str, ...]]
+    overruled: ClassVar[tuple[str, ...]]
+
+    with_nccl: bool
 
     @abstractmethod
     def tools(self) -> list[Tool]:
@@ -101,31 +95,35 @@ class Recipe(ABC):
         """The requirements that pip installs for the build."""
 
     @abstractmethod
+    def parts(self) -> dict[str, str]:
+        """Versions of what is built in, and what the compiler is told."""
+
     def key(self) -> dict[str, str]:
-        """What its wheel depends on besides ``target.facts()``."""
+        """Facts that the wheel depends on besides ``target.facts()``."""
+        found = {
+            name: os.environ[name]
+            for name in self.build_variables
+            if name in os.environ
+        }
+        return {
+            "recipe": str(self.revision),
+            self.name: self.version,
+            "environment": json.dumps(found, sort_keys=True),
+            **self.parts(),
+        }
 
     @abstractmethod
     def environment(
-        self, variables: Mapping[str, str], folder: Path, tools: Path
+        self, variables: dict[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        """The environment of the build.
-
-        Args:
-            variables: the environment common to all engines.
-            folder: a folder for files that the build needs.
-            tools: the folder of ``build_tools``.
-        """
+        """Complete the environment of a build."""
 
     def built_for(self, package: metadata.Distribution) -> str | None:
         """The TensorFlow version that an installed engine was built for."""
         return None
 
     def look(self, timeout_s: float = 120) -> Found | None:
-        """Inspect the installed engine, and load it in a fresh process.
-
-        Returns:
-            What was found, or None if it is not installed.
-        """
+        """Load the installed engine in a fresh process; None: there is none."""
         try:
             package = metadata.distribution(self.name)
         except metadata.PackageNotFoundError:

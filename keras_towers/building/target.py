@@ -26,11 +26,7 @@ _CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping")
 
 
 def facts() -> dict[str, str]:
-    """What the wheels of all engines depend on.
-
-    Raises:
-        InstallError: TensorFlow is not installed.
-    """
+    """Facts that the wheels of all engines depend on."""
     tensorflow, library = _tensorflow()
     return {
         "python": sysconfig.get_config_var("EXT_SUFFIX") or sys.version,
@@ -43,11 +39,7 @@ def facts() -> dict[str, str]:
 
 
 def tensorflow_folder() -> Path:
-    """Where TensorFlow is installed, without importing it.
-
-    Raises:
-        InstallError: it is not installed.
-    """
+    """Find TensorFlow without importing it, or raise ``InstallError``."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise InstallError(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from keras_towers.cores import usable_cores
+from keras_towers.system import usable_cores
 
 CMAKE_AT_LEAST = (3, 13)
 # The memory that compiling with TensorFlow's headers needs per process.
@@ -116,12 +116,7 @@ def find_make() -> Tool:
 
 
 def find_cmake(variables: str) -> Tool:
-    """Find CMake, which pip can install where it is missing or too old.
-
-    Args:
-        variables: the prefix of the engine's environment variables, one of
-            which may specify CMake's path.
-    """
+    """Find CMake, which pip can install; the prefix is as in HOROVOD_CMAKE."""
     at_least = ".".join(map(str, CMAKE_AT_LEAST))
     path = os.environ.get(f"{variables}_CMAKE") or which("cmake")
     version = (first_line([path, "--version"]) if path else "") or ""

@@ -16,7 +16,7 @@ import platformdirs
 
 from keras_towers.building import target
 from keras_towers.building.recipe import Recipe
-from keras_towers.folders import writable
+from keras_towers.system import writable
 
 
 def folder() -> Path:
@@ -28,11 +28,7 @@ def folder() -> Path:
 
 
 def made(folder: Path) -> Path:
-    """Make a folder of the cache.
-
-    Raises:
-        UnusableFolder: it cannot be made, or not be written to.
-    """
+    """Make a folder of the cache, or raise ``UnusableFolder``."""
     return writable(folder, "name another one in KERAS_TOWERS_CACHE")
 
 

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from keras_towers import signals
 from keras_towers.bench.runner import CellT, Sample, failed_before
 from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.system import handled
 
 
 def run_all(
@@ -27,7 +27,7 @@ def run_all(
     # On SIGTERM, clean up and show results exactly as on Ctrl-C.
     try:
         with (
-            signals.handled([signal.SIGTERM], signal.default_int_handler),
+            handled([signal.SIGTERM], signal.default_int_handler),
             Progress(console=console, transient=True) as bar,
         ):
             task = bar.add_task("starting", total=len(cells))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TaskProgressColumn as Percentage
 from typer.core import TyperGroup
 
-from keras_towers import signals
+from keras_towers.system import handled
 
 if TYPE_CHECKING:
     from keras_towers.building.recipe import Recipe
@@ -109,7 +109,7 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     """Build an engine or take it from the cache, and install it."""
     from keras_towers.building import build
     from keras_towers.building.recipe import InstallError
-    from keras_towers.folders import UnusableFolder, writable
+    from keras_towers.system import UnusableFolder, writable
 
     console = Console(highlight=False)
     command = f"install {recipe.name}"
@@ -152,9 +152,7 @@ def _ended_cleanly() -> AbstractContextManager[None]:
 
     Compilers run in a separate process group and would otherwise go on.
     """
-    return signals.handled(
-        [signal.SIGTERM, signal.SIGHUP], signal.default_int_handler
-    )
+    return handled([signal.SIGTERM, signal.SIGHUP], signal.default_int_handler)
 
 
 @contextmanager

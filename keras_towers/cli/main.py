@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keras_towers import __version__, _requirements
+from keras_towers import __version__, _imports
 from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
@@ -32,7 +32,7 @@ def _print_version(wanted: bool) -> None:
         return
     typer.echo(f"keras-towers {__version__}")
     for module in ("keras", "tensorflow"):
-        for name, version in _requirements.packages(module).items():
+        for name, version in _imports.packages(module).items():
             typer.echo(f"{name} {version}")
     raise typer.Exit
 

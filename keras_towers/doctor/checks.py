@@ -12,11 +12,11 @@ from typing import Any
 
 from keras_towers.building import nvidia, toolchain
 from keras_towers.building.byteps import BytePS
-from keras_towers.building.horovod import VARIABLES, Horovod
+from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
-from keras_towers.cores import usable_cores
 from keras_towers.doctor import byteps, probe
 from keras_towers.doctor.findings import Finding, Status
+from keras_towers.system import usable_cores
 
 INSTALL_HOROVOD = "keras-towers install horovod"
 _INSTALL_TENSORFLOW = (
@@ -207,15 +207,15 @@ def build_tools(needed: bool) -> list[Finding]:
         state = Status.WARNING if needed else Status.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         found.append(Finding(group, tool.name, "missing", state, advice))
-    cmake = toolchain.find_cmake(VARIABLES)
+    cmake = toolchain.find_cmake(Horovod.prefix)
     brought = "missing or too old; the build installs its own"
     found.append(
         Finding(group, "CMake", cmake.version if cmake.path else brought)
     )
     for tool in (
         toolchain.find_mpi(),
-        nvidia.find_nvcc(VARIABLES),
-        nvidia.find_nccl(VARIABLES),
+        nvidia.find_nvcc(Horovod.prefix),
+        nvidia.find_nccl(Horovod.prefix),
     ):
         value = tool.version or tool.path or "none (optional)"
         state = Status.OK if tool.path else Status.NOTE

@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from keras_towers import _requirements
+from keras_towers import _imports
 from keras_towers.subprocesses import NoAnswer, ask_python
 
 
@@ -34,8 +34,8 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
 def _facts() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "packages": {
-            "TensorFlow": _requirements.packages("tensorflow"),
-            "Keras": _requirements.packages("keras"),
+            "TensorFlow": _imports.packages("tensorflow"),
+            "Keras": _imports.packages("keras"),
         },
         "backend": os.environ.get("KERAS_BACKEND", "tensorflow"),
     }

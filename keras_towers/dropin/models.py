@@ -86,16 +86,7 @@ def load_model(
     compression: Any,
     **kwargs: Any,
 ) -> keras.Model:
-    """Load a model for the ``load_model`` of a drop-in; see there.
-
-    Args:
-        distributed: the drop-in's ``DistributedOptimizer``.
-        filepath: as there, like all that follow.
-        custom_optimizers: optimizer classes that are not part of Keras.
-        custom_objects: objects by name.
-        compression: how gradients are sent.
-        **kwargs: as for ``keras.models.load_model``.
-    """
+    """Load a model for the ``load_model`` of a drop-in; see there."""
     names = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(
         filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs

@@ -11,15 +11,7 @@ from keras_towers.dropin.values import variable_key
 
 
 class Passes:
-    """Sums this rank's gradients and updates on every n-th call.
-
-    The sums are not variables of the optimizer, so that saved models contain
-    exactly the state that a plain optimizer expects.
-
-    Args:
-        number: calls per update.
-        average: update with the mean over the calls instead of the sum.
-    """
+    """Sums this rank's gradients and updates on every n-th call."""
 
     def __init__(self, number: int, average: bool):
         self._number = number

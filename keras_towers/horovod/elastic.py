@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 from horovod.common.exceptions import HorovodInternalError
 
-from keras_towers._elastic_states import ObjectState, VariablesState
 from keras_towers.dropin.optimizer import restart_passes
-from keras_towers.elastic import run
+from keras_towers.elastic import ModelState, ObjectState, VariablesState, run
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import state as state_lib
 from keras_towers.horovod import other_names
 from keras_towers.horovod.functions import (
     broadcast_object,
@@ -60,7 +58,7 @@ __all__ = [
 _CUT = object()
 
 
-class TensorFlowKerasState(VariablesState):
+class TensorFlowKerasState(ModelState):
     """What survives the loss of workers: a model, its optimizer, and more.
 
     States of random layers are kept, but each rank has its own. Where an
@@ -77,6 +75,7 @@ class TensorFlowKerasState(VariablesState):
         TowerError: the model is not built, or has no optimizer.
     """
 
+    _shares_seeds = False
     # The callbacks set these, if the script gives them.
     batch: int
     epoch: int
@@ -96,29 +95,9 @@ class TensorFlowKerasState(VariablesState):
                 "before its state can be kept: give it an Input or call "
                 "build(), then compile() it or give optimizer=."
             )
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
         self.model = model
         self.optimizer = optimizer
-        super().__init__(**kwargs)
-        self.save()
-
-    def _optimizers(self) -> list[Any]:
-        found = state_lib.collect(self.model).optimizers
-        own = state_lib.optimizers_in(self.optimizer)
-        return list({id(each): each for each in (*found, *own)}.values())
-
-    def _variables(self) -> list[Any]:
-        return [*state_lib.collect(self.model).seeds, *self._shared()]
-
-    def _shared(self) -> list[Any]:
-        of_optimizers = (
-            v for each in self._optimizers() for v in each.variables
-        )
-        everything = (*state_lib.collect(self.model).weights, *of_optimizers)
-        return list(
-            {id(variable): variable for variable in everything}.values()
-        )
+        super().__init__(model, optimizer, **kwargs)
 
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
@@ -203,30 +182,24 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._due = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Commit the end of the last epoch."""
         self._commit_if_due()
         self._committed = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Commit the end of the last batch."""
         self._commit_if_due()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch."""
         if batch + 1 - self._committed >= self.batches_per_commit:
             self._committed = batch + 1
             self._due = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Have the end of the epoch committed."""
         self._due = True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to count."""
         self._due = False
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Commit the end of the last epoch."""
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -251,18 +224,15 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember what was done before the last loss."""
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; end the epoch if it has had all."""
         self.state.batch = self._before + batch + 1
         steps = (self.params or {}).get("steps")
         if self._before and steps and self.state.batch >= steps:
             self.model.stop_training = self.model.stop_training or _CUT
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin with the next epoch."""
         self.state.batch = 0
         if self.model.stop_training is _CUT:
             self.model.stop_training = False
@@ -282,11 +252,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.initial_epoch: int = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Remember what was done before."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch."""
         self.state.epoch = self.initial_epoch + epoch + 1
 
 

@@ -40,16 +40,7 @@ class Options:
 
 
 def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
-    """Make options of what a user has given.
-
-    Args:
-        what: the function that was called.
-        num_groups: Horovod's old form of ``groups``.
-        **given: the fields of ``Options``.
-
-    Raises:
-        TowerError: one of them is invalid, or ``hvd.init()`` was not called.
-    """
+    """Make options of a user's arguments, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
             "Horovod is not initialized: call hvd.init() before "
@@ -89,11 +80,7 @@ def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
 
 
 def layers_in(local_layers: Any) -> list[keras.Layer]:
-    """The layers that a user has given, one or several.
-
-    Raises:
-        TowerError: they are not layers.
-    """
+    """The layers, one or several, that a user has given as local."""
     if local_layers is None:
         return []
     if isinstance(local_layers, keras.Layer):

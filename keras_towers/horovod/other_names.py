@@ -32,15 +32,7 @@ INSTEAD: dict[str, str] = {
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Raise the error for a name that a module does not have.
-
-    Args:
-        module: the module's name.
-        name: what was asked for.
-
-    Raises:
-        AttributeError: always.
-    """
+    """Raise the error for a name that a module does not have."""
     advice = INSTEAD.get(name)
     raise AttributeError(
         f"module {module!r} has no attribute {name!r}"

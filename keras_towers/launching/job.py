@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import signals
 from keras_towers.launching.byteps import Servers
 from keras_towers.launching.elastic_driver import horovod
 from keras_towers.launching.ranks import Console, Place, Rank
@@ -26,6 +25,7 @@ from keras_towers.meeting.addresses import is_local, meeting_point
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import assign
 from keras_towers.meeting.variables import job_environment, slot_environment
+from keras_towers.system import handled
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
@@ -150,4 +150,4 @@ def signals_to(
         # A job started with nohup keeps ignoring SIGHUP.
         if signal.getsignal(number) != signal.SIG_IGN
     ]
-    return signals.handled(numbers, lambda n, _: events.put(n))
+    return handled(numbers, lambda n, _: events.put(n))

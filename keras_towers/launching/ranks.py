@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from keras_towers.errors import TowerError
-from keras_towers.folders import writable
 from keras_towers.launching import agent
 from keras_towers.launching.output import Sink, Tagger, binary, tag
 from keras_towers.launching.ssh import ssh_command
+from keras_towers.system import writable
 
 GRACE_S = 3.0
 _READ_BYTES = 1 << 16

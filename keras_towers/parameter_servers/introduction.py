@@ -9,7 +9,7 @@ import json
 import tensorflow as tf
 
 import keras_towers
-from keras_towers._requirements import packages
+from keras_towers._imports import packages
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers.remote import device_of

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.meeting.variables import OWN_GPUS
@@ -22,6 +21,7 @@ from keras_towers.reduction import (
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.reduction.compression import CompressionName
 from keras_towers.strategies.all_reduce import AllReduceStrategy
+from keras_towers.system import usable_cores
 from keras_towers.transport import Transport
 
 

@@ -13,8 +13,8 @@ import keras
 from rich.console import Console
 
 from keras_towers import compat
-from keras_towers.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.errors import TowerError
+from keras_towers.fit.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.timeline import report, trace

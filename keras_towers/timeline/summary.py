@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from keras_towers import devices as devices_lib
-from keras_towers.cores import usable_cores
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.system import usable_cores
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline.host import Host
 from keras_towers.timeline.measured import Measured

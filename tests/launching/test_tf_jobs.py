@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_towers import signals
 from keras_towers.launching.job import Job
 from keras_towers.launching.tf_job import local_cluster, run_cluster
+from keras_towers.system import handled
 from tests.launching.jobs import all_gone, wait_until
 
 BEGIN = """
@@ -72,7 +72,7 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     # It must not end the process that runs the tests.
-    unharmed = signals.handled([signal.SIGTERM], lambda *args: None)
+    unharmed = handled([signal.SIGTERM], lambda *args: None)
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
         assert run_here(2, SERVED) == 75

@@ -11,8 +11,8 @@ import keras
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
+from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.slots import Slot

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import (
+from keras_towers.errors import TowerError
+from keras_towers.fit.callbacks import (
     ChiefOnly,
     EveryRank,
     ObservesFit,
     ResumesFit,
 )
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.one_device import as_one_device

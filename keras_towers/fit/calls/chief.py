@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from keras_towers import saving
-from keras_towers.callbacks import ChiefOnly, EveryRank, saves_by_itself
+from keras_towers.fit.callbacks import ChiefOnly, EveryRank, saves_by_itself
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.together import Together
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.transport import Transport
 

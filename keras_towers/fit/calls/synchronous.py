@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.callbacks import Start
+from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import alike, callbacks, chief, suitable
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall

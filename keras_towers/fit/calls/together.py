@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_towers.callbacks import NEVER_STOPS
+from keras_towers.fit.callbacks import NEVER_STOPS
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, objects

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
+from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls

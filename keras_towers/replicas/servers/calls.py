@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_towers._notices import announce
-from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
+from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls

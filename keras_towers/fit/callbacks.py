@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.saving import every_rank
+from keras_towers.fit.hooks.saving import every_rank
 from keras_towers.transport.base import Transport
 
 _EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
@@ -94,14 +94,7 @@ _SAVES = "_saves_by_itself"
 def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
-    """Let a callback write what it saves, whatever other ranks do.
-
-    Only the methods that it has of its own are wrapped, on the instance, since
-    Keras and this package look at which ones those are.
-
-    Args:
-        callback: the callback, which is returned.
-    """
+    """Let a callback write its files on this rank, whatever others do."""
     for name in _EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
@@ -139,14 +132,7 @@ class ObservesFit(keras.callbacks.Callback):
     def around(
         self, model: keras.Model, config: Any, x: Any
     ) -> contextlib.AbstractContextManager[None]:
-        """Return the block that ``fit`` runs in.
-
-        Args:
-            model: the model that is trained.
-            config: the ``TowerConfig`` of its towers; None: Keras trains it as
-                without a strategy.
-            x: the data, as ``fit`` got them.
-        """
+        """Return the block that ``fit`` runs in; config None: plain Keras."""
         raise NotImplementedError
 
 
@@ -168,11 +154,7 @@ class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
     def begin(self, transport: Transport) -> Start:
-        """Return where ``fit`` starts, the same on all ranks.
-
-        Args:
-            transport: connects the processes.
-        """
+        """Return where ``fit`` starts, the same on all ranks."""
         return self.start
 
     def around(self) -> contextlib.AbstractContextManager[None]:

@@ -67,11 +67,7 @@ def _own_address() -> str:
 
 
 def meet(hosts: list[str]) -> tuple[Endpoint, list[Slot]]:
-    """Open the server that all workers meet at, in this process.
-
-    Args:
-        hosts: the address of each worker's machine.
-    """
+    """Open the server that the workers on these hosts meet at."""
     server = StoreServer(hosts[0] if len(set(hosts)) > 1 else LOOPBACK)
     endpoint, plan = server.start(), slots(hosts)
     server.init(plan)

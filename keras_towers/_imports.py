@@ -1,4 +1,4 @@
-"""What is installed: TensorFlow, and a Keras that uses it."""
+"""Imports: what ours need is checked before them, and Keras's is noticed."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from keras_towers.errors import CompatibilityError
 
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|launching|meeting)(\..+)?|strategies(\.registry)?"
-    r"|_keras_import|_requirements|cores|errors|folders"
-    r"|signals|subprocesses|user_functions"
+    r"(bench|building|cli|doctor|meeting)(\..+)?|launching(\.(?!ray).+)?"
+    r"|strategies(\.registry)?|_imports|errors|subprocesses|system"
+    r"|user_functions"
 )
 
 
 def check() -> None:
-    """Fail with instructions, before an import fails less clearly.
-
-    Raises:
-        CompatibilityError: TensorFlow is not installed, or Keras uses another
-            backend.
-    """
+    """Raise ``CompatibilityError`` without TensorFlow or its backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
             "keras_towers needs TensorFlow, which is not installed. It comes "
@@ -62,10 +58,7 @@ def packages(module: str) -> dict[str, str]:
 
 
 def check_before_imports() -> None:
-    """Check before every import of a module that needs TensorFlow.
-
-    So the modules need not do it themselves, between their imports.
-    """
+    """Check before every import of a module that needs TensorFlow."""
     sys.meta_path.insert(0, _Check())
 
 
@@ -81,3 +74,50 @@ class _Check(MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package == __package__ and not _INDEPENDENT.fullmatch(name):
             check()
+
+
+def after_keras(then: Callable[[], None]) -> None:
+    """Call a function once, when Keras is imported, without importing it."""
+    if "keras" in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _AfterKeras(then))
+
+
+class _AfterKeras(MetaPathFinder):
+    """Lets the other finders find Keras, and adds a call to its import."""
+
+    def __init__(self, then: Callable[[], None]):
+        self._then = then
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != "keras":
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._extend(spec)
+                return spec
+        return None
+
+    def _extend(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None:
+            return
+        execute = loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            execute(module)
+            # A search without an import gets here too, but never calls this.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
+
+        loader.exec_module = execute_and_call  # type: ignore[method-assign]

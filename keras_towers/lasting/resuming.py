@@ -6,19 +6,19 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import signals
-from keras_towers.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
+from keras_towers.fit.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.system import handled
 from keras_towers.transport import Transport, objects
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -26,8 +26,8 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Kept(Protocol):
-    """How far ``fit`` has come, kept with the weights of that moment.
+class Kept:
+    """Place of ``fit`` in its epochs, kept with the weights of that moment.
 
     Attributes:
         epoch: the epoch, from 0.
@@ -45,15 +45,45 @@ class Kept(Protocol):
     epochs: list[int]
     history: dict[str, list[Any]]
     metrics: list[np.ndarray]
-    lasts: bool
+    lasts: bool = False
 
     def commit(self) -> None:
-        """Keep all this, and the state of the model."""
-        ...
+        """Keep the place, and the state of the model."""
+        raise NotImplementedError
+
+
+class Stored(Kept):
+    """Place of ``fit`` in a file that rank 0 writes."""
+
+    writes: bool = False
+    refusal: str
+
+    def __init__(self) -> None:
+        self.restart(0)
+
+    def restart(self, seed: int) -> None:
+        """Begin with the first epoch."""
+        self.epoch = self.batch = 0
+        self.seed = seed
+        self.epochs, self.history, self.metrics = [], {}, []
+
+    def read(self) -> None:
+        """Read the file, or begin with the first epoch if there is none."""
+        raise NotImplementedError
+
+    def attach(self, model: keras.Model, epochs: int) -> None:
+        """Give a model what was read, and write its state from now on."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """All that is kept but for the weights and the metrics."""
+        names = ("epoch", "batch", "seed", "epochs", "history")
+        return {name: getattr(self, name) for name in names}
 
 
 class Resuming(ResumesFit):
-    """Keeps how far ``fit`` has come, and makes ``fit`` go on from there.
+    """Keeps the place of ``fit``, and makes ``fit`` go on from there.
 
     If what is kept outlasts the process, SIGTERM and SIGUSR1 end it behind the
     next batch, with exit code 75.
@@ -67,39 +97,45 @@ class Resuming(ResumesFit):
         TowerError: ``every`` is not positive.
     """
 
-    def __init__(self, kept: Kept | None, every: int | None):
+    def __init__(self, kept: Kept, every: int | None):
         super().__init__()
         if every is not None and every < 1:
             raise TowerError(f"every={every} batches: give 1 or more.")
-        self._kept = kept
+        self.kept = kept
         self._every = every
         self._skipped = 0
         self._signals: list[int] = []
 
     @property
-    def kept(self) -> Kept:
-        """Where it is kept."""
-        assert self._kept is not None
-        return self._kept
-
-    @property
     def start(self) -> Start:
-        """Where ``fit`` begins."""
         return Start(self.kept.epoch, self.kept.batch, self.kept.seed)
+
+    def begin(self, transport: Transport) -> Start:
+        kept = self.kept
+        if isinstance(kept, Stored):
+            kept.writes = transport.rank == 0
+            kept.read()
+            if transport.size > 1:
+                mine = kept.place, kept.metrics
+                told = objects.gather(transport, mine, "reads the backup")
+                place, kept.metrics = told[0]
+                vars(kept).update(place)
+        return self.start
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Note signals for the length of ``fit``."""
         self._signals.clear()
         numbers = _SIGNALS if self.kept.lasts else ()
-        with signals.handled(numbers, self._note):
+        with handled(numbers, lambda number, _: self._signals.append(number)):
             yield
 
-    def _note(self, number: int, frame: Any) -> None:
-        self._signals.append(number)
+    def on_train_begin(self, logs: Any = None) -> None:
+        if isinstance(self.kept, Stored):
+            if contract.in_force() is None:
+                raise TowerError(self.kept.refusal)
+            self.kept.attach(self.model, self.params["epochs"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Give the metrics what they had counted before."""
         self._skipped = self.kept.batch
         if self.kept.batch:
             metrics = state_lib.collect(self.model).metrics
@@ -107,7 +143,6 @@ class Resuming(ResumesFit):
                 variable.assign(value)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if enough batches were done or the process is to end."""
         done = self._skipped + batch + 1
         if done == self.params.get("steps"):
             return  # The epoch's end is next.
@@ -123,7 +158,6 @@ class Resuming(ResumesFit):
     setattr(on_train_batch_end, NEVER_STOPS, True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit the end of the epoch."""
         kept = self.kept
         strategy = contract.in_force()
         if strategy and not strategy._components.config.sync_every_epoch:
@@ -139,7 +173,6 @@ class Resuming(ResumesFit):
             self._end(f"behind epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give ``History`` the epochs that earlier runs of ``fit`` did."""
         history = self.model.history or keras.callbacks.History()
         history.epoch = list(self.kept.epochs)
         history.history = {k: list(v) for k, v in self.kept.history.items()}
@@ -173,14 +206,14 @@ class Resuming(ResumesFit):
 
     @staticmethod
     def _equalise() -> None:
-        """Make statistics of all towers and ranks equal; training goes on."""
+        """Make statistics of all towers and ranks equal while training."""
         strategy = contract.in_force()
         assert strategy is not None
         strategy._components.adoption.equalise()
         strategy._components.adoption.mark_trained()
 
     def _global_metrics(self) -> list[np.ndarray]:
-        """What metrics have counted on all ranks; statistics made equal."""
+        """Sum the metrics' state over ranks; make statistics equal."""
         strategy = contract.in_force()
         metrics = [v._value for v in state_lib.collect(self.model).metrics]
         if strategy is None:
@@ -192,7 +225,7 @@ class Resuming(ResumesFit):
 
 
 def _transport() -> Transport | None:
-    """What connects this rank to others, None where there are none."""
+    """The transport to other ranks, None where there are none."""
     strategy = contract.in_force()
     if strategy is None:
         return None

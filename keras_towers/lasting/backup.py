@@ -16,17 +16,13 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.callbacks import Start
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.resuming import Resuming
-from keras_towers.transport import Transport, objects
+from keras_towers.lasting.resuming import Resuming, Stored
 
-_FILE = "backup{}.npz"
+_NAME = "backup{}.npz"
 # How many calls of fit have ended with a backup in a folder.
 _ended: collections.Counter[Path] = collections.Counter()
-_FACTS = ("epoch", "batch", "seed", "epochs", "history")
 
 
 class Backup(Resuming):
@@ -67,78 +63,47 @@ class Backup(Resuming):
         every: int | None = None,
         delete: bool = True,
     ):
-        self._file = _OnDisk(Path(folder))
+        self._file = _File(Path(folder))
         super().__init__(self._file, every)
         self._delete = delete
 
-    def begin(self, transport: Transport) -> Start:
-        """Read the backup; where there are more ranks, that of rank 0."""
-        self._file.writes = transport.rank == 0
-        self._file.read()
-        if transport.size > 1:
-            mine = self._file.facts, self._file.metrics
-            told = objects.gather(transport, mine, "reads the backup")
-            facts, self._file.metrics = told[0]
-            vars(self._file).update(facts)
-        return self.start
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Take the weights of the backup."""
-        if contract.in_force() is None:
-            raise TowerError(
-                "Backup works inside a strategy's block only, because plain "
-                "Keras cannot go on in the middle of an epoch: use `with "
-                "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
-            )
-        self._file.attach(self.model)
-
     def on_train_end(self, logs: Any = None) -> None:
-        """Complete ``History``, and delete the backup."""
         super().on_train_end(logs)
         _ended[self._file.folder] += 1
         if self._delete and self._file.writes:
             self._file.path.unlink(missing_ok=True)
 
 
-class _OnDisk:
-    """What a backup keeps, as a file.
+class _File(Stored):
+    """Place of ``fit`` and state of a model, in a file of NumPy's."""
 
-    Args:
-        folder: where it is.
-    """
-
-    lasts: bool = True
+    lasts = True
+    refusal = (
+        "Backup works inside a strategy's block only, because plain Keras "
+        "cannot go on in the middle of an epoch: use `with "
+        "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
+    )
 
     def __init__(self, folder: Path):
+        super().__init__()
         self.folder: Path = folder.absolute()
         self.path: Path = self.folder
-        self.writes: bool = False
         self._variables: list[keras.Variable] = []
-        self.epoch: int = 0
-        self.batch: int = 0
-        self.seed: int = 0
-        self.epochs: list[int] = []
-        self.history: dict[str, list[Any]] = {}
-        self.metrics: list[np.ndarray] = []
         self._values: list[np.ndarray] | None = None
         self._shapes: list[str] = []
 
     def read(self) -> None:
-        """Read the file, or begin anew if there is none."""
         # A script may call fit several times, and does when it starts again.
         number = _ended[self.folder]
-        self.path = self.folder / _FILE.format(f"-{number}" if number else "")
-        self.epoch = self.batch = 0
-        self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
-            31
-        )
-        self.epochs, self.history, self.metrics = [], {}, []
+        self.path = self.folder / _NAME.format(f"-{number}" if number else "")
+        drawn = random.SystemRandom().getrandbits(31)
+        self.restart(compat.global_seed() or drawn)
         self._values = None
         if not self.path.exists():
             return
         try:
             with np.load(self.path, allow_pickle=False) as file:
-                facts = json.loads(str(file["facts"]))
+                place = json.loads(str(file["facts"]))
                 self._values = _listed(file, "value")
                 self.metrics = _listed(file, "metric")
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -146,20 +111,10 @@ class _OnDisk:
                 f"{self.path} is not a backup of keras_towers, or damaged "
                 f"({error}): delete it to train from the beginning."
             ) from error
-        self._shapes = facts.pop("variables")
-        vars(self).update(facts)
+        self._shapes = place.pop("variables")
+        vars(self).update(place)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it keeps but for the weights and the metrics."""
-        return {name: getattr(self, name) for name in _FACTS}
-
-    def attach(self, model: keras.Model) -> None:
-        """Give a model what was read, and write what it has from now on.
-
-        Raises:
-            TowerError: it was another model.
-        """
+    def attach(self, model: keras.Model, epochs: int) -> None:
         state = state_lib.collect(model)
         self._variables = [
             *state.seeds,
@@ -179,11 +134,11 @@ class _OnDisk:
         self._values = None
 
     def commit(self) -> None:
-        """Write the file; what is there is replaced when that is done."""
+        # What is there is replaced when all is written.
         if not self.writes:
             return
         values = [_numpy(v) for v in self._variables]
-        facts = {**self.facts, "variables": _shapes(self._variables)}
+        facts = {**self.place, "variables": _shapes(self._variables)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:

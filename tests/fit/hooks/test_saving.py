@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers import saving
+from keras_towers.fit.hooks import saving
 
 
 class Server(dict):

@@ -74,15 +74,7 @@ def every_rank() -> Iterator[None]:
 
 @contextlib.contextmanager
 def once(rank: int, size: int, board: Store) -> Iterator[None]:
-    """Let only rank 0 write what Keras saves in this block.
-
-    Where ranks save at different paths each writes its own.
-
-    Args:
-        rank: this process.
-        size: number of processes.
-        board: what the job's processes have in common.
-    """
+    """Let only rank 0 write what Keras saves in this block."""
     saves = _Saves(rank, size, board)
     with contextlib.ExitStack() as undo:
         undo.callback(_set_active, _active)

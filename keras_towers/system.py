@@ -1,0 +1,49 @@
+"""Cores, folders and signals of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from keras_towers.errors import TowerError
+
+
+def usable_cores() -> int:
+    """The number of cores on which the scheduler may run this process."""
+    return len(os.sched_getaffinity(0))
+
+
+class UnusableFolder(TowerError):
+    """A folder that cannot be made or written to."""
+
+
+def writable(folder: Path, advice: str) -> Path:
+    """Make a folder, or raise ``UnusableFolder`` with advice."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UnusableFolder(
+            f"cannot write to the folder {folder} ({error.strerror}): {advice}"
+        ) from error
+
+
+@contextlib.contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, Any], Any]
+) -> Iterator[None]:
+    """Handle signals inside a block; nothing outside the main thread."""
+    with contextlib.ExitStack() as undo:
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                before = signal.signal(number, handler)
+                # None if it was not set from Python.
+                undo.callback(signal.signal, number, before or signal.SIG_DFL)
+        yield
