@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_towers.building.toolchain import (
     Tool,
-    first_line,
     found_or,
+    output_of,
     which,
 )
 
@@ -41,9 +40,10 @@ def find_nvcc(variables: str) -> Tool:
     ]
     for path in candidates:
         if path and os.access(path, os.X_OK):
-            version = first_line([path, "--version"])
-            if version is not None:
-                return Tool("nvcc", path, _nvcc_release(path))
+            said = output_of([path, "--version"])
+            if said is not None:
+                found = re.search(r"release [\d.]+", said)
+                return Tool("nvcc", path, found.group() if found else "")
     return found_or(
         "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "
         f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
@@ -178,11 +178,3 @@ def _package(name: str) -> str | None:
 def _text(home: str | None, header: str) -> str:
     path = Path(home or "/nonexistent", "include", header)
     return path.read_text(errors="replace") if path.is_file() else ""
-
-
-def _nvcc_release(path: str) -> str:
-    ended = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=60
-    )
-    found = re.search(r"release [\d.]+", ended.stdout)
-    return found.group() if found else ""

@@ -55,15 +55,20 @@ def which(name: str) -> str | None:
     return shutil.which(name, path=search_path())
 
 
-def first_line(command: list[str]) -> str | None:
-    """The first line that a program prints, or None if it fails."""
+def output_of(command: list[str]) -> str | None:
+    """Return what a program prints, or None if it fails."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return next(iter(ended.stdout.strip().splitlines()), "")
+    return ended.stdout.strip()
+
+
+def first_line(command: list[str]) -> str:
+    """Return the first line that a program prints, if it does not fail."""
+    return next(iter((output_of(command) or "").splitlines()), "")
 
 
 def found_or(
@@ -98,7 +103,7 @@ def find_compiler() -> Tool:
         why = str(error)
     else:
         if ended.returncode == 0:
-            return Tool(name, path, first_line([*command, "--version"]) or "")
+            return Tool(name, path, first_line([*command, "--version"]))
         said = ended.stderr.strip().splitlines()
         why = said[0] if said else f"exit code {ended.returncode}"
     problem = f"{path} does not compile a small C++17 program ({why}): {advice}"
@@ -112,14 +117,14 @@ def find_make() -> Tool:
     )
     path = which("make")
     version = first_line([path, "--version"]) if path else ""
-    return found_or(problem, "make", path, version or "")
+    return found_or(problem, "make", path, version)
 
 
 def find_cmake(variables: str) -> Tool:
     """Find CMake, which pip can install; the prefix is as in HOROVOD_CMAKE."""
     at_least = ".".join(map(str, CMAKE_AT_LEAST))
     path = os.environ.get(f"{variables}_CMAKE") or which("cmake")
-    version = (first_line([path, "--version"]) if path else "") or ""
+    version = first_line([path, "--version"]) if path else ""
     found = re.search(r"(\d+)\.(\d+)", version)
     usable = found and tuple(map(int, found.groups())) >= CMAKE_AT_LEAST
     problem = f"CMake {at_least} or newer not found: pip install cmake"
@@ -139,7 +144,7 @@ def find_mpi() -> Tool:
         "--with-mpi",
         "MPI",
         path,
-        (path and first_line([launcher, "--version"])) or "",
+        first_line([launcher, "--version"]) if path else "",
     )
 
 

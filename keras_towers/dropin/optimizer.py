@@ -25,7 +25,7 @@ from keras_towers.fit.update import optimizers
 from keras_towers.fit.weights.state import optimizers_in
 
 # Bypasses Keras's attribute tracking, which searches for variables.
-_STATE = "_keras_towers_horovod"
+_REDUCER = "_keras_towers_reducer"
 
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
@@ -40,6 +40,8 @@ class Reducer(ABC):
         called: what users call the module that made it.
         local_keys: keys of variables whose gradients are not reduced.
         local_layers: layers, built or not, whose gradients are not reduced.
+        passes: sums several backward passes; None: each one is applied.
+        scaled_outside: whether a ``LossScaleOptimizer`` wraps the optimizer.
     """
 
     called: str
@@ -47,6 +49,8 @@ class Reducer(ABC):
     def __init__(self, sparse_as_dense: bool):
         self.local_keys: set[int] = set()
         self.local_layers: list[keras.Layer] = []
+        self.passes: Passes | None = None
+        self.scaled_outside: bool = False
         self._sparse_as_dense = sparse_as_dense
 
     def reduce(
@@ -96,16 +100,6 @@ class Reducer(ABC):
         return tf.convert_to_tensor(grad)
 
 
-class _State:
-    """Reducer and backward passes of one distributed optimizer."""
-
-    def __init__(self, reducer: Reducer, passes: Passes | None):
-        self.reducer = reducer
-        self.passes = passes
-        # By a LossScaleOptimizer that wraps this optimizer.
-        self.scaled_outside = False
-
-
 def distribute(
     optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
 ) -> None:
@@ -141,16 +135,14 @@ def distribute(
     # A model that is made there would be the strategy's.
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         _refuse_strategies(optimizer)
-    _wrap(
-        optimizer,
-        _State(reducer, Passes(passes, average) if passes > 1 else None),
-    )
+    if passes > 1:
+        reducer.passes = Passes(passes, average)
+    _wrap(optimizer, reducer)
 
 
 def reducer_of(optimizer: Any) -> Reducer | None:
     """The reducer of a distributed optimizer, None for any other."""
-    state = _state_of(optimizer)
-    return None if state is None else state.reducer
+    return getattr(optimizer, "__dict__", {}).get(_REDUCER)
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -166,24 +158,20 @@ def move_outward(optimizer: Any) -> None:
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if reducer_of(inner) is not None:
-        state = vars(inner).pop(_STATE)
-        state.scaled_outside = False
-        _wrap(optimizer, state)
+        reducer = vars(inner).pop(_REDUCER)
+        reducer.scaled_outside = False
+        _wrap(optimizer, reducer)
 
 
 def restart_passes(optimizer: Any) -> None:
     """Let a distributed optimizer begin to sum backward passes anew."""
-    state = _state_of(optimizer)
-    if state is not None and state.passes is not None:
-        state.passes.restart()
+    reducer = reducer_of(optimizer)
+    if reducer is not None and reducer.passes is not None:
+        reducer.passes.restart()
 
 
-def _state_of(optimizer: Any) -> _State | None:
-    return getattr(optimizer, "__dict__", {}).get(_STATE)
-
-
-def _wrap(optimizer: Any, state: _State) -> None:
-    vars(optimizer)[_STATE] = state
+def _wrap(optimizer: Any, reducer: Reducer) -> None:
+    vars(optimizer)[_REDUCER] = reducer
     if not issubclass(type(optimizer), _Distributed):
         # Bypasses Keras's __setattr__, which tracks variables.
         cls: Any = type(optimizer)
@@ -212,19 +200,19 @@ class _Distributed(_Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
     ) -> None:
-        state = _state_of(self)
+        reducer = reducer_of(self)
         update = super().apply
         grads = list(grads)
-        if state is None or not grads:
+        if reducer is None or not grads:
             update(grads, trainable_variables)
             return
         _refuse_strategies(self)
-        if state.scaled_outside:
+        if reducer.scaled_outside:
             raise TowerError(
                 "a LossScaleOptimizer wraps this distributed optimizer, and "
                 "could make a rank skip a step that others wait for. Wrap it "
                 "the other way: "
-                f"{state.reducer.called}.DistributedOptimizer("
+                f"{reducer.called}.DistributedOptimizer("
                 "LossScaleOptimizer(...))."
             )
         if trainable_variables is None:
@@ -236,16 +224,16 @@ class _Distributed(_Optimizer):
             return
 
         def reduce_and_update(grads: list[Any]) -> None:
-            update(state.reducer.reduce(grads, variables), variables)
+            update(reducer.reduce(grads, variables), variables)
 
-        if state.passes is None:
+        if reducer.passes is None:
             reduce_and_update(grads)
             return
         if not self.built:
             # Inside a branch of a condition it would be too late.
             with tf.init_scope():
                 self.build(variables)
-        state.passes.apply(grads, variables, reduce_and_update)
+        reducer.passes.apply(grads, variables, reduce_and_update)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         if reducer_of(self) is not None:
@@ -254,13 +242,13 @@ class _Distributed(_Optimizer):
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
-        vars(self)[_STATE].reducer.local_keys.add(variable_key(var))
+        vars(self)[_REDUCER].local_keys.add(variable_key(var))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        state = _state_of(self)
-        if state is not None and name == "loss_scale_factor":
+        reducer = reducer_of(self)
+        if reducer is not None and name == "loss_scale_factor":
             # Only the constructor of a LossScaleOptimizer sets it to None.
-            state.scaled_outside = value is None
+            reducer.scaled_outside = value is None
         super().__setattr__(name, value)
 
 
