@@ -133,7 +133,9 @@ class Horovod(Recipe):
         if self.with_mpi:
             tool = toolchain.find_mpi()
             # MPI implementations are not compatible with each other.
-            flags = toolchain.first_line([tool.path or "mpicxx", "-show"])
+            flags = (
+                toolchain.first_line([tool.path or "mpicxx", "-show"]) or None
+            )
             mpi = f"{tool.version} {flags}"
         if self.with_nccl:
             found = nvidia.find_nccl(self.prefix)

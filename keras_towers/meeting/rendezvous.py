@@ -23,7 +23,6 @@ from typing import Any
 
 import platformdirs
 
-from keras_towers.cores import usable_cores
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, store
 from keras_towers.meeting.addresses import (
@@ -45,6 +44,7 @@ from keras_towers.meeting.variables import (
     slot_environment,
 )
 from keras_towers.meeting.watch import waiting
+from keras_towers.system import usable_cores
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
