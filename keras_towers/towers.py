@@ -15,7 +15,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.contract import KerasStrategy, NamedGradients
 from keras_towers.fit.update import gradients
 
 
@@ -234,7 +234,7 @@ class _TowerCalls:
         for _, result in sorted(self.results.items()):
             pairs = list(_pairs(result))
             shares.append(
-                gradients.TowerGradients(
+                NamedGradients(
                     tuple(gradients.name_of(v) for _, v in pairs),
                     [gradient for gradient, _ in pairs],
                 )

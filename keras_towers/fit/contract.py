@@ -114,6 +114,47 @@ class TowerConfig:
         return self.num_towers * self.peers.rank
 
 
+@dataclasses.dataclass(eq=False)
+class NamedGradients:
+    """The gradients of N variables.
+
+    Attributes:
+        names: the names of the variables.
+        grads: their gradients; None for a missing one.
+    """
+
+    names: tuple[str, ...]
+    grads: list[Any]
+
+    def described(self) -> list[str]:
+        """Describe each gradient: variable, shape or ``sparse``, dtype."""
+        return [
+            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
+            for name, grad in zip(self.names, self.grads, strict=True)
+            if grad is not None
+            for sparse in [isinstance(grad, tf.IndexedSlices)]
+        ]
+
+
+@dataclasses.dataclass(eq=False)
+class UpdateCall(NamedGradients):
+    """A call of an optimizer in a step.
+
+    Attributes:
+        optimizer: the optimizer.
+        original: its own ``apply``, taking gradients and variables.
+        variables: the N variables to update.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    original: Callable[[list[Any], list[Any]], Any]
+    variables: list[Any]
+
+    def run(self) -> None:
+        """Update the variables as Keras does."""
+        self.original(self.grads, self.variables)
+
+
 class TakesGradients(Protocol):
     """Receives the gradients that a tower's step computes."""
 
@@ -121,24 +162,8 @@ class TakesGradients(Protocol):
         """Place an optimizer's slot variables and intercept its calls."""
         ...
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Gradients,
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
-        """Apply the gradients of one tower.
-
-        Called on a tower, instead of ``optimizer.apply``.
-
-        Args:
-            optimizer: the optimizer that the step called.
-            original: its own ``apply``, taking gradients and variables.
-            grads: this tower's N gradients; None for a missing one.
-            trainable_variables: the N variables; None for those that the
-                optimizer was built with.
-        """
+    def apply(self, call: UpdateCall) -> None:
+        """Apply the gradients of one tower, instead of ``optimizer.apply``."""
         ...
 
 

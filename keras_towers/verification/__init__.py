@@ -200,11 +200,10 @@ class _Verification:
         """Create all variables by a step; return the values they begin with."""
         model = self._model
         before = snapshot.values_of(snapshot.all_of(model))
-        update = runs.RecordedUpdate(applies=False)
         new: dict[int, Any] = {}
         try:
-            with snapshot.created() as new, runs.on_one_device(update):
-                runs.step_of(model)(batch)
+            with snapshot.created() as new:
+                runs.on_one_device(model, batch, _build)
         except Exception as error:
             raise _fails(model, error) from error
         finally:
@@ -215,6 +214,11 @@ class _Verification:
 _ONE_EACH = (Kind.STATE, Kind.PLAIN_VARIABLE, Kind.LOG)
 _OF_GRADIENTS = (Kind.COUPLES, Kind.SUM, Kind.MEAN, Kind.CHANGED_BY_HAND)
 _FATAL = (Kind.FAILS, Kind.STATEFUL, Kind.FIXED_BATCH, Kind.UPDATES)
+
+
+def _build(call: contract.UpdateCall) -> None:
+    if not call.optimizer.built:
+        call.optimizer.build(call.variables)
 
 
 def _rows(batch: Any) -> int:

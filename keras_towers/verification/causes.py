@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.fit.contract import NamedGradients
 from keras_towers.fit.verify.runs import Run
-from keras_towers.fit.verify.tapes import Differentiated
 from keras_towers.verification import compare, wording
 from keras_towers.verification.compare import Differences
 from keras_towers.verification.rehearsal import Options, Rehearsal
@@ -141,7 +141,7 @@ class _Causes:
         return self._gradients_of(run, summed_first.updates)
 
     def _gradients_of(
-        self, run: Run, whole: list[Differentiated]
+        self, run: Run, whole: Sequence[NamedGradients]
     ) -> Differences:
         return self._over(compare.gradients(whole, run.updates))
 
@@ -166,7 +166,7 @@ class _Causes:
         if twice.error is not None:
             return False
         told = [
-            Differentiated(
+            NamedGradients(
                 few.names,
                 [
                     None if a is None else _plus(a, b, towers)

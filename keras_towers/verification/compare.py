@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.verify.tapes import Differentiated
+from keras_towers.fit.contract import NamedGradients
 
 Differences = dict[str, float]
 
@@ -22,7 +22,7 @@ _ROUNDING = 4e-6
 
 
 def gradients(
-    whole: Sequence[Differentiated], other: Sequence[Differentiated]
+    whole: Sequence[NamedGradients], other: Sequence[NamedGradients]
 ) -> Differences:
     """Compare gradients.
 

@@ -15,7 +15,12 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.calls import suitable
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.contract import Extent, TowerConfig
+from keras_towers.fit.contract import (
+    Extent,
+    NamedGradients,
+    TowerConfig,
+    UpdateCall,
+)
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.verify import layers as layers_lib
@@ -23,7 +28,7 @@ from keras_towers.fit.verify import runs, snapshot
 from keras_towers.fit.verify.draws import Draws
 from keras_towers.fit.verify.moments import Moments
 from keras_towers.fit.verify.runs import Run
-from keras_towers.fit.verify.tapes import Differentiated, Tapes
+from keras_towers.fit.verify.tapes import Tapes
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import compare
@@ -64,7 +69,7 @@ class SharedDeviceStrategy(BaseStrategy):
         whole: the gradients of one device, for each call of an optimizer.
     """
 
-    def __init__(self, options: Options, whole: Sequence[Differentiated] = ()):
+    def __init__(self, options: Options, whole: Sequence[NamedGradients] = ()):
         self._compared: runs.ComparedUpdate
         self._calls: TowerCalls
 
@@ -90,7 +95,7 @@ class SharedDeviceStrategy(BaseStrategy):
         )
 
     @property
-    def updates_made(self) -> list[Differentiated]:
+    def updates_made(self) -> list[NamedGradients]:
         """The sums of the towers' gradients, for each call of an optimizer."""
         return self._compared.calls
 
@@ -163,7 +168,7 @@ class Rehearsal:
             if all(id(v) in s for s in (self._state, whole.state, other.state))
         }
 
-    def again(self, tapes: Sequence[Differentiated] = ()) -> Run:
+    def again(self, tapes: Sequence[NamedGradients] = ()) -> Run:
         """Run on one device again, with other results of its tapes."""
         return self._whole(
             self.moments.installed("repeat"),
@@ -189,22 +194,26 @@ class Rehearsal:
 
     def _whole(self, moments: Any, draws: Any, tapes: Tapes) -> Run:
         run = Run()
-        update = runs.RecordedUpdate()
+
+        def step() -> Any:
+            found = runs.on_one_device(self.model, self._batch, UpdateCall.run)
+            run.updates = found.updates
+            return found.output
+
         self._run(
             run,
             moments,
             draws,
             tapes.recorded(),
-            runs.on_one_device(update),
-            lambda: runs.step_of(self.model)(self._batch),
+            step,
         )
-        run.updates, run.tapes = update.calls, tapes.sums()
+        run.tapes = tapes.sums()
         return run
 
     def on_towers(
         self,
         options: Options,
-        tapes: Sequence[Differentiated] = (),
+        tapes: Sequence[NamedGradients] = (),
         whole: Run | None = None,
     ) -> Run:
         """Run on towers.

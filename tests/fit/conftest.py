@@ -1,11 +1,14 @@
-"""What a test leaves on towers, apart from what was there before."""
+"""What a test leaves on towers, and what its steps log."""
 
 import gc
+import logging
 from collections.abc import Callable
 
 import keras
 import pytest
 import tensorflow as tf
+
+from keras_towers.fit import told
 
 
 @pytest.fixture
@@ -23,4 +26,17 @@ def _all_on_towers() -> list[keras.Variable]:
         for item in gc.get_objects()
         if issubclass(type(item), keras.Variable)
         and isinstance(item._value, tf.distribute.DistributedValues)
+    ]
+
+
+@pytest.fixture
+def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
+    """The messages of a test with some text, and their levels."""
+    # What was said before is said again.
+    monkeypatch.setattr(told, "_said", set())
+    caplog.set_level(logging.INFO, "keras_towers")
+    return lambda text: [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if text in record.getMessage()
     ]

@@ -5,8 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 from tests.exactness import models as m
+from tests.fit.capture import test_xla
 from tests.fit.data import test_rows
-from tests.fit.step import test_named_logs, test_xla, written
+from tests.fit.step import test_named_logs, written
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled

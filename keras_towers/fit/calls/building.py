@@ -11,8 +11,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.capture.capture import capture
+from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.step.backward import Backward
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
@@ -87,7 +88,11 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     """
     step: Callable[[Any], Any] = model.predict_step
     if _trains(kind):
-        step = Backward(model, model.train_step)
+
+        def step(batch: Any) -> Any:
+            tower = Tower(0, 1, training=True)
+            return capture(model.train_step, batch, tower).output
+
     elif not _predicts(kind):
         step = model.test_step
     unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]

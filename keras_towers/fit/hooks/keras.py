@@ -39,6 +39,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
+from keras_towers.fit.capture.checks import owner_of
 from keras_towers.fit.context import blocks, patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
@@ -47,7 +48,6 @@ from keras_towers.fit.step import logs as logs_lib
 from keras_towers.fit.step import losses as losses_lib
 from keras_towers.fit.step import metrics as metrics_lib
 from keras_towers.fit.step import whole_batch
-from keras_towers.fit.step.differences import owner_of
 from keras_towers.fit.update import optimizers as optimizers_lib
 from keras_towers.fit.weights import native as native_lib
 from keras_towers.fit.weights import variables as variables_lib

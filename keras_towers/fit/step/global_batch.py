@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
+from keras_towers.fit.capture.steps import TowerSteps
 from keras_towers.fit.context import marks, own_share, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -20,8 +21,6 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step.hidden import HiddenRows
 from keras_towers.fit.step.logs import Logs, Results
-from keras_towers.fit.step.one_trace import OneTrace
-from keras_towers.fit.step.tracing import Tracing
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
@@ -153,14 +152,11 @@ class GlobalStep:
         draws = not tf.executing_eagerly() or self.config.random == "global"
         attributes = Attributes(model, draws)
         before = after = attributes.take()
-        trace = OneTrace(self.config, model, attributes, batch.pieces, shares)
-        progress = Tracing(self.config, model.name)
+        given = self.config, self.update, model, attributes
+        steps = TowerSteps(*given, batch.pieces, shares)
 
         def tower_step(index: int, data: Any) -> Any:
             nonlocal after
-            if index == 1 and not trace.shared:
-                # The first is traced, up to where it exchanges gradients.
-                progress.first_is_traced()
             attributes.put(before)
             tower = tower_lib.Tower(
                 index=self.config.first_tower + index,
@@ -186,7 +182,7 @@ class GlobalStep:
             if training and index == 0 and not tf.executing_eagerly():
                 tower.origins = Origins(data)
             with replica_context.activate(tower), self.order.gated():
-                output = trace.run(step, data, tower, note)
+                output = steps.run(step, data, tower, note)
             if index == 0:
                 after = attributes.take()
                 if training:

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-
-
-@dataclasses.dataclass(eq=False)
-class TowerGradients:
-    """The gradients of one tower.
-
-    Attributes:
-        names: the names of the N variables.
-        grads: their N gradients; None for a missing one.
-    """
-
-    names: tuple[str, ...]
-    grads: list[Any]
-
-    def described(self) -> list[str]:
-        """Describe each gradient: variable, shape or ``sparse``, dtype."""
-        return [
-            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
-            for name, grad in zip(self.names, self.grads, strict=True)
-            if grad is not None
-            for sparse in [isinstance(grad, tf.IndexedSlices)]
-        ]
-
-
-def variables_of(optimizer: Any, given: Sequence[Any] | None) -> list[Any]:
-    """Return the variables that a call of an optimizer updates.
-
-    Args:
-        optimizer: a built Keras optimizer.
-        given: what it was called with; None: what it was built with.
-    """
-    return list(optimizer._trainable_variables if given is None else given)
+from keras_towers.fit.contract import NamedGradients
 
 
 def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
@@ -59,7 +25,7 @@ def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
     def merge(strategy: Strategy, towers: Any) -> None:
         check_equal(strategy.experimental_local_results(towers))
 
-    context.merge_call(merge, args=(TowerGradients(names, list(grads)),))
+    context.merge_call(merge, args=(NamedGradients(names, list(grads)),))
 
 
 def name_of(variable: Any) -> str:
@@ -67,7 +33,7 @@ def name_of(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def check_equal(towers: Sequence[TowerGradients]) -> None:
+def check_equal(towers: Sequence[NamedGradients]) -> None:
     """Check that all towers have gradients for the same variables.
 
     Args:

@@ -19,11 +19,14 @@ from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TakesGradients
+from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.contract import TakesGradients, UpdateCall
+from keras_towers.fit.update.gradients import name_of
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
+_updating: Slot[bool] = Slot()
 _takers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -66,6 +69,8 @@ def update_in_force() -> TakesGradients | None:
 
     Also None during an update, where an optimizer calls the one it wraps.
     """
+    if _updating.get():
+        return None
     tower = tower_lib.current()
     if tower is not None:
         return tower.update
@@ -94,14 +99,16 @@ def apply(
     if update is None:
         original(grads, trainable_variables)
         return
-    tower = tower_lib.current()
-    if tower is not None:
-        tower.update = None
-    try:
-        update.apply(optimizer, original, list(grads), trainable_variables)
-    finally:
-        if tower is not None:
-            tower.update = update
+
+    def own(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        with _updating.filled(True):
+            original(grads, variables)
+
+    if trainable_variables is None:
+        trainable_variables = optimizer._trainable_variables
+    variables = list(trainable_variables)
+    names = tuple(map(name_of, variables))
+    update.apply(UpdateCall(names, list(grads), optimizer, own, variables))
 
 
 def _apply_gradients(

@@ -10,9 +10,10 @@ The new weights are then copied to the towers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update import gradients, optimizers
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
@@ -106,27 +107,17 @@ class UpdateOnce:
             optimizers.give_back(optimizer)
         self._taken.clear()
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
+    def apply(self, call: UpdateCall) -> None:
         """Sum gradients over all towers, then update once."""
-        variables = gradients.variables_of(optimizer, trainable_variables)
-        mine = gradients.TowerGradients(
-            tuple(gradients.name_of(v) for v in variables),
-            _weighted(list(grads)),
-        )
+        mine = dataclasses.replace(call, grads=_weighted(call.grads))
 
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             gradients.check_equal(towers)
             for index, tower in enumerate(towers):
                 marks.reached(index, "computed", tower.grads)
-            self.make_ready(optimizer, variables)
-            self._update(optimizer, original, variables, towers)
+            self.make_ready(call.optimizer, call.variables)
+            self._update(call, [tower.grads for tower in towers])
 
         tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
 
@@ -145,34 +136,22 @@ class UpdateOnce:
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
-    def _update(
-        self,
-        optimizer: Any,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
-    ) -> None:
-        rows = self._sums(variables, towers)
-        marks.reached(0, "reduced", rows[0])
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+        """Update the weights, given K lists of N gradients."""
+        sums = self._sums(call, rows)[0]
+        marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._update_tower(
-                optimizer, original, variables, rows[0], self._updater
-            )
-            written = _written(optimizer, variables)
-            variables_lib.copy_to_towers(written, self._updater)
+            self._update_tower(call, sums, self._updater)
+            variables_lib.copy_to_towers(_written(call), self._updater)
 
     def _update_tower(
-        self,
-        optimizer: Any,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        sums: list[Any],
-        index: TowerOf,
+        self, call: UpdateCall, sums: list[Any], index: TowerOf
     ) -> None:
-        mine = [component(v, index) for v in variables]
-        shared = self._shared(variables, index)
+        mine = [component(v, index) for v in call.variables]
+        shared = self._shared(call.variables, index)
+        optimizer, variables = call.optimizer, call.variables
         with self._as_one_device(optimizer, variables, index, shared):
-            original(sums, mine)
+            call.original(sums, mine)
 
     def _as_one_device(
         self,
@@ -192,24 +171,19 @@ class UpdateOnce:
             id(component(getattr(v, "_value", v), index)) for v in variables
         }
 
-    def _sums(
-        self,
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
-    ) -> list[list[Any]]:
+    def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
         """K lists of N sums; None for a missing gradient."""
-        present = [grad is not None for grad in towers[0].grads]
-        trained = list(itertools.compress(variables, present))
+        present = [grad is not None for grad in call.grads]
+        trained = list(itertools.compress(call.variables, present))
         reduced = self.order.reduce(
-            towers[0].described(),
-            [[g for g in tower.grads if g is not None] for tower in towers],
+            call.described(),
+            [[g for g in row if g is not None] for row in rows],
             lambda rows: self._reduce(rows, trained),
         )
-        rows = []
-        for row in reduced:
-            sums = iter(row)
-            rows.append([next(sums) if there else None for there in present])
-        return rows
+        sums = map(iter, reduced)
+        return [
+            [next(row) if there else None for there in present] for row in sums
+        ]
 
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]
@@ -230,28 +204,27 @@ class UpdateEach(UpdateOnce):
     def _place_slot(self, variable: keras.Variable) -> None:
         self.spread.spread(variable, variables_lib.FIRST)
 
-    def _update(self, optimizer, original, variables, towers) -> None:
-        rows = self._sums(variables, towers)
-        for index, row in enumerate(rows):
-            marks.reached(index, "reduced", row)
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+        for index, sums in enumerate(self._sums(call, rows)):
+            marks.reached(index, "reduced", sums)
             with marks.until(index, "updated"):
-                self._update_tower(optimizer, original, variables, row, index)
+                self._update_tower(call, sums, index)
 
     def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
         return set()
 
 
-def _written(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+def _written(call: UpdateCall) -> list[Any]:
     """The weights that a call for some of them writes.
 
     Moving averages may overwrite all that the optimizer knows.
     """
     averaged = (
         part._trainable_variables
-        for part in optimizers_in(optimizer)
+        for part in optimizers_in(call.optimizer)
         if part.use_ema and part.ema_overwrite_frequency
     )
-    every = itertools.chain(variables, *averaged)
+    every = itertools.chain(call.variables, *averaged)
     return list({id(v): v for v in every}.values())
 
 

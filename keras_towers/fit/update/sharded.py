@@ -18,8 +18,7 @@ import keras
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update import gradients
+from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.over_ranks import UpdatesOfRank
 from keras_towers.fit.update.reduce import UpdateOnce
@@ -155,13 +154,7 @@ class UpdateSharded(UpdateOnce):
                 absent,
             )
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
+    def apply(self, call: UpdateCall) -> None:
         """Sum gradients over all towers; each tower updates its share.
 
         Raises:
@@ -174,18 +167,12 @@ class UpdateSharded(UpdateOnce):
                 "another's part of the optimizer's state. In a loop of your "
                 "own leave updates out."
             )
-        super().apply(optimizer, original, grads, trainable_variables)
+        super().apply(call)
 
-    def _update(
-        self,
-        optimizer: Any,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
-    ) -> None:
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
         # The optimizer may have been built just now.
         self.share_slots()
-        super()._update(optimizer, original, variables, towers)
+        super()._update(call, rows)
 
     def _as_one_device(
         self,

@@ -1,4 +1,4 @@
-"""Updates that record gradients, and what one run of a step leaves."""
+"""One run of a step, on one device or on towers that share it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
-from keras_towers.fit.context import replica_context
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.capture.capture import Captured, capture
+from keras_towers.fit.context.tower import Tower
+from keras_towers.fit.contract import NamedGradients, UpdateCall
 from keras_towers.fit.hooks import keras as hooks
-from keras_towers.fit.update import gradients
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.verify.tapes import Differentiated
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.reduction import Gradients
 
 
 @dataclasses.dataclass
@@ -34,44 +34,11 @@ class Run:
         error: what it raised instead.
     """
 
-    updates: list[Differentiated] = dataclasses.field(default_factory=list)
-    tapes: list[Differentiated] = dataclasses.field(default_factory=list)
+    updates: Sequence[NamedGradients] = dataclasses.field(default_factory=list)
+    tapes: list[NamedGradients] = dataclasses.field(default_factory=list)
     logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     state: dict[int, Any] = dataclasses.field(default_factory=dict)
     error: Exception | None = None
-
-
-class RecordedUpdate:
-    """Applies gradients as one device does, and records them.
-
-    Args:
-        applies: whether to apply them, rather than only build optimizers.
-
-    Attributes:
-        calls: the gradients of each call of an optimizer.
-    """
-
-    def __init__(self, applies: bool = True):
-        self.calls: list[Differentiated] = []
-        self._applies = applies
-
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        pass
-
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
-        variables = gradients.variables_of(optimizer, trainable_variables)
-        names = tuple(gradients.name_of(v) for v in variables)
-        self.calls.append(Differentiated(names, list(grads)))
-        if self._applies:
-            original(list(grads), variables)
-        elif not optimizer.built:
-            optimizer.build(variables)
 
 
 class ComparedUpdate(UpdateOnce):
@@ -87,32 +54,34 @@ class ComparedUpdate(UpdateOnce):
         calls: the sums of the towers' gradients.
     """
 
-    def __init__(self, *args: Any, whole: Sequence[Differentiated]):
+    def __init__(self, *args: Any, whole: Sequence[NamedGradients]):
         super().__init__(*args)
         self._whole = whole
-        self.calls: list[Differentiated] = []
+        self.calls: list[NamedGradients] = []
 
-    def _update(self, optimizer, original, variables, towers) -> None:
-        sums = self._sums(variables, towers)[0]
-        names = tuple(towers[0].names)
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+        sums = self._sums(call, rows)[0]
         place = len(self.calls)
-        self.calls.append(Differentiated(names, sums))
-        if place < len(self._whole) and self._whole[place].names == names:
+        self.calls.append(dataclasses.replace(call, grads=sums))
+        if place < len(self._whole) and self._whole[place].names == call.names:
             sums = self._whole[place].grads
-        self._update_tower(optimizer, original, variables, list(sums), 0)
-        variables_lib.copy_to_towers(variables)
+        self._update_tower(call, list(sums), 0)
+        variables_lib.copy_to_towers(call.variables)
 
 
-@contextlib.contextmanager
-def on_one_device(update: RecordedUpdate) -> Iterator[None]:
-    """Run steps as plain Keras does, but with another update."""
-    tower = tower_lib.Tower(0, 1, training=True, update=update)
-    with (
-        hooks.installed(),
-        compat.single_device_mode(),
-        replica_context.activate(tower),
-    ):
-        yield
+def on_one_device(
+    model: keras.Model, batch: Any, at_update: Callable[[UpdateCall], Any]
+) -> Captured:
+    """Run the training step of a model as plain Keras does.
+
+    Args:
+        model: the model.
+        batch: what its step takes.
+        at_update: called at each update, which has no other effect.
+    """
+    with hooks.installed(), compat.single_device_mode():
+        tower = Tower(0, 1, training=True)
+        return capture(step_of(model), batch, tower, at_update)
 
 
 @contextlib.contextmanager

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import NamedGradients
 from keras_towers.fit.update.gradients import name_of
 from keras_towers.fit.verify import substitutes
 from keras_towers.reduction import scaled
-
-
-class Differentiated(NamedTuple):
-    """The gradients of N variables from one call.
-
-    Attributes:
-        names: the names of the N variables.
-        grads: their gradients, None for a missing one; of a tower weighted as
-            those of the global batch's loss.
-    """
-
-    names: tuple[str, ...]
-    grads: list[Any]
 
 
 class Tapes:
@@ -39,8 +27,8 @@ class Tapes:
         calls: the calls of each tower, by its index.
     """
 
-    def __init__(self, instead: Sequence[Differentiated] = ()):
-        self.calls: dict[int, list[Differentiated]] = {}
+    def __init__(self, instead: Sequence[NamedGradients] = ()):
+        self.calls: dict[int, list[NamedGradients]] = {}
         self._instead = instead
 
     @contextlib.contextmanager
@@ -75,18 +63,18 @@ class Tapes:
             None if grad is None else scaled(grad, weight)
             for grad in tf.nest.flatten(result)
         ]
-        calls.append(Differentiated(names, grads))
+        calls.append(NamedGradients(names, grads))
         if len(calls) <= len(self._instead):
             other = self._instead[len(calls) - 1]
             if other.names == names:
                 return tf.nest.pack_sequence_as(sources, other.grads)
         return result
 
-    def sums(self) -> list[Differentiated]:
+    def sums(self) -> list[NamedGradients]:
         """The calls of all towers, their gradients summed."""
         towers = list(self.calls.values())
         return [
-            Differentiated(
+            NamedGradients(
                 same[0].names,
                 [
                     _sum(grads)

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TakesGradients
-from keras_towers.fit.update import gradients
+from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.replicas import Coordinator, Group, ReplicaCounts
 from keras_towers.replicas.asynchronous.update import UpdateAlone
@@ -105,26 +104,19 @@ class InStep:
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         self._alone.place_optimizer(optimizer)
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
+    def apply(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
-        variables = gradients.variables_of(optimizer, trainable_variables)
-        self._alone.make_ready(optimizer, variables)
+        self._alone.make_ready(call.optimizer, call.variables)
         tower = tower_lib.current()
         assert tower is not None
         step = self._steps[tower.index].read_value()
         count = self._pushed[tower.index]
         number = count.read_value()
         pushed = self._averages.push(
-            optimizer,
-            original,
-            variables,
-            grads,
+            call.optimizer,
+            call.original,
+            call.variables,
+            call.grads,
             step,
             self._group.number(tower.index, number),
         )
@@ -244,16 +236,10 @@ class _Here:
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         self._update.place_optimizer(optimizer)
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
-        self._update.apply(optimizer, original, grads, trainable_variables)
+    def apply(self, call: UpdateCall) -> None:
+        self._update.apply(call)
         if self._also is not None:
-            self._also(gradients.variables_of(optimizer, trainable_variables))
+            self._also(call.variables)
 
 
 def _place(variable: Any) -> str:

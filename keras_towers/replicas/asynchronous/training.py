@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.capture.capture import capture
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
@@ -213,13 +214,16 @@ class AsyncTraining:
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any) -> Any:
-            with tf.device(device):
-                run = tf.distribute.get_strategy().run
-                output = run(train_step, (batch,))
             tower = tower_lib.current()
-            if tower is not None:
-                logs_of.note(output, tower.results)
-            return output
+            assert tower is not None and tower.update is not None
+            run = tf.distribute.get_strategy().run
+            with tf.device(device):
+                captured = capture(
+                    lambda batch: run(train_step, (batch,)),
+                    *(batch, tower, tower.update.apply),
+                )
+            logs_of.note(captured.output, captured.results)
+            return captured.output
 
         return one_step
 

@@ -26,7 +26,7 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.slots import Slot
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
@@ -75,22 +75,16 @@ class UpdateAlone(UpdateOnce):
         for holder in self._made_for:
             holder.forget()
 
-    def apply(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], Any], Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None,
-    ) -> None:
+    def apply(self, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
         tower = tower_lib.current()
         if tower is None or tower.share is not None:
-            super().apply(optimizer, original, grads, trainable_variables)
+            super().apply(call)
             return
-        grads = [None if g is None else scaled(g, self.scale) for g in grads]
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        variables = trainable_variables or optimizer._trainable_variables
+        optimizer, variables = call.optimizer, call.variables
+        grads = [
+            None if g is None else scaled(g, self.scale) for g in call.grads
+        ]
         # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
             # Eager towers take turns anyway. The trace that builds the
@@ -98,11 +92,11 @@ class UpdateAlone(UpdateOnce):
             overlaps = optimizer.built and not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
-                    lambda: done(original, grads, trainable_variables),
+                    lambda: done(call.original, grads, variables),
                     exclusive_resource_access=False,
                 )
             else:
-                original(grads, trainable_variables)
+                call.original(grads, variables)
 
     def unscaled(self) -> UpdateAlone:
         """Return a copy with scale 1, for a step that runs on one tower."""

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.update import gradients
+from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.reduction import Gradients
 
 
 class TakesSums(Protocol):
@@ -41,13 +42,7 @@ class _ToServers:
     taker: TakesSums | None = None
     _sums: Callable[..., list[list[Any]]]
 
-    def _update(
-        self,
-        optimizer: Any,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        towers: Sequence[gradients.TowerGradients],
-    ) -> None:
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
         if self.taker is None:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
@@ -55,8 +50,8 @@ class _ToServers:
                 "train_on_batch and loops of your own use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
-        sums = self._sums(variables, towers)[0]
-        self.taker.take(optimizer, original, variables, sums)
+        sums = self._sums(call, rows)[0]
+        self.taker.take(call.optimizer, call.original, call.variables, sums)
 
 
 class CopiesOnTowers(_ToServers, UpdateOnce):

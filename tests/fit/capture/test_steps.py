@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.capture import checks, steps
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.step import one_trace
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
 from tests.kit.compare import assert_same, outcome, same_history, same_model
@@ -45,6 +45,10 @@ def reasons(logged):
     return lambda: [said.partition(start)[2] for _, said in logged(start)]
 
 
+def _refused(self):
+    raise checks.CannotShare("is not to be shared")
+
+
 def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
     def trained():
         # Initializers take a seed when they are made.
@@ -61,7 +65,7 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 
     one, found, traces = trained()
     assert reasons() == [] and traces == 1
-    monkeypatch.setattr(one_trace.OneTrace, "_shared", lambda *args: None)
+    monkeypatch.setattr(steps.TowerSteps, "_check", _refused)
     each, wanted, traces = trained()
     assert traces == 4
     same_history(found, wanted)
@@ -139,6 +143,14 @@ class Reads(Own):
         tf.norm(weights[0])
 
 
+class Both(Own):
+    """Updates two parts, whose gradients are known before."""
+
+    def way(self, grads, weights):
+        super().way(grads[:2], weights[:2])
+        super().way(grads[2:], weights[2:])
+
+
 class Keeps(Own):
     def way(self, grads, weights):
         super().way(grads, weights)
@@ -155,6 +167,8 @@ def stepping(cls, rate=0.01):
     inner = m.mlp()
     model = cls(inner.inputs, inner.outputs)
     model.compile(keras.optimizers.SGD(rate), m.cross_entropy())
+    if cls is Both:
+        model.optimizer.build(model.trainable_weights)
     return model
 
 
@@ -168,7 +182,8 @@ def on_one_device(cls, rate):
     [
         (Iterates, 0.01, []),
         (Reads, 0.01, ["uses variables after its update"]),
-        (Twice, 0.01, ["calls optimizers several times"]),
+        (Both, 0.01, []),
+        (Twice, 0.01, ["uses variables after its update"]),
         (Keeps, 0.01, ["keeps tensors in attributes"]),
         (Own, Steps(), ["updates weights by Steps, which is not Keras's"]),
     ],
@@ -176,7 +191,8 @@ def on_one_device(cls, rate):
 def test_custom_steps(cls, rate, wanted, reasons):
     found = outcome(lambda: stepping(cls, rate), fit, kt.TowerStrategy(3))
     # The others update as `Own` does.
-    assert_same(found, on_one_device(Twice if cls is Twice else Own, rate))
+    own = cls if cls in (Both, Twice) else Own
+    assert_same(found, on_one_device(own, rate))
     assert reasons() == wanted
 
 

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.step.bodies import Body
-from keras_towers.fit.step.xla import Uncompilable, XlaBody
+from keras_towers.fit.capture.function import GraphFunction, Uncompilable
 
 
 def traced(function, *spec):
@@ -23,10 +22,10 @@ def test_it_is_optimised_once_and_not_inlined():
             x = tf.identity(x) * 1.0
         return x
 
-    body = Body(traced(long, [None], tf.float32))
-    assert len(body._function.graph.get_operations()) < 10
-    assert body._function.definition.attr["_noinline"].b
-    (result,) = tf.function(lambda x: body([x]))(tf.constant([3.0]))
+    function = GraphFunction(traced(long, [None], tf.float32))
+    assert len(function._function.graph.get_operations()) < 10
+    assert function._function.definition.attr["_noinline"].b
+    (result,) = tf.function(lambda x: function([x]))(tf.constant([3.0]))
     assert result.numpy() == [3]
 
 
@@ -55,8 +54,9 @@ def test_it_is_optimised_once_and_not_inlined():
 def test_what_xla_can_compile(function, shape, dtype, reason):
     with compat.xla_context():
         graph = traced(function, shape, dtype)
-    body, inputs = XlaBody(graph), [*graph.inputs]
+    inputs = [*graph.inputs]
+    function = GraphFunction(graph, "xla")
     device = tf.config.list_logical_devices("CPU")[0].name
     refused = pytest.raises(Uncompilable, match=reason)
     with refused if reason else contextlib.nullcontext():
-        body.check(inputs, device)
+        function.check_xla(inputs, device)

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
@@ -27,12 +27,12 @@ _ON_VARIABLES = frozenset(
 )
 
 
-class Different(Exception):
-    """What the step of a tower does, such as "asks which tower it runs on"."""
+class CannotShare(Exception):
+    """Why one trace cannot serve all towers: "asks which tower it runs on"."""
 
 
-class Whole(Different):
-    """What it does so that it cannot be cut where its optimizer begins."""
+class CannotSplit(CannotShare):
+    """Why a step cannot be cut where its optimizer begins."""
 
 
 def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
@@ -43,12 +43,12 @@ def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
         shares: the K towers' fractions of it.
 
     Raises:
-        Different: they do not.
+        CannotShare: they do not.
     """
     forms = [[_form(leaf) for leaf in leaves_of(piece)] for piece in pieces]
     numbers = {share for share in shares if not tf.is_tensor(share)}
     if any(form != forms[0] for form in forms) or len(numbers) > 1:
-        raise Different("gets parts of different sizes")
+        raise CannotShare("gets parts of different sizes")
 
 
 def leaves_of(structure: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def check_operations(graph: Any) -> None:
         graph: the trace.
 
     Raises:
-        Different: it does not.
+        CannotShare: it does not.
     """
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
@@ -79,12 +79,12 @@ def check_operations(graph: Any) -> None:
     ]
     for node in nodes:
         if node.device:
-            raise Different(f"puts {node.op} on {node.device}")
+            raise CannotShare(f"puts {node.op} on {node.device}")
         if node.op in functions or node.op in _ON_VARIABLES:
             continue
         kind = compat.op_definition(node.op)
         if kind is None or kind.is_stateful:
-            raise Different(f"has effects not on variables: {node.op}")
+            raise CannotShare(f"has effects not on variables: {node.op}")
 
 
 def captures_of(graph: Any) -> list[Any]:
@@ -94,12 +94,12 @@ def captures_of(graph: Any) -> list[Any]:
         graph: the trace.
 
     Raises:
-        Whole: that is known only when it is called.
+        CannotSplit: that is known only when it is called.
     """
     insides = [inside for _, inside in graph.captures]
     last = graph.inputs[len(graph.inputs) - len(insides) :]
     if any(a is not b for a, b in zip(last, insides, strict=True)):
-        raise Whole("captures what is known only when it is called")
+        raise CannotSplit("captures what is known only when it is called")
     return [outside for outside, _ in graph.captures]
 
 
@@ -117,7 +117,7 @@ def captures_for_towers(
         K lists of captures.
 
     Raises:
-        Different: it writes what the towers have in common, or reads what
+        CannotShare: it writes what the towers have in common, or reads what
             belongs to a single one.
     """
     read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
@@ -126,14 +126,17 @@ def captures_for_towers(
         owner = owner_of(outside)
         if owner is not None:
             if owner.values[0].handle is not outside:
-                raise Different(f"uses another tower's part of {owner.name}")
+                raise CannotShare(f"uses another tower's part of {owner.name}")
             rows.append([component.handle for component in owner.values])
         elif outside.dtype == tf.variant:
-            raise Different("uses a variant of an outer function")
+            raise CannotShare("uses a variant of an outer function")
         elif outside.dtype == tf.resource and id(inside) not in read:
-            raise Different(f"writes what towers have in common: {inside.name}")
+            raise CannotShare(
+                f"writes what towers have in common: {inside.name}"
+            )
         elif outside.dtype == tf.resource and xla and config.num_towers > 1:
-            raise Different(f"uses what towers have in common: {inside.name}")
+            why = "uses what towers have in common"
+            raise CannotShare(f"{why}: {inside.name}")
         else:
             rows.append([outside] * config.num_towers)
     return [list(column) for column in zip(*rows, strict=True)] or [
@@ -147,28 +150,26 @@ def owner_of(handle: Any) -> Any:
     return None if container is None else container()
 
 
-def check_update(optimizer: Any, variables: Iterable[Any]) -> None:
+def check_update(call: UpdateCall) -> None:
     """Check that an update knows nothing of the step but its gradients.
 
     It runs behind all of the trace. What is not Keras's own might read what
     the step has computed, or what it changes after the update.
 
-    Args:
-        optimizer: the optimizer that the step calls.
-        variables: those that it updates.
-
     Raises:
-        Whole: it may.
+        CannotSplit: it may.
     """
-    parts = list(optimizers_in(optimizer))
+    parts = list(optimizers_in(call.optimizer))
     rates = [getattr(part, "_learning_rate", None) for part in parts]
-    constraints = [getattr(v, "constraint", None) for v in variables]
+    constraints = [getattr(v, "constraint", None) for v in call.variables]
     for part in (*parts, *rates, *constraints):
         if part is None or isinstance(part, (int, float)):
             continue
         if type(part).__module__.partition(".")[0] != "keras":
             name = type(part).__name__
-            raise Whole(f"updates weights by {name}, which is not Keras's")
+            raise CannotSplit(
+                f"updates weights by {name}, which is not Keras's"
+            )
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
@@ -179,7 +180,7 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
         operations: those that were traced after the update.
 
     Raises:
-        Whole: they use a variable that is no metric's.
+        CannotSplit: they use a variable that is no metric's.
     """
     outer = {id(inside): outside for outside, inside in graph.captures}
     for operation in operations:
@@ -191,4 +192,4 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
                 owner.merge == variables_lib.SUM
             )
             if not sums:
-                raise Whole("uses variables after its update")
+                raise CannotSplit("uses variables after its update")

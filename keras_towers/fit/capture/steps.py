@@ -1,9 +1,9 @@
-"""One trace of forward and backward pass, called on every tower.
+"""The step of every tower of this process, traced as seldom as possible.
 
 A step is traced on the first tower up to where its optimizer begins, as a
 function whose captured variables are inputs. Every tower calls it with its own
-variables, and hands the gradients to the optimizer. Where the trace of another
-tower might differ, every tower traces the step by itself.
+variables, and its gradients are reduced then. Where the trace of another tower
+might differ, every tower traces the step by itself.
 
 With ``jit_compile`` XLA compiles this function, which uses one device only.
 Every tower then has one, be it its own, where the step can be cut there.
@@ -12,6 +12,7 @@ Every tower then has one, be it its own, where the step can be cut there.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,18 +20,22 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import announce
 from keras_towers.fit import told
+from keras_towers.fit.capture import checks
+from keras_towers.fit.capture.capture import capture
+from keras_towers.fit.capture.checks import CannotShare, CannotSplit
+from keras_towers.fit.capture.function import Uncompilable, Way
+from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
-from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.step import differences
-from keras_towers.fit.step.differences import Different, Whole
-from keras_towers.fit.step.tower_trace import TowerTrace
-from keras_towers.fit.step.xla import Uncompilable
+from keras_towers.fit.contract import TakesGradients, TowerConfig
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
 
+# Seconds for the traces of all towers from which on it is said.
+PATIENCE_S = 10.0
 # What holds for the first trace of a step only: another follows.
 _FOR_NOW = frozenset(
     (
@@ -40,39 +45,36 @@ _FOR_NOW = frozenset(
 )
 
 
-class OneTrace:
-    """The trace of one step, for all towers of this process.
+class TowerSteps:
+    """Runs one step on each tower of this process in turn.
 
     Args:
         config: the towers.
+        update: applies the towers' gradients.
         model: the model whose step it is.
         attributes: what the step may keep in attributes.
         pieces: the K towers' parts of the batch.
         shares: the K towers' fractions of the batch.
-
-    Attributes:
-        shared: whether the first tower's trace is good for all.
     """
 
     def __init__(
         self,
         config: TowerConfig,
+        update: TakesGradients,
         model: keras.Model,
         attributes: Attributes,
         pieces: Sequence[Any],
         shares: Sequence[Any],
     ):
         self._config = config
+        self._update = update
         self._model = model
         self._attributes = attributes
         self._pieces = pieces
         self._shares = shares
-        self._trace: TowerTrace | None = None
+        self._shared: TracedStep | None = None
         self._compiles: bool = bool(model.jit_compile)
-
-    @property
-    def shared(self) -> bool:
-        return self._trace is not None
+        self._begun = time.monotonic()
 
     def run(
         self,
@@ -95,45 +97,61 @@ class OneTrace:
         """
         first = tower.local_index == 0
         note = note if first else None
-        trace = self._trace
-        if trace is None and not tf.executing_eagerly():
-            if self._compiles:
-                trace = self._compiled(tower, step, data, note)
-            if trace is None and first and self._config.num_towers > 1:
-                self._trace = trace = self._shared(tower, step, data, note)
-        if trace is not None:
-            return trace(data, tower)
-        output = step(data)
-        if note is not None:
-            note(output, tower.results)
-        return output
+        trace = self._trace_for(step, data, tower, note)
+        if tower.local_index == 1 and self._shared is None:
+            # The first is traced, up to where it exchanges gradients.
+            self._first_is_traced()
+        if trace is None:
+            captured = capture(step, data, tower, self._update.apply)
+            if note is not None:
+                note(captured.output, captured.results)
+            return captured.output
+        captured = trace(data, tower)
+        tower.loss_is_weighted = captured.loss_is_weighted
+        for call in captured.updates:
+            self._update.apply(call)
+        return captured.output
 
-    def _shared(self, *given: Any) -> TowerTrace | None:
-        """Return a trace for all towers, unless there may be differences."""
+    def _trace_for(
+        self, step: Any, data: Any, tower: tower_lib.Tower, note: Any
+    ) -> TracedStep | None:
+        """Return the trace that a tower calls; None: it runs the step."""
+        if self._shared is not None or tf.executing_eagerly():
+            return self._shared
+        given = tower, step, data, note
+        if self._compiles:
+            trace = self._compiled(*given)
+            if trace is not None:
+                return trace
+        if tower.local_index or self._config.num_towers == 1:
+            return None
         try:
             self._check()
-            return self._traced(*given)
-        except Different as error:
+            # Other ranks get gradients while the step computes others.
+            alone = self._config.transport.size == 1
+            way: Way = "whole" if alone else "pieces"
+            self._shared = self._traced(*given, way=way)
+        except CannotShare as error:
             self._log_own_traces(error)
-            return None
+        return self._shared
 
     def _compiled(
         self, tower: tower_lib.Tower, *given: Any
-    ) -> TowerTrace | None:
+    ) -> TracedStep | None:
         """Return a trace that XLA compiles: for all towers, or this one."""
         try:
             self._check_cut()
             if tower.local_index == 0 and self._config.num_towers > 1:
                 try:
-                    differences.check_parts(self._pieces, self._shares)
-                    self._trace = self._traced(tower, *given, xla=True)
-                    return self._trace
-                except Whole:
+                    checks.check_parts(self._pieces, self._shares)
+                    self._shared = self._traced(tower, *given, way="xla")
+                    return self._shared
+                except CannotSplit:
                     raise
-                except Different as error:
+                except CannotShare as error:
                     self._log_own_traces(error)
-            return self._traced(tower, *given, shared=False, xla=True)
-        except (Different, Uncompilable) as error:
+            return self._traced(tower, *given, shared=False, way="xla")
+        except (CannotShare, Uncompilable) as error:
             self._compiles = False
             why = str(error)
             trainers.log_without_xla(
@@ -148,45 +166,57 @@ class OneTrace:
         step: Callable[[Any], Any],
         data: Any,
         note: Callable[[Any, Any], None] | None,
-        **options: bool,
-    ) -> TowerTrace:
+        **options: Any,
+    ) -> TracedStep:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
         try:
-            trace = TowerTrace(self._config, step, tower, data, note, **options)
+            trace = TracedStep(self._config, step, tower, data, note, **options)
             if self._attributes.hold_tensors_of(trace.graph):
-                raise Whole("keeps tensors in attributes")
+                raise CannotSplit("keeps tensors in attributes")
             return trace
         except BaseException as error:
             self._attributes.put(before)
-            own = not isinstance(error, (Different, Uncompilable))
+            own = not isinstance(error, (CannotShare, Uncompilable))
             if own and isinstance(error, Exception):
                 # If it is the step's, it is raised again without the trace.
                 name = type(error).__name__
-                raise Whole(f"fails in a function ({name}: {error})") from error
+                raise CannotSplit(
+                    f"fails in a function ({name}: {error})"
+                ) from error
             raise
 
     def _check(self) -> None:
         """Check for differences that are known before the step is traced."""
         self._check_cut()
         if not all(layer.built for layer in compat.layers_of(self._model)):
-            raise Different("has layers that are not built yet")
+            raise CannotShare("has layers that are not built yet")
         if not devices.all_on_host(self._config.devices):
-            raise Different("runs on other devices than CPUs")
-        if self._config.transport.size > 1:
-            # A call returns all gradients at once, at its end.
-            raise Different("exchanges gradients while it computes others")
-        differences.check_parts(self._pieces, self._shares)
+            raise CannotShare("runs on other devices than CPUs")
+        checks.check_parts(self._pieces, self._shares)
 
     def _check_cut(self) -> None:
         if self._config.random == "global":
-            raise Whole("draws its own rows of random numbers")
+            raise CannotSplit("draws its own rows of random numbers")
 
-    def _log_own_traces(self, error: Different) -> None:
+    def _log_own_traces(self, error: CannotShare) -> None:
         why = str(error)
         if told.is_news(("own traces", self._model.name, why)):
             logger.info(
                 "every tower traces the step of %r by itself, because it %s",
                 self._model.name,
                 why,
+            )
+
+    def _first_is_traced(self) -> None:
+        """Say what is to come, if the trace of the first tower took long."""
+        if tf.executing_eagerly() or self._config.peers.rank:
+            return
+        seconds = time.monotonic() - self._begun
+        name, towers = self._model.name, self._config.num_towers
+        slow = seconds * towers >= PATIENCE_S
+        if slow and told.is_news(("a slow trace", name)):
+            announce(
+                f"preparing {towers} towers for the first step of {name!r}: "
+                f"the first of them took {seconds:.0f} s ..."
             )

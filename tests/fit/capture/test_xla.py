@@ -169,7 +169,7 @@ def test_without_xla_where_it_cannot(act, reason, reasons):
     [
         (
             lambda: kt.TowerStrategy(2),
-            *(Twice, "the step calls optimizers several times"),
+            *(Twice, "the step uses variables after its update"),
         ),
         (
             lambda: kt.TowerStrategy(2, random="global"),

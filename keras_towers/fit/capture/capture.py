@@ -1,0 +1,84 @@
+"""Running a tower's step up to its optimizer.
+
+``capture`` alone takes hold of a step around its updates: towers in turn, one
+trace for all of them, XLA, asynchronous towers and ``kt.verify`` start from
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_towers.fit.context import replica_context
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TakesGradients, UpdateCall
+
+
+@dataclasses.dataclass
+class Captured:
+    """One run of a step.
+
+    Attributes:
+        output: the logs that the step returned.
+        updates: its calls of optimizers, in their order.
+        results: metrics, with what their ``result`` returned.
+        loss_is_weighted: whether the gradients are those of a weighted loss.
+    """
+
+    output: Any
+    updates: list[UpdateCall]
+    results: list[tuple[Any, Any]]
+    loss_is_weighted: bool
+
+
+def capture(
+    step: Callable[[Any], Any],
+    data: Any,
+    tower: tower_lib.Tower,
+    at_update: Callable[[UpdateCall], Any] | None = None,
+) -> Captured:
+    """Run a step, whose optimizers update nothing.
+
+    Assignments of the step, such as of metrics and moving statistics, happen.
+
+    Args:
+        step: takes a tower's part of the batch.
+        data: that part.
+        tower: the tower.
+        at_update: called at each update. A step whose second forward pass
+            reads updated weights cannot be cut: it is run with what applies
+            them here. That is the only other way.
+    """
+    recorder = _Recorder(tower.update, at_update)
+    tower = dataclasses.replace(tower, update=recorder, results=[])
+    with replica_context.activate(tower):
+        output = step(data)
+    return Captured(
+        output, recorder.updates, tower.results, tower.loss_is_weighted
+    )
+
+
+class _Recorder:
+    """Records updates in place of the component that applies them."""
+
+    def __init__(
+        self,
+        update: TakesGradients | None,
+        at_update: Callable[[UpdateCall], Any] | None,
+    ):
+        self._update = update
+        self._at_update = at_update
+        self.updates: list[UpdateCall] = []
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        if self._update is not None:
+            self._update.place_optimizer(optimizer)
+
+    def apply(self, call: UpdateCall) -> None:
+        self.updates.append(call)
+        if self._at_update is not None:
+            self._at_update(call)

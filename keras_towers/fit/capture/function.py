@@ -1,0 +1,206 @@
+"""A traced function, called as one operation or joined to its caller.
+
+TensorFlow would inline every call of a function and optimise each copy, at a
+cost that grows with their number. A function that is called whole is optimised
+once, before, and its calls stay calls; so does one that XLA compiles. In
+pieces, its operations become those of the caller, and each output is ready as
+soon as it has been computed.
+
+XLA compiles a function at its first call for inputs of certain shapes, and the
+step fails if it cannot. Here it is asked before.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from keras_towers import compat
+
+Way = Literal["whole", "pieces", "xla"]
+
+_ATTRIBUTES: dict[Way, dict[str, bool]] = {
+    "whole": {"_noinline": True},
+    "pieces": {},
+    "xla": {"_noinline": True, "_XlaMustCompile": True},
+}
+# What XLA is asked with for sizes that are not known yet, one after the other:
+# batches may be large for it, but no image must be smaller than a kernel, and
+# some steps need a multiple of a number.
+_SIZES = (8, 64, 840)
+_UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
+_numbers = itertools.count()
+
+
+class Uncompilable(Exception):
+    """Why XLA cannot compile a function, such as "uses strings"."""
+
+
+class GraphFunction:
+    """A function of tensors, whose graph is final.
+
+    Args:
+        graph: its graph; captured tensors are its last inputs. For XLA it was
+            traced inside of ``compat.xla_context()``.
+        way: how it is called.
+
+    Example:
+        >>> graph = compat.func_graph_from_py_func(
+        ...     "double", lambda x: [2 * x], [tf.TensorSpec([], tf.float32)], {}
+        ... )
+        >>> double = GraphFunction(graph)
+        >>> tf.function(lambda x: double([x])[0])(tf.constant(3.0)).numpy()
+        np.float32(6.0)
+    """
+
+    def __init__(self, graph: Any, way: Way = "whole"):
+        self._shapes = [output.shape for output in graph.outputs]
+        self._order = list(range(len(graph.inputs)))
+        if way == "xla":
+            # XLA is asked for tensors by their shapes, and for variables.
+            self._order.sort(
+                key=lambda index: graph.inputs[index].dtype == tf.resource
+            )
+            graph.inputs = [graph.inputs[index] for index in self._order]
+        self._inputs = list(graph.inputs)
+        # Control flow has functions of its own, which belong to this graph.
+        optimised = way == "whole" and not (
+            graph.as_graph_def().library.function
+        )
+        self._function = compat.function_from_graph(
+            f"{graph.name}_{next(_numbers)}",
+            _optimised(graph) if optimised else graph,
+            _ATTRIBUTES[way],
+        )
+        config = _config()
+        if optimised:
+            config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self._config = config.SerializeToString()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """Call it in the graph that is being traced, on the current device.
+
+        Args:
+            inputs: a tensor or handle of a variable for each of its inputs.
+        """
+        inputs = [inputs[index] for index in self._order]
+        options = {"config_proto": self._config, "executor_type": ""}
+        outputs = compat.call_in_graph(self._function, inputs, options)
+        for output, shape in zip(outputs, self._shapes, strict=True):
+            output.set_shape(shape)
+        return list(outputs)
+
+    def check_xla(self, inputs: Sequence[Any], device: str) -> None:
+        """Check that XLA compiles it.
+
+        Args:
+            inputs: what it will be called with.
+            device: the full name of the device it will be called on.
+
+        Raises:
+            Uncompilable: XLA does not.
+        """
+        variables = [i for i in inputs if i.dtype == tf.resource]
+        if any(map(tf.is_symbolic_tensor, variables)):
+            raise Uncompilable("uses a variable of an outer function")
+        tensors = self._inputs[: len(inputs) - len(variables)]
+        if any(tensor.dtype == tf.string for tensor in tensors):
+            raise Uncompilable("uses strings")
+        are_known = all(t.shape.is_fully_defined() for t in tensors)
+        error: Exception | None = None
+        for size in _SIZES[:1] if are_known else _SIZES:
+            specs = [
+                tf.TensorSpec(_filled(t.shape, size), t.dtype) for t in tensors
+            ]
+            try:
+                compat.lower_to_xla(
+                    self._function.name, specs, variables, device
+                )
+            except (ValueError, tf.errors.OpError) as failure:
+                error = error or failure
+            else:
+                return
+        raise Uncompilable(_reason(str(error))) from error
+
+
+def _config() -> Any:
+    """The options that the user has set for all functions."""
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(compat.eager_context().config)
+    return config
+
+
+def _optimised(graph: Any) -> Any:
+    """Return a graph with the same inputs and outputs, as TensorFlow runs it.
+
+    Args:
+        graph: of a function that calls no others.
+    """
+    ends = [*graph.inputs, *graph.outputs]
+    kept = {tensor.op.name for tensor in ends}
+    kept |= {operation.name for operation in graph.control_outputs}
+    meta = tf.compat.v1.MetaGraphDef()
+    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=True))
+    # What TensorFlow takes for the results of a graph.
+    meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
+    config = _config()
+    # Otherwise small graphs stay as they are.
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    definition = compat.optimize_graph(
+        config, meta, verbose=False, cluster=_host()
+    )
+    for node in definition.node:
+        node.device = ""
+    result = compat.FuncGraph(graph.name)
+    with result.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    result.inputs = [_same(result, tensor) for tensor in graph.inputs]
+    result.outputs = [_same(result, tensor) for tensor in graph.outputs]
+    result.control_outputs = [
+        result.get_operation_by_name(operation.name)
+        for operation in graph.control_outputs
+    ]
+    result.structured_outputs = result.outputs
+    return result
+
+
+def _same(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of the same name, with what is known of it."""
+    copy = graph.get_tensor_by_name(tensor.name)
+    if tensor.dtype == tf.resource:
+        compat.set_handle_data(copy, compat.get_resource_handle_data(tensor))
+    else:
+        copy.set_shape(tensor.shape)
+    return copy
+
+
+@functools.cache
+def _host() -> Any:
+    """A CPU to optimise for, without a session on this machine's devices."""
+    device = compat.NamedDevice(name="/job:localhost/replica:0/task:0/cpu:0")
+    # TensorFlow estimates costs, and prints a warning without a speed.
+    device.properties.type = "CPU"
+    device.properties.num_cores = 1
+    device.properties.frequency = 1000
+    return compat.GrapplerCluster(devices=[device])
+
+
+def _filled(shape: tf.TensorShape, size: int) -> list[int]:
+    if shape.rank is None:
+        raise Uncompilable("uses tensors of an unknown rank")
+    return [size if length is None else length for length in shape]
+
+
+def _reason(message: str) -> str:
+    """Say in a few words what XLA says in many lines."""
+    unknown = sorted(set(_UNKNOWN_OPERATION.findall(message)))
+    if unknown:
+        return f"uses what XLA does not have: {', '.join(unknown)}"
+    line = message.removeprefix("Failed getting HLO text: ").splitlines()[0]
+    line = line.strip("' ")
+    return f"cannot be compiled ({line})"

@@ -1,0 +1,212 @@
+"""The trace of a step on one tower, as a function that towers call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.capture import checks
+from keras_towers.fit.capture.capture import Captured, capture
+from keras_towers.fit.capture.checks import CannotShare, CannotSplit
+from keras_towers.fit.capture.function import GraphFunction, Way
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.origins import Origins
+from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.step.draws import graphs_inside
+
+
+class TracedStep:
+    """The trace of a step on one tower, up to where its optimizer begins.
+
+    Args:
+        config: the towers.
+        step: takes a tower's part of the batch.
+        tower: the tower; the first one, if all call the trace.
+        data: its part.
+        note: called in the trace with what the step returns and with the
+            results of metrics; or None.
+        shared: whether all towers call it, not only this one.
+        way: how its function is called.
+
+    Attributes:
+        graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
+            ``live``, then ``captures``.
+        data: the tower's part of the batch, in the trace.
+        captured: output and updates of the step, in the trace.
+        captures: for each tower what it passes for variables and other
+            captured tensors.
+
+    Raises:
+        CannotShare: it cannot be the trace of other towers.
+        CannotSplit: it cannot be cut there.
+        Uncompilable: XLA cannot compile it.
+    """
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        step: Callable[[Any], Any],
+        tower: tower_lib.Tower,
+        data: Any,
+        note: Callable[[Any, Any], None] | None,
+        shared: bool = True,
+        way: Way = "whole",
+    ):
+        xla = way == "xla"
+        self._outer = compat.get_default_graph()
+        self._refused: CannotShare | None = None
+        self._update_begins: int | None = None
+        self._tower = dataclasses.replace(
+            tower,
+            shared=self._refuse if shared else None,
+            cut=self._refuse_cut,
+            reads=self._read_outside if xla else None,
+        )
+        self.data: Any = data
+        self.captured: Captured
+        inputs = self._inputs(data, tower)
+
+        def run(*inside: tf.Tensor) -> list[tf.Tensor]:
+            with compat.xla_context() if xla else contextlib.nullcontext():
+                return self._run(step, inside, note)
+
+        self.graph: Any = self._traced(run, inputs)
+        captures = checks.captures_of(self.graph)
+        self.captures: dict[int, list[Any]] = {tower.local_index: captures}
+        if shared:
+            checks.check_operations(self.graph)
+            rows = checks.captures_for_towers(self.graph, config, xla)
+            self.captures = dict(enumerate(rows))
+        if self._update_begins is not None:
+            for call in self.captured.updates:
+                checks.check_update(call)
+            later = self.graph.get_operations()[self._update_begins :]
+            checks.check_after_update(self.graph, later)
+        self._function = GraphFunction(self.graph, way)
+        if xla:
+            device = config.devices[tower.local_index]
+            self._function.check_xla([*inputs, *captures], device)
+
+    def _traced(
+        self, run: Callable[..., Any], inputs: Sequence[tf.Tensor]
+    ) -> Any:
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+        try:
+            trace = compat.func_graph_from_py_func
+            graph = trace("tower_step", run, specs, {})
+        except Exception:
+            # Layers raise another exception instead of it.
+            if self._refused is not None:
+                raise self._refused from None
+            raise
+        if self._refused is not None:
+            # The step has caught it.
+            raise self._refused
+        return graph
+
+    def _refuse(
+        self, why: str, kind: type[CannotShare] = CannotShare
+    ) -> NoReturn:
+        self._refused = self._refused or kind(why)
+        raise self._refused
+
+    def _refuse_cut(self, why: str) -> NoReturn:
+        self._refuse(why, CannotSplit)
+
+    def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
+        """What differs between towers besides their variables."""
+        values = [*checks.leaves_of(data), tower.share, tower.live]
+        return [value for value in values if isinstance(value, tf.Tensor)]
+
+    def _run(
+        self,
+        step: Callable[[Any], Any],
+        inputs: Sequence[tf.Tensor],
+        note: Callable[[Any, Any], None] | None,
+    ) -> list[tf.Tensor]:
+        """The step as a function of tensors, in its own graph."""
+        given = iter(inputs)
+        tower = self._tower
+        self.data = _filled(self.data, given)
+        tower.share = _filled(tower.share, given)
+        tower.live = _filled(tower.live, given)
+        if tower.origins is not None:
+            tower.origins = Origins(self.data)
+        with tf.variable_creator_scope(self._creates):
+            captured = capture(step, self.data, tower, self._begin_update)
+            if note is not None:
+                note(captured.output, captured.results)
+        self.captured = captured
+        return _tensors(_results(captured))
+
+    def _creates(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse_cut("creates variables")
+
+    def _begin_update(self, call: UpdateCall) -> None:
+        graph = compat.get_default_graph()
+        tower = tower_lib.current()
+        if tower is not None and graph is not tower.graph:
+            self._refuse_cut("applies gradients in control flow or a function")
+        if self._update_begins is None:
+            self._update_begins = len(graph.get_operations())
+
+    def _read_outside(
+        self, variable: tf.Variable, read: Callable[[], Any]
+    ) -> Any:
+        """Read what has no component on the tower before XLA begins.
+
+        XLA uses only variables of the device that it runs on.
+        """
+        if checks.owner_of(variable.handle) is not None:
+            return read()
+        tower = tower_lib.current()
+        assert tower is not None and tower.graph is not None
+        if graphs_inside(tower.graph) is None:
+            # Another step may call the function, too.
+            self._refuse_cut("reads a variable in a function of its own")
+        with self._outer.as_default(), tf.device(variable.device):
+            return read()
+
+    def __call__(self, data: Any, tower: tower_lib.Tower) -> Captured:
+        """Run the step on a tower, up to its updates."""
+        inputs = self._inputs(data, tower) + self.captures[tower.local_index]
+        outputs = iter(self._function(inputs))
+        output, *rows = _filled(_results(self.captured), outputs)
+        updates = [
+            dataclasses.replace(call, grads=grads)
+            for call, grads in zip(self.captured.updates, rows, strict=True)
+        ]
+        return dataclasses.replace(
+            self.captured, output=output, updates=updates
+        )
+
+
+def _results(captured: Captured) -> Any:
+    return [captured.output, *(call.grads for call in captured.updates)]
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    tensors = []
+    for leaf in checks.leaves_of(structure):
+        if isinstance(leaf, (tf.Variable, keras.Variable)):
+            raise CannotSplit("returns variables")
+        if isinstance(leaf, tf.Tensor):
+            if leaf.dtype in (tf.resource, tf.variant):
+                raise CannotSplit(f"returns a {leaf.dtype.name}")
+            tensors.append(leaf)
+    return tensors
+
+
+def _filled(structure: Any, tensors: Iterator[tf.Tensor]) -> Any:
+    """Replace a structure's tensors by the next ones, in their order."""
+    leaves = [
+        next(tensors) if isinstance(leaf, tf.Tensor) else leaf
+        for leaf in checks.leaves_of(structure)
+    ]
+    return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
