@@ -11,7 +11,6 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.held_once import HeldOnce
-from keras_towers.fit.weights.variables import TowerOf
 from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
 
@@ -28,6 +27,7 @@ class UpdateAtVariable(UpdateOnce):
 
     name = "at_variable"
     description = "trained weights exist once and are updated in place"
+    _shares_buffers = False
 
     def __init__(
         self, config: TowerConfig, place: Callable[[keras.Variable], str]
@@ -58,9 +58,6 @@ class UpdateAtVariable(UpdateOnce):
             self._held.give_all_back()
         finally:
             super().release()
-
-    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
-        return set()
 
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,23 +12,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.context import patches
-from keras_towers.fit.update import fused, new_buffers, repeated
-from keras_towers.fit.update.repeated import Repeated
+from keras_towers.fit.update import rules
+from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
-
-
-class UpdatesInPart(Protocol):
-    """Says what an optimizer does otherwise that updates some weights only."""
-
-    def shadows(self) -> patches.Shadows:
-        """Return replacements for its methods."""
-        ...
-
-    def slot_device(self, weight: tf.Variable) -> str:
-        """Return the device on which to create slots of a weight."""
-        ...
 
 
 class _AtTheVariable:
@@ -38,14 +26,14 @@ class _AtTheVariable:
     runs on the device of the variable.
     """
 
-    def __init__(self, default: Strategy, part: UpdatesInPart | None):
+    def __init__(self, default: Strategy, only: Shares | None):
         self._default = default
-        self._part = part
+        self._only = only
         self.extended = self
 
     def colocate_vars_with(self, variable: Any) -> Any:
-        if self._part is not None:
-            return tf.device(self._part.slot_device(variable))
+        if self._only is not None:
+            return tf.device(self._only.slot_device(variable))
         return self._default.extended.colocate_vars_with(variable)
 
     def update(
@@ -71,43 +59,26 @@ def home(variables: Sequence[Any], index: int = 0) -> str | None:
 def updating(
     optimizer: Any,
     shared: Collection[int] = (),
-    part: UpdatesInPart | None = None,
+    only: Shares | None = None,
 ) -> Iterator[None]:
     """Make an optimizer, and those it wraps, use fewer operations.
 
     Args:
         optimizer: the optimizer.
         shared: ids of the ``tf.Variable``s whose buffers towers share.
-        part: what it does otherwise, if it updates some weights only.
+        only: the weights that this rank updates; None: all.
     """
-    default = _AtTheVariable(tf.distribute.get_strategy(), part)
+    default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
         for each in optimizers_in(optimizer):
-            methods: patches.Shadows = {
-                "_all_reduce_sum_gradients": _as_they_are,
-                **(new_buffers.shadows(shared) if shared else {}),
+            methods = {
+                **rules.shadows(each, shared),
+                **(only.shadows() if only is not None else {}),
             }
-            if fused.applies_to(each):
-                methods = {**methods, "update_step": fused.update_step}
-            elif repeated.applies_to(each):
-                methods = {**methods, **Repeated(shared).shadows()}
-            if part is not None:
-                methods = {**methods, **part.shadows()}
             mine = patches.bound(each, methods)
             mine["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(each, mine))
         yield
-
-
-def _as_they_are(
-    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
-) -> Any:
-    """Skip TensorFlow's all-reduce, which is the identity on one replica.
-
-    It registers a custom gradient that TensorFlow never frees, which would
-    keep the graph of every trace in memory.
-    """
-    return list(grads_and_vars)
 
 
 @contextlib.contextmanager
@@ -116,7 +87,7 @@ def as_one_device(
     trainable_variables: Sequence[Any],
     index: TowerOf = 0,
     shared: Collection[int] = (),
-    part: UpdatesInPart | None = None,
+    only: Shares | None = None,
 ) -> Iterator[None]:
     """Run ``optimizer`` as if its variables existed once.
 
@@ -128,8 +99,8 @@ def as_one_device(
         optimizer: the optimizer.
         trainable_variables: the variables it updates.
         index: the tower, or that of each variable.
-        shared: ids of the ``tf.Variable``s whose buffers towers share.
-        part: as for ``updating``.
+        shared: as for ``updating``.
+        only: as for ``updating``.
     """
     known = [*trainable_variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
@@ -137,7 +108,7 @@ def as_one_device(
     device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
-        updating(optimizer, shared, part),
+        updating(optimizer, shared, only),
         variables_lib.viewed(
             [v for v in known if isinstance(v, keras.Variable)],
             lambda v: component(v, index),

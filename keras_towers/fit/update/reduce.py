@@ -9,11 +9,10 @@ The new weights are then copied to the towers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -27,6 +26,7 @@ from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update import gradients, optimizers
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in
@@ -56,6 +56,10 @@ class UpdateOnce:
     builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
     _updater: TowerOf = 0
+    # Whether towers that share memory share buffers of the weights.
+    _shares_buffers = True
+    # The weights that this rank alone updates; None: every rank updates all.
+    _only: Shares | None = None
 
     def __init__(self, config: TowerConfig, reduction: Reduction | None = None):
         self.config = config
@@ -132,7 +136,9 @@ class UpdateOnce:
             tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
         with tf.init_scope():
             if not optimizer.built:
-                with self._as_one_device(optimizer, variables, self._updater):
+                with as_one_device(
+                    optimizer, variables, self._updater, only=self._only
+                ):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
@@ -147,29 +153,15 @@ class UpdateOnce:
     def _update_tower(
         self, call: UpdateCall, sums: list[Any], index: TowerOf
     ) -> None:
+        """Update the weights on one tower, as on one device."""
         mine = [component(v, index) for v in call.variables]
-        shared = self._shared(call.variables, index)
-        optimizer, variables = call.optimizer, call.variables
-        with self._as_one_device(optimizer, variables, index, shared):
+        shared: set[int] = set()
+        if self._shares_buffers and self.config.num_towers > 1:
+            values = (getattr(v, "_value", v) for v in call.variables)
+            shared = {id(component(value, index)) for value in values}
+        given = call.optimizer, call.variables, index, shared, self._only
+        with as_one_device(*given):
             call.original(sums, mine)
-
-    def _as_one_device(
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        index: TowerOf,
-        shared: Collection[int] = (),
-    ) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which the optimizer knows one tower's variables."""
-        return as_one_device(optimizer, variables, index, shared)
-
-    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
-        """Ids of the ``tf.Variable``s whose buffers other towers share."""
-        if self.config.num_towers == 1:
-            return set()
-        return {
-            id(component(getattr(v, "_value", v), index)) for v in variables
-        }
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
         """K lists of N sums; None for a missing gradient."""
@@ -200,6 +192,7 @@ class UpdateEach(UpdateOnce):
 
     name = "each"
     description = "every tower updates its own weights"
+    _shares_buffers = False
 
     def _place_slot(self, variable: keras.Variable) -> None:
         self.spread.spread(variable, variables_lib.FIRST)
@@ -209,9 +202,6 @@ class UpdateEach(UpdateOnce):
             marks.reached(index, "reduced", sums)
             with marks.until(index, "updated"):
                 self._update_tower(call, sums, index)
-
-    def _shared(self, variables: Sequence[Any], index: TowerOf) -> set[int]:
-        return set()
 
 
 def _written(call: UpdateCall) -> list[Any]:

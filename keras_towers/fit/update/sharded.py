@@ -9,9 +9,8 @@ scaling) needs no special handling.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,15 +18,13 @@ import keras
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.one_device import as_one_device
-from keras_towers.fit.update.over_ranks import UpdatesOfRank
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import slots as slots_lib
 from keras_towers.fit.weights.elsewhere import SlotsOverRanks
 from keras_towers.fit.weights.slots import PlacedSlots
 from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.fit.weights.variables import TowerOf, component
+from keras_towers.fit.weights.variables import component
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -72,14 +69,11 @@ class UpdateSharded(UpdateOnce):
         self._shares = Shares(config)
         self._slots = PlacedSlots()
         self._of_ranks = SlotsOverRanks(config.transport)
-        self._part = UpdatesOfRank(config.transport, self._shares)
+        if config.transport.size > 1:
+            self._only = self._shares
         self._updater = self._shares.tower_of
         self.sums_at_weights = reduction is None
         self._slot_bytes_before: list[int] = []
-
-    @property
-    def _has_ranks(self) -> bool:
-        return self.config.transport.size > 1
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer with its slots where they belong."""
@@ -101,7 +95,7 @@ class UpdateSharded(UpdateOnce):
     def _place_slots(
         self, optimizer: keras.optimizers.Optimizer, placed: set[int]
     ) -> None:
-        if self._has_ranks:
+        if self._only is not None:
             slots_lib.check_known(optimizer)
         of_rule = {id(slot) for slot in slots_lib.of_update_rule(optimizer)}
         for slot, weight in slots_lib.slots_of(optimizer):
@@ -111,7 +105,7 @@ class UpdateSharded(UpdateOnce):
             placed.add(id(slot))
             home = value.values[0].device
             rank = self._shares.rank_of(value)
-            if self._has_ranks and id(slot) in of_rule:
+            if self._only is not None and id(slot) in of_rule:
                 self._of_ranks.add(slot, rank, home)
                 if rank != self.config.transport.rank:
                     continue
@@ -160,7 +154,7 @@ class UpdateSharded(UpdateOnce):
         Raises:
             TowerError: there are several ranks, and no step of Keras's runs.
         """
-        if self._has_ranks and tower_lib.current() is None:
+        if self._only is not None and tower_lib.current() is None:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '
                 "train_on_batch(), which know when the ranks need one "
@@ -173,16 +167,6 @@ class UpdateSharded(UpdateOnce):
         # The optimizer may have been built just now.
         self.share_slots()
         super()._update(call, rows)
-
-    def _as_one_device(
-        self,
-        optimizer: Any,
-        variables: Sequence[Any],
-        index: TowerOf,
-        shared: Collection[int] = (),
-    ) -> contextlib.AbstractContextManager[None]:
-        part = self._part if self._has_ranks else None
-        return as_one_device(optimizer, variables, index, shared, part)
 
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]

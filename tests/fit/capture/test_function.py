@@ -29,6 +29,45 @@ def test_it_is_optimised_once_and_not_inlined():
     assert result.numpy() == [3]
 
 
+@pytest.mark.optimized
+def test_in_pieces_an_output_is_ready_before_what_follows():
+    """Other ranks can get it meanwhile."""
+
+    def pair(x):
+        early = tf.cos(x)
+        return early, tf.sinh(early)
+
+    graph = compat.func_graph_from_py_func(
+        "body", lambda x: list(pair(x)), [tf.TensorSpec([3])], {}
+    )
+    function = GraphFunction(graph, "pieces")
+
+    @tf.function
+    def caller(x):
+        early, late = function([x])
+        return tf.math.bessel_i0(early), late
+
+    context = compat.eager_context()
+    context.enable_run_metadata()
+    caller(tf.ones([3]))
+    metadata = context.export_run_metadata()
+    context.disable_run_metadata()
+    nodes = {
+        node.name: node
+        for function in metadata.function_graphs
+        for graph in function.partition_graphs
+        for node in graph.node
+    }
+    (use,) = (node for node in nodes.values() if node.op == "BesselI0")
+    needed, waiting = set(), [*use.input]
+    while waiting:
+        node = nodes[waiting.pop().lstrip("^").partition(":")[0]]
+        needed.add(node.op)
+        waiting += node.input
+    assert "Cos" in needed and "Sinh" not in needed
+    assert not any("Call" in operation for operation in needed)
+
+
 @pytest.mark.parametrize(
     "function, shape, dtype, reason",
     [

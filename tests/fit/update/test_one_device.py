@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.update import repeated
 from keras_towers.fit.update.one_device import updating
 from tests.kit.optimizers import OPTIMIZERS
 
@@ -106,13 +105,13 @@ def assert_as_keras(make, steps, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_the_result_is_that_of_keras(name, monkeypatch):
     repetitions = []
-    record = repeated.Recording.repeat
+    record = rules.Recording.repeat
 
     def counted(self, inputs):
         repetitions.append(inputs)
         record(self, inputs)
 
-    monkeypatch.setattr(repeated.Recording, "repeat", counted)
+    monkeypatch.setattr(rules.Recording, "repeat", counted)
     found, _ = assert_as_keras(CASES[name], gradients_for(SHAPES))
     if name.startswith("SGD"):
         assert sum(found[kind] for kind in FUSED) == len(SHAPES)
@@ -201,7 +200,7 @@ def test_what_draws_or_reads_other_weights_is_not_repeated(monkeypatch):
             noise = tf.random.uniform([]) * 0 + other
             super().assign_sub(variable, value * noise)
 
-    monkeypatch.setattr(repeated, "applies_to", lambda optimizer: True)
+    monkeypatch.setattr(rules, "repeats", lambda optimizer: True)
     gradients = gradients_for([(2,), (2,), (2,)])
     found, _ = assert_as_keras(lambda: Odd(0.1), gradients)
     assert found["RandomUniform"] == 3

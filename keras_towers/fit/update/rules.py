@@ -1,14 +1,22 @@
-"""Tracing an optimizer's update rule once instead of for every weight.
+"""Keras's update rules with fewer operations, which are traced faster.
+
+SGD updates a weight by one fused operation instead of five passes over it.
+TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
+precision, so weights would differ from those of one device.
+
+Copies of a weight on towers in host memory share one buffer. Adding to a shared
+buffer in place would copy it first, so the sum is written to a new buffer.
 
 Most of the time that a trace of many weights takes is spent in Python, in the
-same lines of ``update_step``. Here they run for the first weight of a kind;
-for the others, the operations that they have added are added again. What
-depends on no weight, such as the corrected learning rate of Adam, is shared.
+same lines of ``update_step``. Those run for the first weight of a kind; for the
+others, the operations that they have added are added again. What depends on no
+weight, such as the corrected learning rate of Adam, is shared.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -37,7 +45,32 @@ _OF_ANY_SHAPE = (
 _BY_SHAPE = ("Adafactor", "Lamb", "Muon")
 
 
-def applies_to(optimizer: Any) -> bool:
+def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
+    """Return replacements for methods of an optimizer, for one ``apply``.
+
+    Args:
+        optimizer: the optimizer.
+        shared: ids of the ``tf.Variable``s whose buffers towers share.
+    """
+    methods: dict[str, Callable[..., Any]] = {
+        "_all_reduce_sum_gradients": _as_they_are
+    }
+    if shared:
+        for name, change in (
+            ("assign_add", operator.add),
+            ("assign_sub", operator.sub),
+        ):
+            methods[name] = functools.partial(_write_anew, shared, change)
+    if type(optimizer).update_step is keras.optimizers.SGD.update_step:
+        methods["update_step"] = _fused_step
+    elif repeats(optimizer):
+        repeated = _Repeated(shared)
+        methods["update_step"] = repeated.update_step
+        methods["_apply_weight_decay"] = repeated.apply_weight_decay
+    return methods
+
+
+def repeats(optimizer: Any) -> bool:
     """Whether an optimizer's update rule is known to treat weights alike.
 
     Another one, such as a user's own, may ask for the name of a weight.
@@ -52,25 +85,85 @@ def _is_one_of(optimizer: Any, names: tuple[str, ...]) -> bool:
     return type(optimizer) in classes
 
 
-class Repeated:
-    """Replaces methods of one optimizer during one call of ``apply``.
+def _is_plain(variable: Any) -> bool:
+    return isinstance(variable, tf.Variable) and not isinstance(
+        variable, compat.DistributedVariable
+    )
 
-    Args:
-        shared: ids of the ``tf.Variable``s whose buffers towers share.
+
+def _as_they_are(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Skip TensorFlow's all-reduce, which is the identity on one replica.
+
+    It registers a custom gradient that TensorFlow never frees, which would
+    keep the graph of every trace in memory.
     """
+    return list(grads_and_vars)
 
-    def __init__(self, shared: Collection[int] = ()):
+
+def _write_anew(
+    shared: Collection[int],
+    change: Callable[[Any, Any], Any],
+    optimizer: Any,
+    original: Callable[..., None],
+    variable: Any,
+    value: Any,
+) -> None:
+    """Write a sum or difference to a new buffer."""
+    native = (
+        variable.value if isinstance(variable, keras.Variable) else variable
+    )
+    if id(native) not in shared or isinstance(value, tf.IndexedSlices):
+        original(variable, value)
+        return
+    value = tf.cast(value, native.dtype)
+    native.assign(change(native, value), read_value=False)
+
+
+def _fused_step(
+    optimizer: keras.optimizers.SGD,
+    original: Callable[..., None],
+    gradient: Any,
+    variable: Any,
+    learning_rate: Any,
+) -> None:
+    """``SGD.update_step`` as one operation, for dense gradients."""
+    if (
+        isinstance(gradient, tf.IndexedSlices)
+        or not _is_plain(variable)
+        or variable.dtype not in (tf.float32, tf.float64)
+    ):
+        original(gradient, variable, learning_rate)
+        return
+    # Asynchronous towers may write the same weight concurrently.
+    where = {"var": variable.handle, "use_locking": True}
+    gradient = tf.cast(gradient, variable.dtype)
+    learning_rate = tf.cast(learning_rate, variable.dtype)
+    if optimizer.momentum == 0:
+        tf.raw_ops.ResourceApplyGradientDescent(
+            alpha=learning_rate, delta=gradient, **where
+        )
+        return
+    index = optimizer._get_variable_index(variable)
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        accum=optimizer.momentums[index]._value.handle,
+        lr=learning_rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+        **where,
+    )
+
+
+class _Repeated:
+    """Methods of one optimizer that are traced once for a kind of weights."""
+
+    def __init__(self, shared: Collection[int]):
         self._shared = shared
         self._recordings: dict[Any, Recording] = {}
 
-    def shadows(self) -> patches.Shadows:
-        """Return the replacements."""
-        return {
-            "update_step": self._update_step,
-            "_apply_weight_decay": self._apply_weight_decay,
-        }
-
-    def _update_step(
+    def update_step(
         self,
         optimizer: keras.optimizers.Optimizer,
         original: Callable[..., None],
@@ -80,7 +173,9 @@ class Repeated:
     ) -> None:
         """Update a weight as another one of its kind was updated."""
         update = functools.partial(original, gradient, variable, learning_rate)
-        if not _is_plain(variable) or not _has_rank(gradient):
+        if not _has_rank(variable) or not (
+            isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
+        ):
             update()
             return
         slots = _slots(optimizer, variable)
@@ -94,7 +189,7 @@ class Repeated:
             ("update", id(learning_rate), *kind), variable, inputs, update
         )
 
-    def _apply_weight_decay(
+    def apply_weight_decay(
         self,
         optimizer: keras.optimizers.Optimizer,
         original: Callable[..., None],
@@ -111,7 +206,7 @@ class Repeated:
         for variable in variables:
             decay = functools.partial(original, [variable])
             value = getattr(variable, "_value", variable)
-            if not _is_plain(value) or not optimizer._use_weight_decay(value):
+            if not _has_rank(value) or not optimizer._use_weight_decay(value):
                 decay()
                 continue
             with tf.device(value.device):
@@ -149,16 +244,8 @@ class Repeated:
             trace()
 
 
-def _is_plain(variable: Any) -> bool:
-    return (
-        isinstance(variable, tf.Variable)
-        and not isinstance(variable, compat.DistributedVariable)
-        and variable.shape.rank is not None
-    )
-
-
-def _has_rank(gradient: Any) -> bool:
-    return isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
+def _has_rank(variable: Any) -> bool:
+    return _is_plain(variable) and variable.shape.rank is not None
 
 
 def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
