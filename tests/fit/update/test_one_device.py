@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.update import rules
 from keras_towers.fit.update.one_device import updating
 from tests.kit.optimizers import OPTIMIZERS
 
