@@ -44,14 +44,9 @@ def capture(
     """Run a step, whose optimizers update nothing.
 
     Assignments of the step, such as of metrics and moving statistics, happen.
-
-    Args:
-        step: takes a tower's part of the batch.
-        data: that part.
-        tower: the tower.
-        at_update: called at each update. A step whose second forward pass
-            reads updated weights cannot be cut: it is run with what applies
-            them here. That is the only other way.
+    A step whose second forward pass reads updated weights cannot be cut. It is
+    run with ``at_update``, which applies each update where the step asks for
+    it. That is the only other way.
     """
     recorder = _Recorder(tower.update, at_update)
     tower = dataclasses.replace(tower, update=recorder, results=[])

@@ -36,15 +36,7 @@ class CannotSplit(CannotShare):
 
 
 def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
-    """Check that all towers get data of the same form.
-
-    Args:
-        pieces: the K parts of the batch.
-        shares: the K towers' fractions of it.
-
-    Raises:
-        CannotShare: they do not.
-    """
+    """Check that all towers get data of the same form."""
     forms = [[_form(leaf) for leaf in leaves_of(piece)] for piece in pieces]
     numbers = {share for share in shares if not tf.is_tensor(share)}
     if any(form != forms[0] for form in forms) or len(numbers) > 1:
@@ -63,14 +55,7 @@ def _form(leaf: Any) -> Any:
 
 
 def check_operations(graph: Any) -> None:
-    """Check that a trace does the same wherever it is called.
-
-    Args:
-        graph: the trace.
-
-    Raises:
-        CannotShare: it does not.
-    """
+    """Check that a trace does the same wherever it is called."""
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
     nodes = [
@@ -88,14 +73,7 @@ def check_operations(graph: Any) -> None:
 
 
 def captures_of(graph: Any) -> list[Any]:
-    """Return what a trace captured, in the order of its last inputs.
-
-    Args:
-        graph: the trace.
-
-    Raises:
-        CannotSplit: that is known only when it is called.
-    """
+    """Return what a trace captured, in the order of its last inputs."""
     insides = [inside for _, inside in graph.captures]
     last = graph.inputs[len(graph.inputs) - len(insides) :]
     if any(a is not b for a, b in zip(last, insides, strict=True)):
@@ -106,19 +84,9 @@ def captures_of(graph: Any) -> list[Any]:
 def captures_for_towers(
     graph: Any, config: TowerConfig, xla: bool = False
 ) -> list[list[Any]]:
-    """Return what each tower has to pass for what a trace captured.
+    """Return K lists: what each tower passes for what a trace captured.
 
-    Args:
-        graph: the trace, on the first tower.
-        config: the towers.
-        xla: whether XLA compiles it, which uses variables of one device only.
-
-    Returns:
-        K lists of captures.
-
-    Raises:
-        CannotShare: it writes what the towers have in common, or reads what
-            belongs to a single one.
+    XLA uses variables of one device only.
     """
     read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
     rows = []
@@ -145,7 +113,7 @@ def captures_for_towers(
 
 
 def owner_of(handle: Any) -> Any:
-    """The variable on towers that a component's handle belongs to."""
+    """Return the variable on towers that has a component with this handle."""
     container = getattr(handle, "_distributed_container", None)
     return None if container is None else container()
 
@@ -153,11 +121,8 @@ def owner_of(handle: Any) -> Any:
 def check_update(call: UpdateCall) -> None:
     """Check that an update knows nothing of the step but its gradients.
 
-    It runs behind all of the trace. What is not Keras's own might read what
-    the step has computed, or what it changes after the update.
-
-    Raises:
-        CannotSplit: it may.
+    It runs behind all of the trace. An object that is not Keras's own might
+    read tensors of the step, or variables that it writes after the update.
     """
     parts = list(optimizers_in(call.optimizer))
     rates = [getattr(part, "_learning_rate", None) for part in parts]
@@ -173,15 +138,7 @@ def check_update(call: UpdateCall) -> None:
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
-    """Check that what follows an update does not depend on it.
-
-    Args:
-        graph: the trace.
-        operations: those that were traced after the update.
-
-    Raises:
-        CannotSplit: they use a variable that is no metric's.
-    """
+    """Check that what follows an update uses variables of metrics only."""
     outer = {id(inside): outside for outside, inside in graph.captures}
     for operation in operations:
         for tensor in operation.inputs:

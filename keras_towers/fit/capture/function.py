@@ -48,14 +48,6 @@ class GraphFunction:
         graph: its graph; captured tensors are its last inputs. For XLA it was
             traced inside of ``compat.xla_context()``.
         way: how it is called.
-
-    Example:
-        >>> graph = compat.func_graph_from_py_func(
-        ...     "double", lambda x: [2 * x], [tf.TensorSpec([], tf.float32)], {}
-        ... )
-        >>> double = GraphFunction(graph)
-        >>> tf.function(lambda x: double([x])[0])(tf.constant(3.0)).numpy()
-        np.float32(6.0)
     """
 
     def __init__(self, graph: Any, way: Way = "whole"):
@@ -83,11 +75,7 @@ class GraphFunction:
         self._config = config.SerializeToString()
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Call it in the graph that is being traced, on the current device.
-
-        Args:
-            inputs: a tensor or handle of a variable for each of its inputs.
-        """
+        """Call it in the current graph, with handles of its variables."""
         inputs = [inputs[index] for index in self._order]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
@@ -96,15 +84,7 @@ class GraphFunction:
         return list(outputs)
 
     def check_xla(self, inputs: Sequence[Any], device: str) -> None:
-        """Check that XLA compiles it.
-
-        Args:
-            inputs: what it will be called with.
-            device: the full name of the device it will be called on.
-
-        Raises:
-            Uncompilable: XLA does not.
-        """
+        """Raise Uncompilable unless XLA compiles it for inputs on a device."""
         variables = [i for i in inputs if i.dtype == tf.resource]
         if any(map(tf.is_symbolic_tensor, variables)):
             raise Uncompilable("uses a variable of an outer function")
@@ -136,11 +116,7 @@ def _config() -> Any:
 
 
 def _optimised(graph: Any) -> Any:
-    """Return a graph with the same inputs and outputs, as TensorFlow runs it.
-
-    Args:
-        graph: of a function that calls no others.
-    """
+    """Return a flat graph as TensorFlow runs it, with the same ends."""
     ends = [*graph.inputs, *graph.outputs]
     kept = {tensor.op.name for tensor in ends}
     kept |= {operation.name for operation in graph.control_outputs}

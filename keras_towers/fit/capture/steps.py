@@ -50,8 +50,8 @@ class TowerSteps:
 
     Args:
         config: the towers.
-        update: applies the towers' gradients.
-        model: the model whose step it is.
+        update: applies their gradients.
+        model: the model.
         attributes: what the step may keep in attributes.
         pieces: the K towers' parts of the batch.
         shares: the K towers' fractions of the batch.
@@ -85,15 +85,8 @@ class TowerSteps:
     ) -> Any:
         """Run the step on a tower, which is the current one.
 
-        Args:
-            step: takes a tower's part of the batch.
-            data: the tower's part.
-            tower: the tower. The first comes first.
-            note: called with the step's output and the results of metrics,
-                where the first tower's step is traced.
-
-        Returns:
-            What the step returns.
+        The first tower comes first; ``note`` is called with its step's output
+        and results of metrics, where the step is traced.
         """
         first = tower.local_index == 0
         note = note if first else None
@@ -138,7 +131,7 @@ class TowerSteps:
     def _compiled(
         self, tower: tower_lib.Tower, *given: Any
     ) -> TracedStep | None:
-        """Return a trace that XLA compiles: for all towers, or this one."""
+        """Return a trace that XLA compiles, for all towers or this."""
         try:
             self._check_cut()
             if tower.local_index == 0 and self._config.num_towers > 1:

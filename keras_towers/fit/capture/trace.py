@@ -24,23 +24,16 @@ from keras_towers.fit.step.draws import graphs_inside
 class TracedStep:
     """The trace of a step on one tower, up to where its optimizer begins.
 
-    Args:
-        config: the towers.
-        step: takes a tower's part of the batch.
-        tower: the tower; the first one, if all call the trace.
-        data: its part.
-        note: called in the trace with what the step returns and with the
-            results of metrics; or None.
-        shared: whether all towers call it, not only this one.
-        way: how its function is called.
+    It is shared by all towers, or the given one's alone. ``note`` is called in
+    it with the step's output and the results of metrics.
 
     Attributes:
         graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
             ``live``, then ``captures``.
         data: the tower's part of the batch, in the trace.
         captured: output and updates of the step, in the trace.
-        captures: for each tower what it passes for variables and other
-            captured tensors.
+        captures: for each tower its handles of variables and other tensors that
+            the trace captured.
 
     Raises:
         CannotShare: it cannot be the trace of other towers.

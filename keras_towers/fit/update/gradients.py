@@ -11,15 +11,7 @@ from keras_towers.fit.contract import NamedGradients
 
 
 def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
-    """Check that all towers have the same ones of N gradients.
-
-    Args:
-        context: the replica context.
-        grads: the N gradients of this tower; None for a missing one.
-
-    Raises:
-        TowerError: they do not.
-    """
+    """Check that all towers have the same ones of N gradients."""
     names = tuple(f"gradient {index}" for index in range(len(grads)))
 
     def merge(strategy: Strategy, towers: Any) -> None:
@@ -34,14 +26,7 @@ def name_of(variable: Any) -> str:
 
 
 def check_equal(towers: Sequence[NamedGradients]) -> None:
-    """Check that all towers have gradients for the same variables.
-
-    Args:
-        towers: the gradients of each of the K towers.
-
-    Raises:
-        TowerError: they do not; the message names the variables.
-    """
+    """Raise a TowerError that says how K towers' gradients differ."""
     first = towers[0]
     for index, other in enumerate(towers[1:], 1):
         if other.names != first.names:

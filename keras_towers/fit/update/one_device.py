@@ -63,10 +63,8 @@ def updating(
 ) -> Iterator[None]:
     """Make an optimizer, and those it wraps, use fewer operations.
 
-    Args:
-        optimizer: the optimizer.
-        shared: ids of the ``tf.Variable``s whose buffers towers share.
-        only: the weights that this rank updates; None: all.
+    ``shared`` has the ids of ``tf.Variable``s whose buffers towers share, and
+    ``only`` the weights that this rank updates; None: all.
     """
     default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
@@ -89,18 +87,12 @@ def as_one_device(
     shared: Collection[int] = (),
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Run ``optimizer`` as if its variables existed once.
+    """Run an optimizer as if its variables existed once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
-    their components on tower ``index``, and no strategy is active. Operations
-    that do not update a variable run on the device of the first one.
-
-    Args:
-        optimizer: the optimizer.
-        trainable_variables: the variables it updates.
-        index: the tower, or that of each variable.
-        shared: as for ``updating``.
-        only: as for ``updating``.
+    their components on one tower, or that of each variable, and no strategy is
+    active. Operations that do not update a variable run on the device of the
+    first one.
     """
     known = [*trainable_variables, *optimizer.variables]
     for each in optimizers_in(optimizer):

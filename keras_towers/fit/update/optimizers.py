@@ -31,12 +31,7 @@ _takers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def take(optimizer: Any, taker: str) -> None:
-    """Make an optimizer reduce over the towers when called on a tower.
-
-    Args:
-        optimizer: the optimizer.
-        taker: what reduces, for messages.
-    """
+    """Make an optimizer reduce over the towers; ``taker`` is for messages."""
     for part in optimizers_in(optimizer):
         patches.shadow(part, _SHADOWS)
         _takers[part] = taker
@@ -86,15 +81,7 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
-    """Replace ``apply``: the towers' gradients are reduced first.
-
-    Args:
-        optimizer: the optimizer.
-        original: its own ``apply``, taking gradients and variables.
-        grads: this tower's N gradients; None for a missing one.
-        trainable_variables: the N variables; None for those that the optimizer
-            was built with.
-    """
+    """Replace ``apply``: the towers' gradients are reduced first."""
     update = update_in_force()
     if update is None:
         original(grads, trainable_variables)

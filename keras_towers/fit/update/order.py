@@ -20,14 +20,11 @@ _UNLIKE = "the ranks have mismatched gradients"
 
 
 class StepOrder:
-    """Keeps the ranks' steps in order, and checks that they match.
+    """Order and agreement of the ranks' steps.
 
     TensorFlow may overlap steps of one function that no variable orders; two
     collectives would then be in flight with the same key. And if ranks had
     gradients for different variables, an all-reduce would hang.
-
-    Args:
-        transport: connects the processes.
     """
 
     def __init__(self, transport: Transport):
@@ -47,8 +44,7 @@ class StepOrder:
 
         Args:
             batch: the batch.
-            alone: whether a step must not overlap the next one in a single
-                process either.
+            alone: whether steps of a single process must not overlap either.
         """
         self._gate = []
         self._ordered = self._transport.size > 1 or alone
@@ -75,11 +71,7 @@ class StepOrder:
         return tf.control_dependencies(gate)
 
     def first(self, before: Callable[[], tf.Tensor]) -> None:
-        """Let a step begin only after something else is done.
-
-        Args:
-            before: returns a tensor that is ready when it is done.
-        """
+        """Let a step begin once the tensor that a function returns is ready."""
         with self.gated():
             self._gate = [before()]
 
@@ -87,11 +79,7 @@ class StepOrder:
         """Let the next step begin, and return the result of this one.
 
         A step with mismatched gradients fails here, once all of its operations
-        have ended.
-
-        Args:
-            result: a structure of tensors.
-            last: what to do once the operations of the step have ended.
+        have ended, as ``last`` is called.
         """
         if not self._ordered or tf.executing_eagerly():
             if last is not None:
@@ -113,17 +101,8 @@ class StepOrder:
     def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
         """Count a step's examples on all ranks; stop when there are none.
 
-        A rank whose data has ended takes part without examples until then.
-
-        Args:
-            batch: the batch of this rank.
-            here: its number of examples on this rank.
-
-        Returns:
-            The batch, with its total over all ranks.
-
-        Raises:
-            tf.errors.OutOfRangeError: at run time, when no rank has examples.
+        A rank whose data has ended takes part without examples until then: at
+        run time ``tf.errors.OutOfRangeError`` ends the data of all.
         """
         ranks = self._transport.size
         mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
@@ -139,14 +118,7 @@ class StepOrder:
             )
 
     def gather(self, outputs: Any) -> Any:
-        """Concatenate the outputs of all ranks in order.
-
-        Args:
-            outputs: a structure of tensors of shape [examples, ...].
-
-        Raises:
-            TowerError: an output is sparse or ragged.
-        """
+        """Concatenate outputs of shape [examples, ...] of all ranks."""
         if self._transport.size == 1:
             return outputs
 
@@ -167,19 +139,11 @@ class StepOrder:
         rows: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
-        """Reduce gradients, if all ranks have them for the same variables.
+        """Reduce K lists of N gradients, if those of all ranks are alike.
 
         Ranks trace at different times, so a mismatch is found at run time. The
         step then skips the all-reduce and fails at its end on every rank, so
         that no other collective is left hanging.
-
-        Args:
-            described: descriptions of the N gradients.
-            rows: K lists of N gradients, one for each tower of this process.
-            reduction: maps these to K lists of N sums over all processes.
-
-        Returns:
-            K lists of N sums.
         """
         if self._transport.size == 1:
             return reduction(rows) if rows[0] else [list(row) for row in rows]
@@ -210,10 +174,7 @@ class StepOrder:
         return _UNLIKE in str(error)
 
     def difference(self) -> TowerError:
-        """Return the error that names the mismatched gradients.
-
-        Collective: every rank has to call it.
-        """
+        """Return the error that names the mismatched gradients. Collective."""
         self._alike.assign(True)
         lists = objects.gather(
             self._transport, dict(self._traced), "compares the gradients"

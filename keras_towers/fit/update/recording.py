@@ -21,7 +21,6 @@ class Recording:
         device: the device that is another one in every repetition.
 
     Attributes:
-        graph: the graph.
         repeats: whether they can be repeated: what depends on none of the
             inputs has no effects, and reads only variables that are scalars.
     """
@@ -55,11 +54,7 @@ class Recording:
             )
 
     def repeat(self, inputs: Sequence[tf.Tensor]) -> None:
-        """Add the operations again, on the current device.
-
-        Args:
-            inputs: N tensors in place of those that were recorded.
-        """
+        """Add the operations again, here, with N other inputs."""
         graph = self.graph
         now = {
             id(old): graph.capture(new)

@@ -48,9 +48,7 @@ _BY_SHAPE = ("Adafactor", "Lamb", "Muon")
 def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
     """Return replacements for methods of an optimizer, for one ``apply``.
 
-    Args:
-        optimizer: the optimizer.
-        shared: ids of the ``tf.Variable``s whose buffers towers share.
+    ``shared`` has the ids of ``tf.Variable``s whose buffers towers share.
     """
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _as_they_are
@@ -220,14 +218,7 @@ class _Repeated:
         inputs: Sequence[tf.Tensor],
         trace: Callable[[], None],
     ) -> None:
-        """Trace something for a weight, unless it is known what comes of it.
-
-        Args:
-            kind: what must be equal for the operations to be.
-            variable: the weight.
-            inputs: what is another tensor for another weight.
-            trace: does it for this one.
-        """
+        """Trace an update for a weight, or repeat that of its kind."""
         graph = compat.get_default_graph()
         kind = id(graph), id(variable) in self._shared, kind
         recording = self._recordings.get(kind)
