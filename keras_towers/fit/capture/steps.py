@@ -89,16 +89,18 @@ class TowerSteps:
         and results of metrics, where the step is traced.
         """
         first = tower.local_index == 0
-        note = note if first else None
-        trace = self._trace_for(step, data, tower, note)
+        trace = self._trace_for(step, data, tower)
         if tower.local_index == 1 and self._shared is None:
             # The first is traced, up to where it exchanges gradients.
             self._first_is_traced()
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
-            if note is not None:
+            if first and note is not None:
                 note(captured.output, captured.results)
             return captured.output
+        if first and note is not None:
+            with trace.graph.as_default():
+                note(trace.captured.output, trace.captured.results)
         captured = trace(data, tower)
         tower.loss_is_weighted = captured.loss_is_weighted
         for call in captured.updates:
@@ -106,12 +108,12 @@ class TowerSteps:
         return captured.output
 
     def _trace_for(
-        self, step: Any, data: Any, tower: tower_lib.Tower, note: Any
+        self, step: Any, data: Any, tower: tower_lib.Tower
     ) -> TracedStep | None:
         """Return the trace that a tower calls; None: it runs the step."""
         if self._shared is not None or tf.executing_eagerly():
             return self._shared
-        given = tower, step, data, note
+        given = tower, step, data
         if self._compiles:
             trace = self._compiled(*given)
             if trace is not None:
@@ -158,13 +160,12 @@ class TowerSteps:
         tower: tower_lib.Tower,
         step: Callable[[Any], Any],
         data: Any,
-        note: Callable[[Any, Any], None] | None,
         **options: Any,
     ) -> TracedStep:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
         try:
-            trace = TracedStep(self._config, step, tower, data, note, **options)
+            trace = TracedStep(self._config, step, tower, data, **options)
             if self._attributes.hold_tensors_of(trace.graph):
                 raise CannotSplit("keeps tensors in attributes")
             return trace

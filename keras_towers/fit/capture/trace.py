@@ -24,8 +24,7 @@ from keras_towers.fit.step.draws import graphs_inside
 class TracedStep:
     """The trace of a step on one tower, up to where its optimizer begins.
 
-    It is shared by all towers, or the given one's alone. ``note`` is called in
-    it with the step's output and the results of metrics.
+    All towers call it, or the given one alone.
 
     Attributes:
         graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
@@ -47,7 +46,6 @@ class TracedStep:
         step: Callable[[Any], Any],
         tower: tower_lib.Tower,
         data: Any,
-        note: Callable[[Any, Any], None] | None,
         shared: bool = True,
         way: Way = "whole",
     ):
@@ -67,7 +65,7 @@ class TracedStep:
 
         def run(*inside: tf.Tensor) -> list[tf.Tensor]:
             with compat.xla_context() if xla else contextlib.nullcontext():
-                return self._run(step, inside, note)
+                return self._run(step, inside)
 
         self.graph: Any = self._traced(run, inputs)
         captures = checks.captures_of(self.graph)
@@ -121,7 +119,6 @@ class TracedStep:
         self,
         step: Callable[[Any], Any],
         inputs: Sequence[tf.Tensor],
-        note: Callable[[Any, Any], None] | None,
     ) -> list[tf.Tensor]:
         """The step as a function of tensors, in its own graph."""
         given = iter(inputs)
@@ -132,11 +129,8 @@ class TracedStep:
         if tower.origins is not None:
             tower.origins = Origins(self.data)
         with tf.variable_creator_scope(self._creates):
-            captured = capture(step, self.data, tower, self._begin_update)
-            if note is not None:
-                note(captured.output, captured.results)
-        self.captured = captured
-        return _tensors(_results(captured))
+            self.captured = capture(step, self.data, tower, self._begin_update)
+        return _tensors(_results(self.captured))
 
     def _creates(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_cut("creates variables")

@@ -2,8 +2,9 @@
 
 Its ``apply`` passes the gradients of a tower to the ``Update`` of the current
 strategy; ``scale_loss`` weights the loss of the tower by its share of the
-batch. The optimizer keeps its class: only methods of the instance are shadowed,
-until it is released.
+batch. The optimizer keeps its class: where a strategy is in force its methods
+that apply gradients are looked up here, and others are shadowed until it is
+released.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def give_back(optimizer: Any) -> None:
 
 def taker_of(optimizer: Any) -> str | None:
     """What an optimizer reduces for while ``take`` is in effect, or None."""
-    if not patches.is_shadowed(optimizer, "apply"):
+    if not patches.is_shadowed(optimizer, "scale_loss"):
         return None
     return _takers[optimizer]
 
@@ -140,10 +141,8 @@ def _finalize_variable_values(
     variables_lib.copy_to_towers(var_list)
 
 
-_APPLY = ("apply", "apply_gradients")
+_APPLY: patches.Shadows = {"apply": apply, "apply_gradients": _apply_gradients}
 _SHADOWS: patches.Shadows = {
-    "apply": apply,
-    "apply_gradients": _apply_gradients,
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
 }
@@ -158,10 +157,6 @@ def attribute_of_optimizer(
     attribute of the model.
     """
     value = original(optimizer, name)
-    if (
-        name not in _APPLY
-        or patches.is_shadowed(optimizer, name)
-        or update_in_force() is None
-    ):
+    if name not in _APPLY or update_in_force() is None:
         return value
-    return functools.partial(_SHADOWS[name], optimizer, value)
+    return functools.partial(_APPLY[name], optimizer, value)
