@@ -305,7 +305,7 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
         state = [v.numpy() for v in all_variables(model)]
         monkeypatch.setattr(slots.variables_lib, "moved", no_room)
     monkeypatch.undo()
-    assert "apply" not in vars(model.optimizer)
+    assert "scale_loss" not in vars(model.optimizer)
     assert "fit" not in vars(model)
     for now, before in zip(all_variables(model), state, strict=True):
         close(now.numpy(), before)
