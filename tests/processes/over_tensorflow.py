@@ -162,7 +162,7 @@ def towers_of_a_rank_share_a_trace_in_pieces():
     with (
         mock.patch.object(steps, "TracedStep", wraps=steps.TracedStep) as made,
         mock.patch.object(steps.TowerSteps, "_log_own_traces") as told,
-        Strategy(),
+        Strategy(towers=2),
     ):
         model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=8, verbose=0)
     assert [call.kwargs["way"] for call in made.call_args_list] == ["pieces"]
