@@ -89,10 +89,10 @@ class TowerSteps:
         and results of metrics, where the step is traced.
         """
         first = tower.local_index == 0
-        trace = self._trace_for(step, data, tower)
         if tower.local_index == 1 and self._shared is None:
             # The first is traced, up to where it exchanges gradients.
             self._first_is_traced()
+        trace = self._trace_for(step, data, tower)
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
             if first and note is not None:
