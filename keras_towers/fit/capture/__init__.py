@@ -1,1 +1,6 @@
-"""A tower's step up to its optimizer: run, traced once for all, compiled."""
+"""A tower's step up to its optimizer, from the bottom up.
+
+``capture`` runs it, ``function`` calls a traced one, ``checks`` says which may
+be cut and shared, ``trace`` is the trace of one tower, and ``steps`` runs the
+towers in turn.
+"""
