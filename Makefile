@@ -15,8 +15,13 @@ DOCS := $(VENV)/docs
 ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
+<<<<<<< HEAD
 .PHONY: demo test test-all durations test-ecosystem test-gpu test-ray \
 	test-cluster test-matrix test-next check lint types engines bench docs clean
+=======
+.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray test-matrix \
+	test-next check lint types engines bench field docs clean
+>>>>>>> d2bcaaa (The comparison of frameworks leaves the wheel: benchmarks/ adds rows to the one pipeline and table of keras-towers bench, whose rows are the registered strategies with options behind their names)
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -87,8 +92,13 @@ lint: $(STAMP)
 types: $(STAMP)
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
+# On a model of your own with BENCH_ARGS="--models my_module:build".
 bench: $(STAMP)
 	$(BIN)/keras-towers bench $(BENCH_ARGS)
+
+# With Horovod, and with PyTorch and JAX where they are installed.
+field: engines
+	$(BIN)/python -m benchmarks field $(FIELD_ARGS)
 
 # Into site/; a link to nowhere is an error.
 docs: $(DOCS)

@@ -16,11 +16,6 @@ from keras_towers.meeting.environments import tf_config
 from keras_towers.system import usable_cores
 
 
-def cpu_threads(towers: int) -> dict[str, int]:
-    """Return the CPU threads of one process, the same for all rows."""
-    return {"intra_op": 1, "inter_op": max(4, towers)}
-
-
 def prepare_devices(device: str, towers: int) -> list[str]:
     """Set up the devices to train on; call before TensorFlow initializes them.
 
@@ -36,9 +31,8 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     if device == "gpu":
         return [f"/device:GPU:{index}" for index in range(towers)]
     tf.config.set_visible_devices([], "GPU")
-    threads = cpu_threads(towers)
-    tf.config.threading.set_intra_op_parallelism_threads(threads["intra_op"])
-    tf.config.threading.set_inter_op_parallelism_threads(threads["inter_op"])
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
@@ -91,6 +85,18 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
         "cores": usable_cores(),
         "gpus": found["gpus"],
     }
+
+
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe what figures were measured on, for a caption."""
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
 
 
 def _version(package: str) -> str | None:

@@ -1,235 +1,266 @@
-"""The models and the data of the benchmark.
+"""The models of the benchmark: its own, or the user's.
 
-Each is an ordinary Keras model, compiled as a user would do it. Keras is
-imported inside the functions, so that listing the models does not start
-TensorFlow.
+Weights and data that all rows start from are stored once: otherwise Keras would
+draw other initial weights with every backend, and a user's function other data
+in every process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-CLASSES = 10
-SGD = {"learning_rate": 0.01, "momentum": 0.9}
-# Of the transformer and of each feature of the recommender.
-_WORDS = 1000
-_CATEGORIES = 20_000
+from keras_towers import user_functions
+from keras_towers.errors import TowerError
+
+MODELS = ("small", "large", "cnn")
+_WEIGHTS, _DATA, _STRUCTURE = "weights.npz", "data.npz", "data.json"
 
 # From the optimizer that a model is compiled with to the one that trains it.
 Wrap = Callable[[Any], Any]
 
 
-class Trained(Protocol):
-    """What a row of the benchmark trains."""
-
-    @property
-    def title(self) -> str:
-        """A description for the reader of a table."""
-        ...
-
-    def build(self, wrap: Wrap | None = None) -> Any:
-        """Build and compile the model, with the same initial weights.
-
-        Args:
-            wrap: returns the optimizer that trains, given the model's own.
-        """
-        ...
-
-    def data(self, examples: int) -> tuple[Any, Any]:
-        """Return inputs and labels, the same in every process."""
-        ...
+def small() -> Any:
+    """Build a 4-layer perceptron with 4 thousand parameters."""
+    return _perceptron(48, 32, 3)
 
 
-@dataclass(frozen=True)
-class BenchModel:
-    """A perceptron or a convolutional net, which PyTorch can build too.
+def large() -> Any:
+    """Build a 9-layer perceptron with 8.4 million parameters."""
+    return _perceptron(1024, 1024, 8)
 
-    Attributes:
-        title: a description for the reader of a table.
-        input_shape: the shape of one example, channels last.
-        widths: units of each hidden dense layer.
-        convolutions: filters and strides of each convolution before those.
-    """
 
-    title: str
-    input_shape: tuple[int, ...]
-    widths: tuple[int, ...]
-    convolutions: tuple[tuple[int, int], ...] = ()
+def _perceptron(features: int, width: int, hidden: int) -> Any:
+    import keras
+    from keras import layers
 
-    def build(self, wrap: Wrap | None = None) -> Any:
-        """Build it, to be trained by SGD with momentum."""
-        import keras
-        from keras import layers
+    body = [layers.Dense(width, activation="relu") for _ in range(hidden)]
+    return classifier([keras.Input((features,)), *body])
 
-        keras.utils.set_random_seed(0)
-        body: list[Any] = [
-            layers.Conv2D(
-                filters, 3, strides=strides, padding="same", activation="relu"
-            )
-            for filters, strides in self.convolutions
-        ]
-        if body:
-            body.append(layers.Flatten())
-        body += [
-            layers.Dense(width, activation="relu") for width in self.widths
-        ]
-        model = keras.Sequential(
-            [keras.Input(self.input_shape), *body, layers.Dense(CLASSES)]
+
+def cnn() -> Any:
+    """Build a 6-layer convolutional net with 0.6 million parameters."""
+    import keras
+    from keras import layers
+
+    convolutions = [
+        layers.Conv2D(
+            filters, 3, strides=strides, padding="same", activation="relu"
         )
-        return _classifier(model, keras.optimizers.SGD(**SGD), wrap)
-
-    def data(self, examples: int) -> tuple[Any, Any]:
-        """Return random inputs and classes."""
-        import numpy as np
-
-        random = np.random.default_rng(0)
-        x = random.random((examples, *self.input_shape), dtype=np.float32)
-        return x, random.integers(CLASSES, size=examples)
+        for filters, strides in ((32, 1), (32, 2), (64, 1), (64, 2))
+    ]
+    dense = [layers.Flatten(), layers.Dense(128, activation="relu")]
+    return classifier([keras.Input((32, 32, 3)), *convolutions, *dense])
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """A model of a well-known kind.
-
-    Attributes:
-        title: a description for the reader of a table.
-        make: builds it without compiling it.
-        input_shape: the shape of one example.
-        ids: the number of ids that inputs are chosen from; None: inputs are
-            real numbers.
-        classes: the number of outputs, as logits.
-        adam: whether Adam trains it; otherwise SGD without momentum, by which
-            only the embeddings of a batch change.
-    """
-
-    title: str
-    make: Callable[[], Any]
-    input_shape: tuple[int, ...]
-    ids: int | None = None
-    classes: int = CLASSES
-    adam: bool = True
-
-    def build(self, wrap: Wrap | None = None) -> Any:
-        """Build it, to be trained by its optimizer."""
-        import keras
-
-        keras.utils.set_random_seed(0)
-        model = self.make()
-        make = keras.optimizers.Adam if self.adam else keras.optimizers.SGD
-        return _classifier(model, make(1e-3 if self.adam else 0.1), wrap)
-
-    def data(self, examples: int) -> tuple[Any, Any]:
-        """Return random inputs and classes."""
-        import numpy as np
-
-        random = np.random.default_rng(0)
-        shape = (examples, *self.input_shape)
-        x: Any = random.random(shape, dtype=np.float32)
-        if self.ids is not None:
-            x = random.integers(self.ids, size=shape, dtype=np.int32)
-        return x, random.integers(self.classes, size=examples)
-
-
-def _classifier(model: Any, optimizer: Any, wrap: Wrap | None) -> Any:
+def classifier(layers: list[Any]) -> Any:
+    """Compile layers and ten logits, to be trained by SGD with momentum."""
     import keras
 
+    model = keras.Sequential([*layers, keras.layers.Dense(10)])
     model.compile(
-        wrap(optimizer) if wrap else optimizer,
+        keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
     return model
 
 
-def _transformer() -> Any:
-    """Twelve layers of width 64 with four heads, without dropout."""
-    import keras
-    from keras import layers
+@dataclass(frozen=True)
+class Stored:
+    """A model with the initial weights and the data of all rows.
 
-    inputs = keras.Input((32,), dtype="int32")
-    x = layers.Embedding(_WORDS, 64)(inputs)
-    for _ in range(12):
-        seen = layers.MultiHeadAttention(4, 16)(x, x)
-        x = layers.LayerNormalization()(x + seen)
-        wide = layers.Dense(256, activation="gelu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(64)(wide))
-    x = layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+    Attributes:
+        source: one of ``MODELS``, or the user's function as
+            ``module:function``.
+        folder: where weights and data are stored.
+    """
+
+    source: str
+    folder: Path
+
+    def store(self, examples: int) -> dict[str, Any]:
+        """Build the model and store what all rows start from.
+
+        Args:
+            examples: the number of random examples to make, if the function
+                returns none.
+
+        Returns:
+            A title and a note for the reader of the table.
+
+        Raises:
+            TowerError: the user's function does not return what it has to.
+        """
+        import numpy as np
+
+        model, *data = self._made()
+        note = ""
+        if not data:
+            data = list(random_examples(model, self.source, examples))
+            note = f"{self.source}: random examples"
+        arrays: list[Any] = []
+
+        def index(leaf: Any) -> int:
+            arrays.append(_array(leaf, self.source))
+            return len(arrays) - 1
+
+        structure = [mapped(index, part) for part in data]
+        lengths = sorted({len(array) for array in arrays})
+        if len(lengths) != 1:
+            raise TowerError(
+                f"{self.source} returned {' and '.join(map(str, lengths))} "
+                "examples; x and y need as many"
+            )
+        if not model.built:
+            model(mapped(lambda i: arrays[i][:1], structure[0]))
+        np.savez(self.folder / _DATA, *arrays)
+        np.savez(self.folder / _WEIGHTS, *model.get_weights())
+        (self.folder / _STRUCTURE).write_text(json.dumps(structure))
+        parameters = f"{model.count_params():,} parameters"
+        return {"title": f"{self.source}, {parameters}", "note": note}
+
+    def build(self, wrap: Wrap | None = None) -> Any:
+        """Build and compile the model with the stored weights."""
+        model = self._made()[0]
+        if not model.built:
+            model(mapped(lambda array: array[:1], self.data(1)[0]))
+        model.set_weights(_load(self.folder / _WEIGHTS))
+        if wrap:
+            model.optimizer = wrap(model.optimizer)
+        return model
+
+    def data(self, examples: int) -> tuple[Any, Any]:
+        """Return inputs and labels, repeated if fewer are stored."""
+        import numpy as np
+
+        arrays = _load(self.folder / _DATA)
+        chosen = np.arange(examples) % len(arrays[0])
+        structure = json.loads((self.folder / _STRUCTURE).read_text())
+        x, y = mapped(lambda index: arrays[index][chosen], structure)
+        return x, y
+
+    def _made(self) -> list[Any]:
+        """Return a compiled model, and x and y if the function gives them."""
+        import keras
+
+        source = self.source
+        own = f"{__name__}:{source}"
+        built = user_functions.call(own if source in MODELS else source)
+        model, *data = built if isinstance(built, (tuple, list)) else (built,)
+        if not isinstance(model, keras.Model) or len(data) not in (0, 2):
+            raise TowerError(
+                f"{source} has to return a compiled Keras model, or (model, x, "
+                f"y), but returned {built!r:.80}"
+            )
+        if not model.compiled:
+            raise TowerError(
+                f"{source} returned a model that is not compiled: call "
+                "model.compile(optimizer, loss) in it"
+            )
+        if model.steps_per_execution != 1:
+            raise TowerError(
+                f"{source} returned a model that is compiled with "
+                f"steps_per_execution={model.steps_per_execution}, but each "
+                "step is timed: leave it out"
+            )
+        return [model, *data]
 
 
-def _application(name: str) -> Any:
-    """Build one of Keras's own models for small pictures."""
-    import keras
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Apply a function to the arrays of nested lists, tuples and dicts."""
+    if isinstance(structure, dict):
+        return {k: mapped(function, value) for k, value in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(mapped(function, value) for value in structure)
+    return function(structure)
 
-    return getattr(keras.applications, name)(
-        weights=None,
-        input_shape=(32, 32, 3),
-        classes=CLASSES,
-        classifier_activation=None,
+
+def _load(path: Path) -> list[Any]:
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as stored:
+        return [stored[f"arr_{index}"] for index in range(len(stored.files))]
+
+
+def _array(leaf: Any, source: str) -> Any:
+    """Return a part of the user's data as an array."""
+    import numpy as np
+
+    try:
+        array = np.asarray(leaf)
+    except (ValueError, TypeError):
+        array = np.asarray(None)
+    if array.ndim == 0 or not len(array) or array.dtype.hasobject:
+        raise TowerError(
+            f"{source} has to return arrays of examples as x and y, but among "
+            f"them is {leaf!r:.80}"
+        )
+    return array
+
+
+def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
+    """Make examples from what a model takes, returns and is compiled with.
+
+    Integers are ids below the ``input_dim`` of every embedding, without which
+    they are 0 or 1; labels are as its loss expects them.
+
+    Raises:
+        TowerError: its shapes are not known, or it has several outputs.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(0)
+
+    def refused(why: str) -> TowerError:
+        return TowerError(
+            f"{source} returned a model without data, for which none can be "
+            f"made: {why}; return (model, x, y)"
+        )
+
+    if not model.built or not getattr(model, "inputs", None):
+        raise refused("the shape of its inputs is not known")
+    if len(model.outputs) != 1:
+        raise refused(f"it has {len(model.outputs)} outputs")
+    for tensor in (*model.inputs, *model.outputs):
+        if None in tensor.shape[1:]:
+            raise refused(f"a shape of it is {tuple(tensor.shape)}")
+    ids = min(_embedded(model), default=2)
+
+    def inputs(tensor: Any) -> Any:
+        shape = (examples, *tensor.shape[1:])
+        if "int" in str(tensor.dtype):
+            return random.integers(ids, size=shape, dtype=np.int32)
+        return random.random(shape, dtype=np.float32)
+
+    x = [inputs(tensor) for tensor in model.inputs]
+    *sides, classes = model.outputs[0].shape[1:]
+    # A loss is given by name, by class or as function.
+    loss = getattr(model.loss, "name", None) or getattr(
+        model.loss, "__name__", model.loss
     )
+    loss = str(loss).lower()
+    y: Any
+    if "categorical" in loss:
+        y = random.integers(classes, size=(examples, *sides))
+        if "sparse" not in loss:
+            y = np.eye(classes, dtype=np.float32)[y]
+    else:
+        y = random.random((examples, *sides, classes), dtype=np.float32)
+        # Cross-entropy of two classes, and hinges, are of 0 and 1.
+        if "binary" in loss or "hinge" in loss:
+            y = y.round()
+    return x[0] if len(x) == 1 else x, y
 
 
-def _recommender() -> Any:
-    """Embed eight categorical features, and classify by a perceptron."""
+def _embedded(model: Any) -> Iterator[int]:
+    """Yield how many ids each embedding knows."""
     import keras
-    from keras import layers
 
-    inputs = keras.Input((8,), dtype="int32")
-    x = layers.Concatenate()(
-        [
-            layers.Embedding(_CATEGORIES, 32)(inputs[:, feature])
-            for feature in range(8)
-        ]
-    )
-    for width in (128, 64):
-        x = layers.Dense(width, activation="relu")(x)
-    return keras.Model(inputs, layers.Dense(2)(x))
-
-
-MODELS: dict[str, BenchModel | NamedModel] = {
-    "small": BenchModel(
-        "4-layer perceptron, 4 thousand parameters", (48,), (32,) * 3
-    ),
-    "large": BenchModel(
-        "9-layer perceptron, 8.4 million parameters", (1024,), (1024,) * 8
-    ),
-    "cnn": BenchModel(
-        "6-layer convolutional net, 0.6 million parameters",
-        (32, 32, 3),
-        widths=(128,),
-        convolutions=((32, 1), (32, 2), (64, 1), (64, 2)),
-    ),
-    "wide": BenchModel(
-        "9-layer perceptron, 25 million parameters", (1024,), (1808,) * 8
-    ),
-    "transformer": NamedModel(
-        "12-layer transformer, 0.7 million parameters, Adam",
-        _transformer,
-        (32,),
-        ids=_WORDS,
-    ),
-    "recommender": NamedModel(
-        "8 embeddings of 20 thousand ids and a perceptron, 5.2 million "
-        "parameters, SGD without momentum",
-        _recommender,
-        (8,),
-        ids=_CATEGORIES,
-        classes=2,
-        adam=False,
-    ),
-    "mobilenet": NamedModel(
-        "MobileNetV2 at 32x32, 2.3 million parameters, Adam",
-        partial(_application, "MobileNetV2"),
-        (32, 32, 3),
-    ),
-    "resnet50": NamedModel(
-        "ResNet50 at 32x32, 24 million parameters, Adam",
-        partial(_application, "ResNet50"),
-        (32, 32, 3),
-    ),
-}
-# Its weights and momenta take about 100 MB.
-ADOPTED = BenchModel("9-layer perceptron", (1250,), (1250,) * 8)
+    for layer in getattr(model, "layers", ()):
+        if isinstance(layer, keras.layers.Embedding):
+            yield layer.input_dim
+        yield from _embedded(layer)

@@ -1,222 +1,275 @@
-"""The benchmark's results as tables and as JSON."""
+"""The benchmark's arithmetic and its table.
+
+A result is the JSON entry of one row, for one model and number of replicas.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from pathlib import Path
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.bench.models import MODELS
-from keras_towers.bench.results import Spread, summarize, summarize_adoption
-from keras_towers.bench.rows import SUITES, TOWERS, Suite
+from keras_towers.bench.rows import Row
 from keras_towers.bench.runner import Sample
 
-NOTHING = "–"
-# From this terminal width on, a ratio and its range fit on one line.
-_WIDE = 105
+# A measurement of one row, by repeat.
+Repeats = Mapping[int, float]
 
 
-# Columns with a unit: their decimals, and the unit.
-_UNITS = {"epoch_cost_s": (2, "s"), "first_step_s": (1, "s")}
-_UNITS |= {"memory_mb": (0, "MB")}
-# Titles of columns, and their explanations below the table.
-_Columns = dict[str, tuple[str, str]]
-_COLUMNS: _Columns = {
-    "step_ms": (
+@dataclass(frozen=True)
+class Spread:
+    """The median of several repeats, and their minimum and maximum."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Summarize one value per repeat; None if there are no values."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(statistics.median(known), min(known), max(known))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        title: its heading.
+        legend: its explanation below the table.
+        form: how its values are formatted.
+        factor: by which values are multiplied.
+        ranges: whether the smallest and largest of all repeats are shown.
+    """
+
+    title: str
+    legend: str
+    form: str = "{:.2f}"
+    factor: float = 1
+    ranges: bool = False
+
+
+COLUMNS = {
+    "step_ms": Column(
         "ms",
-        "ms: milliseconds from the start of one batch to the start of the "
-        "next: median over a run and its processes, then over all repeats.",
+        "milliseconds from the start of one batch to the start of the next: "
+        "median over a run and its processes, then over all repeats.",
     ),
-    "to_plain": ("÷ plain", ""),
-    "to_stock_default": ("÷ stock\ndefault", ""),
-    "to_best_stock": (
-        "÷ best\nstock",
-        "Ratios below 1 mean less time than the row in the denominator; next "
-        "to them are the smallest and largest of all repeats. *: best stock.",
-    ),
-    "cost_ms": (
-        "cost",
-        "cost: communication overhead: milliseconds above the compute row of "
-        "the same repeat, where the same processes train concurrently without "
-        "exchanging anything.",
-    ),
-    "to_raw": (
-        "÷ raw",
-        "÷ raw: that overhead divided by raw Horovod's. Next to them are the "
+    "to_plain": Column(
+        "÷ plain",
+        "time relative to one device in the same repeat; next to it the "
         "smallest and largest of all repeats.",
+        ranges=True,
     ),
-    "epoch_cost_s": (
-        "epoch",
-        "epoch: per-epoch overhead of fit, in addition to the steps.",
+    "to_stock": Column(
+        "÷ best\nstock",
+        "time relative to the fastest row of TensorFlow's own (*).",
+        ranges=True,
     ),
-}
-_START: _Columns = {
-    "first_step_s": (
+    "cost_ms": Column(
+        "above\ncompute",
+        "milliseconds above the compute row of the same repeat, where as many "
+        "processes train concurrently without exchanging anything.",
+        ranges=True,
+    ),
+    "first_step_s": Column(
         "first\nstep",
-        "first step: seconds from the call of fit to the end of its first "
-        "batch, in a new process, with all that is traced and compiled for it.",
+        "seconds from the call of fit to the end of its first batch, in a new "
+        "process, with all that is traced and compiled for it.",
+        "{:.1f} s",
     ),
-    "first_step_s_to_plain": ("÷ plain", ""),
-    "first_step_s_to_best_stock": ("÷ best\nstock", ""),
-    "memory_mb": (
+    "epoch_cost_s": Column(
+        "epoch", "per-epoch overhead of fit, beside the steps.", "{:.2f} s"
+    ),
+    "memory_mb": Column(
         "memory",
-        "memory: growth of a process's resident memory, at its peak, from "
-        "before the model is built. Best stock is the stock row that needs "
-        "least of each.",
+        "growth of the resident memory at its peak, from before the model is "
+        "built, in all processes together.",
+        "{:.0f} MB",
     ),
-    "memory_mb_to_plain": ("÷ plain", ""),
-    "memory_mb_to_best_stock": ("÷ best\nstock", ""),
 }
 
 
-def show_report(
-    console: Console, facts: dict[str, Any], samples: Sequence[Sample]
-) -> None:
-    """Print tables of the results, and the failures."""
-    adoption = summarize_adoption(samples)
-    for suite in SUITES.values():
-        results = summarize(suite, samples)
-        for model in dict.fromkeys(result["model"] for result in results):
-            of_model = [r for r in results if r["model"] == model]
-            title = f"{model}: {MODELS[model].title}"
-            _show_table(console, title, suite, of_model, _COLUMNS)
-            title = f"{model}: until it trains"
-            _show_table(console, title, suite, of_model, _START)
-        if adoption and suite is TOWERS:
-            console.print(_adoption_table(adoption))
-        if results:
-            explained = _COLUMNS | _START
-            legends = [explained.get(c, ("", ""))[1] for c in suite.columns]
-            console.print(" ".join(filter(None, legends)), style="dim")
-        names = [result[suite.row_key] for result in results]
-        for row in suite.rows.values():
-            if row.note and any(name.startswith(row.name) for name in names):
-                text = f"{row.name}: {row.note}."
-                console.print(text, style="dim", highlight=False)
-    console.print(describe_machine(facts), style="dim", highlight=False)
-    show_failures(console, samples)
+def summarize(
+    rows: Mapping[str, Row],
+    samples: Sequence[Sample],
+    refused: Mapping[tuple[str, int, str], str] | None = None,
+) -> list[dict[str, Any]]:
+    """Combine all repeats into one result per row, in the order of samples.
+
+    Each of ``COLUMNS`` is a ``Spread``, or None if not available. Rows are
+    compared with each other within each repeat.
+
+    Args:
+        rows: all rows by name.
+        samples: all that was measured.
+        refused: why rows do not count, by model, replicas and name.
+    """
+    refused = refused or {}
+    groups: dict[tuple[str, int, str], list[Sample]] = {}
+    for sample in samples:
+        cell = sample.cell
+        key = cell.model, cell.replicas, cell.row
+        groups.setdefault(key, []).append(sample)
+    steps = {
+        key: {} if key in refused else _step_ms(repeats)
+        for key, repeats in groups.items()
+    }
+    results = []
+    for (model, replicas, name), repeats in groups.items():
+        key, row = (model, replicas, name), rows[name]
+        best = best_stock(rows, steps, model, replicas)
+        measured = [s.result for s in repeats if not s.error]
+        counted = [] if key in refused else measured
+        mine = steps[key]
+        plain = steps.get((model, 1, row.plain), {})
+        compute = steps.get((model, replicas, row.compute), {})
+        spreads = {
+            "step_ms": Spread.of(mine.values()),
+            "to_plain": ratio(mine, plain),
+            "to_stock": ratio(mine, steps.get((model, replicas, best), {})),
+            "cost_ms": None
+            if row.alone
+            else Spread.of(mine[r] - compute[r] for r in mine if r in compute),
+            **{
+                column: Spread.of(result[column] for result in counted)
+                for column in ("first_step_s", "epoch_cost_s", "memory_mb")
+            },
+        }
+        results.append(
+            {
+                "model": model,
+                "replicas": replicas,
+                "row": name,
+                **spreads,
+                "choice": measured[0].get("choice") if measured else None,
+                "best_stock": best,
+                "reason": refused.get(key, ""),
+                "failed": len(measured) < len(repeats),
+            }
+        )
+    return results
 
 
-def describe_machine(facts: dict[str, Any]) -> str:
-    """Describe what figures were measured on, for a caption."""
-    versions = ", ".join(
-        f"{name} {facts[name.lower()]}"
-        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
-        if facts.get(name.lower())
-    )
-    devices = ", ".join(facts["gpus"]) or "no GPU"
-    cores = f"{facts['processor']}, {facts['cores']} cores"
-    return f"{cores}, {devices}; {versions}"
+def _step_ms(samples: Sequence[Sample]) -> Repeats:
+    """Return the median step of each repeat that did not fail."""
+    return {
+        sample.cell.repeat: statistics.median(sample.result["step_ms"])
+        for sample in samples
+        if not sample.error
+    }
 
 
-def _show_table(
+def ratio(mine: Repeats, other: Repeats) -> Spread | None:
+    """Divide two rows repeat by repeat, where both were measured."""
+    return Spread.of(mine[r] / other[r] for r in mine if r in other)
+
+
+def best_stock(
+    rows: Mapping[str, Row],
+    steps: Mapping[tuple[str, int, str], Repeats],
+    model: str,
+    replicas: int,
+) -> str:
+    """Name the stock row with the smallest median over its repeats, if any."""
+    medians = {
+        name: statistics.median(repeats.values())
+        for (*other, name), repeats in steps.items()
+        if other == [model, replicas] and repeats and rows[name].stock
+    }
+    return min(medians, key=medians.__getitem__, default="")
+
+
+def show_results(
     console: Console,
-    title: str,
-    suite: Suite,
+    rows: Mapping[str, Row],
     results: Sequence[dict[str, Any]],
-    known: _Columns,
+    titles: Mapping[str, str],
+    columns: Mapping[str, Column] = COLUMNS,
 ) -> None:
-    """Print those of the known columns that the suite has."""
-    columns = [column for column in suite.columns if column in known]
-    if not any(result[column] for result in results for column in columns):
-        return
-    separator = " " if console.width >= _WIDE else "\n"
-    table = _table(
-        title,
-        suite,
-        [known[column][0] for column in columns],
-        results,
-        lambda result: [_cell(c, result[c], separator) for c in columns],
-    )
-    console.print(table)
+    """Print a table for each model, and what its columns and rows are."""
+    shown = {k: c for k, c in columns.items() if any(r[k] for r in results)}
+    for model in dict.fromkeys(result["model"] for result in results):
+        mine = [result for result in results if result["model"] == model]
+        console.print(_table(rows, titles[model], mine, shown))
+        for result in mine:
+            if result["reason"] and not result["failed"]:
+                where = f"{model}, {result['replicas']} replicas"
+                console.print(
+                    f"[yellow]does not count:[/] {where}, {result['row']}: "
+                    f"{result['reason']}",
+                    highlight=False,
+                )
+    for column in shown.values():
+        say(console, f"{column.title.replace(chr(10), ' ')}: {column.legend}")
+    for name in dict.fromkeys(result["row"] for result in results):
+        if rows[name].note:
+            say(console, f"{name}: {rows[name].note}.")
 
 
-def _cell(column: str, spread: Spread | None, separator: str) -> str:
-    """Format a median and, where repeats are compared, their range."""
-    if spread is None:
-        return NOTHING
-    if column in _UNITS:
-        digits, unit = _UNITS[column]
-        return f"{spread.median:.{digits}f} {unit}"
-    median, low, high = (
-        f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
-        for value in (spread.median, spread.low, spread.high)
-    )
-    if column == "step_ms" or spread.low == spread.high:
-        return median
-    return f"{median}{separator}[dim]{low}–{high}[/]"
-
-
-def _adoption_table(results: Sequence[dict[str, Any]]) -> Table:
-    def cells(result: dict[str, Any]) -> list[str]:
-        if result["failed"]:
-            return [NOTHING] * 5
-        return [
-            f"{result['first_adopt_s']:.3f} s",
-            f"{result['adopt_s']:.3f} s",
-            f"{result['adopt_s'] / result['copy_s']:.1f}",
-            f"{result['release_s']:.3f} s",
-            f"{result['release_s'] / result['copy_s']:.1f}",
-        ]
-
-    title = "Adopting and releasing a 100 MB model"
-    columns = ["first", "again", "÷ copy", "release", "÷ copy"]
-    table = _table(title, TOWERS, columns, results, cells)
-    table.caption = "÷ copy: relative to the time of one copy by numpy"
-    return table
+def say(console: Console, text: str) -> None:
+    """Print a line of explanation."""
+    console.print(text, style="dim", highlight=False, markup=False)
 
 
 def _table(
+    rows: Mapping[str, Row],
     title: str,
-    suite: Suite,
-    columns: Sequence[str],
     results: Sequence[dict[str, Any]],
-    cells: Callable[[dict[str, Any]], list[str]],
+    columns: Mapping[str, Column],
 ) -> Table:
     """Create a table with a section for each number of replicas."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(suite.replicas, justify="right")
+    table.add_column("n", justify="right", no_wrap=True)
     table.add_column("strategy", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    add_rows(
-        table,
-        [(r[suite.replicas], _name(suite, r), *cells(r)) for r in results],
-    )
+    for column in columns.values():
+        table.add_column(column.title, justify="right")
+    before = None
+    for result in results:
+        count = result["replicas"]
+        if before not in (None, count):
+            table.add_section()
+        table.add_row(
+            "" if count == before else str(count),
+            _name(rows, result),
+            *(_shown(result[name], column) for name, column in columns.items()),
+        )
+        before = count
     return table
 
 
-def add_rows(table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Add rows in a section for each number of replicas.
-
-    Args:
-        table: the table.
-        rows: the number, which only the first one of a section shows, and the
-            texts of the other columns.
-    """
-    before = None
-    for count, *texts in rows:
-        if before not in (None, count):
-            table.add_section()
-        table.add_row("" if count == before else str(count), *texts)
-        before = count
+def _shown(spread: Spread | None, column: Column) -> str:
+    """Format a median and, where repeats are compared, their range."""
+    if spread is None:
+        return "–"
+    median, low, high = (
+        column.form.format(value * column.factor)
+        for value in (spread.median, spread.low, spread.high)
+    )
+    if not column.ranges or spread.low == spread.high:
+        return median
+    return f"{median}\n[dim]{low}–{high}[/]"
 
 
-def _name(suite: Suite, result: dict[str, Any]) -> str:
-    name, choice = result[suite.row_key], result.get(suite.choice_key)
-    text = f"[bold]{name}[/]" if suite.rows[name].ours else name
+def _name(rows: Mapping[str, Row], result: dict[str, Any]) -> str:
+    name, choice = result["row"], result["choice"]
+    text = f"[bold]{name}[/]" if rows[name].ours else name
     # Some names already contain it.
     if choice and not name.endswith(choice):
         text += f" ({choice})"
-    if name == result.get("best_stock"):
+    if name == result["best_stock"]:
         text += " *"
-    return text + (" [red]failed[/]" if result["failed"] else "")
+    if result["failed"]:
+        return f"{text} [red]failed[/]"
+    return f"{text} [yellow]✗[/]" if result["reason"] else text
 
 
 def show_failures(console: Console, samples: Sequence[Sample]) -> None:
@@ -231,21 +284,3 @@ def show_failures(console: Console, samples: Sequence[Sample]) -> None:
         console.print(
             error, style="dim", markup=False, highlight=False, soft_wrap=True
         )
-
-
-def write_json(
-    path: Path,
-    facts: dict[str, Any],
-    settings: dict[str, Any],
-    samples: Sequence[Sample],
-) -> None:
-    """Write the machine, the settings, every raw sample and the summary."""
-    document = {
-        "machine": facts,
-        "settings": settings,
-        "samples": [sample.as_json() for sample in samples],
-        "adoption": summarize_adoption(samples),
-        **{kind: summarize(suite, samples) for kind, suite in SUITES.items()},
-    }
-    text = json.dumps(document, indent=1, default=asdict)
-    path.write_text(text + "\n", encoding="utf-8")

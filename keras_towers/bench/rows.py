@@ -1,41 +1,39 @@
-"""The rows of the benchmark, by name, in the order of the tables.
-
-To add a row, add an entry here.
-"""
+"""The rows of the benchmark, by name, in the order of the table."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import starmap
 
-from keras_towers.bench import multi_worker, trainers
-from keras_towers.bench.torch_loop import torch_loop
+from keras_towers.bench import machine, trainers
 from keras_towers.bench.trainers import Trainer, Workload
+from keras_towers.errors import TowerError
+from keras_towers.strategies.registry import STRATEGIES, Registered
 
-if TYPE_CHECKING:
-    from keras_towers.reduction.compression import CompressionName
-
-# The values of TowerStrategy's ``mode`` and HorovodStrategy's ``compression``,
-# repeated here because the modules that define them import TensorFlow.
-MODES = ("cpu", "gpu", "hierarchical", "collective", "nccl")
-COMPRESSIONS: tuple[CompressionName, ...] = (
-    "none",
-    "fp16",
-    "fp16-shards",
-    "bf16",
-    "fp16-feedback",
-    "bf16-feedback",
-)
-RAW = "horovod-raw"
-# Strategies over parameter servers.
-SERVED = {
-    "sync-replicas": "SyncReplicasStrategy",
-    "distributed-parameter-server": "DistributedParameterServerStrategy",
+_INSTALL = {
+    "byteps": "keras-towers install byteps",
+    "horovod": "keras-towers install horovod",
 }
+
+
+class Runs(StrEnum):
+    """Where the replicas of a row are.
+
+    Attributes:
+        ONE: one replica on one device.
+        DEVICES: in one process, each on a device.
+        RANKS: in processes of their own.
+    """
+
+    ONE = "one device"
+    DEVICES = "devices"
+    RANKS = "processes"
 
 
 @dataclass(frozen=True)
@@ -46,227 +44,144 @@ class Row:
         name: its name in options and tables.
         train: prepares one process for training.
         note: a description for the reader of the table.
+        runs: where its replicas are.
         ours: whether it belongs to this package.
         stock: whether it is one of TensorFlow's own.
         default: whether it is measured by default.
-        needs: the module that must be installed for it.
-        alone: the row in which the same processes exchange nothing, relative to
-            which communication overhead is measured; None: this row exchanges
-            nothing.
+        backend: the backend of Keras.
+        engine: the module that connects its processes, if not TensorFlow.
         servers: number of parameter servers beside the processes.
+        alone: whether its processes exchange nothing.
         bursts: whether towers take their batches in bursts, so that only a
             mean over several rounds is a meaningful rate.
-        strategy: creates the strategy on given devices, if adoption can be
-            timed.
-        launcher: more options of the launcher of its processes.
+        devices: sets a process up for a number of devices, and names them.
     """
 
     name: str
     train: Callable[[Workload], AbstractContextManager[Trainer]]
     note: str = ""
+    runs: Runs = Runs.DEVICES
     ours: bool = False
     stock: bool = False
     default: bool = True
-    needs: str | None = None
-    alone: str | None = None
+    backend: str = "tensorflow"
+    engine: str = ""
     servers: int = 0
+    alone: bool = False
     bursts: bool = False
-    strategy: Callable[[Sequence[str]], Any] | None = None
-    launcher: tuple[str, ...] = ()
+    devices: Callable[[str, int], list[str]] = machine.prepare_devices
+
+    @property
+    def missing(self) -> str:
+        """Why the row cannot be measured here; empty if it can."""
+        # Whether TensorFlow is there is asked for all rows.
+        for module in {self.engine, self.backend} - {"", "tensorflow"}:
+            if importlib.util.find_spec(module) is None:
+                how = _INSTALL.get(module, f"pip install {module}")
+                return f"{module} is not installed: run `{how}`"
+        return ""
+
+    @property
+    def plain(self) -> str:
+        """The name of the row of the same backend on one device."""
+        return f"plain{self._backend}"
+
+    @property
+    def compute(self) -> str:
+        """The name of the row of as many processes without an exchange."""
+        return f"compute{self._backend}"
+
+    @property
+    def _backend(self) -> str:
+        return "" if self.backend == "tensorflow" else f"-{self.backend}"
+
+    def launcher(self, processes: int) -> list[str]:
+        """Options of ``keras-towers run`` that start the processes."""
+        if self.engine == "byteps":
+            return ["-np", str(processes), "--servers", "1"]
+        if self.engine:
+            return ["-np", str(processes)]
+        servers = ["--ps", str(self.servers)] if self.servers else []
+        return [*servers, "--workers", str(processes)]
 
 
-def _strategy(name: str, devices: Sequence[str], **options: Any) -> Any:
-    import keras_towers as kt
-
-    return kt.strategy(name, towers=list(devices), **options)
-
-
-def _towers(name: str, registered: str, mode: str = "", **more: Any) -> Row:
-    """Create the row of one of this package's strategies."""
-    options = {"mode": mode} if mode else {}
-    strategy = partial(_strategy, registered, **options)
-    train = partial(trainers.towers, make=strategy)
-    return Row(name, train, ours=True, strategy=strategy, **more)
-
-
-def _stock(name: str, reduction: str | None = None) -> Row:
+def _stock(name: str, reduction: str = "") -> Row:
     train = partial(trainers.mirrored, reduction=reduction)
-    return Row(name, train, stock=True)
+    note = f"MirroredStrategy{', ' * bool(reduction)}{reduction}"
+    return Row(name, train, note, stock=True)
 
 
-def _ranks(name: str, train: Callable[..., Any], **more: Any) -> Row:
-    """Create the row of Keras in processes that exchange gradients."""
-    return Row(name, train, alone="compute", **more)
-
-
-_TOWERS = (
-    Row("plain", trainers.keras_alone),
-    _stock("stock-default"),
-    _stock("stock-one-device", "ReductionToOneDevice"),
-    _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
-    _towers("towers", "tower"),
-    *(
-        _towers(f"towers-{mode}", "tower", mode, default=False)
-        for mode in MODES
-    ),
-    _towers("parameter-server", "parameter-server"),
-    _towers(
-        "async",
-        "async",
-        bursts=True,
-        note="a step is the mean over several rounds of its towers",
-    ),
-)
-_PROCESSES = (
-    Row(
-        "compute",
-        trainers.keras_alone,
-        "plain Keras in all processes at the same time, without exchange",
-    ),
-    _ranks(
-        RAW,
-        partial(trainers.keras_alone, wrap=trainers.averaging),
-        note="hvd.grouped_allreduce in the optimizer's apply, by hand",
-    ),
-    _ranks(
-        "horovod-drop-in",
-        partial(trainers.keras_alone, wrap=trainers.drop_in),
-        note="keras_towers.horovod.DistributedOptimizer",
+def _registered(name: str, strategy: Registered) -> Row:
+    """Create the row of one of this package's strategies."""
+    return Row(
+        name,
+        partial(trainers.in_strategy, name=name, options={}),
+        f"{strategy.path.rpartition(':')[2]}()",
+        Runs.DEVICES if strategy.one_process else Runs.RANKS,
         ours=True,
-    ),
-    _ranks(
-        "strategy",
-        trainers.horovod_strategy,
-        note="HorovodStrategy(); strategy-NAME: with compression=NAME",
-        ours=True,
-    ),
-    *(
-        _ranks(
-            f"strategy-{name}",
-            partial(trainers.horovod_strategy, compression=name),
-            ours=True,
-        )
-        for name in COMPRESSIONS
-    ),
-    _ranks(
-        "sharded",
-        partial(trainers.horovod_strategy, updates="sharded"),
-        note='HorovodStrategy(updates="sharded")',
-        ours=True,
-    ),
-    _ranks(
-        "byteps",
-        trainers.byteps_strategy,
-        note="BytePSStrategy() with one server, on the same cores",
-        ours=True,
-        needs="byteps",
-        launcher=("--servers", "1"),
-    ),
-    _ranks(
-        "multi-worker",
-        multi_worker.strategy,
-        note="MultiWorkerTowerStrategy(); multi-worker-ring: with "
-        'compression="none", as between machines',
-        ours=True,
-    ),
-    _ranks(
-        "multi-worker-ring",
-        partial(multi_worker.strategy, compression="none"),
-        ours=True,
-    ),
-    *(
-        _ranks(
-            f"{name}-{servers}ps",
-            partial(trainers.served, name=name),
-            note=f"{cls}() with {servers} parameter server"
-            f"{'s' * (servers > 1)}",
-            ours=True,
-            servers=servers,
-            default=servers == 1,
-        )
-        for name, cls in SERVED.items()
-        for servers in (1, 2)
-    ),
-    _ranks(
-        "stock-loop",
-        multi_worker.ring_loop,
-        note="MultiWorkerMirroredStrategy's ring in the training loop of "
-        "TensorFlow's guide, because fit crashes under it on Keras 3",
-    ),
-    Row("torch-compute", partial(torch_loop, exchanges=False), needs="torch"),
-    Row(
-        "torch-ddp",
-        partial(torch_loop, exchanges=True),
-        "DistributedDataParallel on gloo in a loop; its cost is relative to "
-        "torch-compute, the same loop in every process without exchange",
-        needs="torch",
-        alone="torch-compute",
-    ),
-)
+        default=name not in ("noop", "distributed-replicated"),
+        engine=name if name in _INSTALL else "",
+        servers=int("ps" in strategy.roles),
+        # Every tower takes a whole batch.
+        bursts=name == "async",
+    )
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Rows that are compared with each other, with any number of replicas.
+ROWS: dict[str, Row] = {
+    row.name: row
+    for row in (
+        Row("plain", trainers.keras_alone, "plain Keras", Runs.ONE),
+        _stock("stock-default"),
+        _stock("stock-one-device", "ReductionToOneDevice"),
+        _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
+        Row(
+            "compute",
+            trainers.keras_alone,
+            "plain Keras in all processes at the same time, without exchange",
+            Runs.RANKS,
+            alone=True,
+        ),
+        *starmap(_registered, STRATEGIES.items()),
+    )
+}
 
-    Attributes:
-        kind: the kind of its cells.
-        replica: the word for one replica.
-        replicas: the word for several, and the option for their numbers.
-        least: the smallest allowed number of replicas.
-        models: the models that are trained by default.
-        row_key: the JSON key of the row's name.
-        choice_key: the JSON key of the choice that a row made.
-        columns: the columns of its results, from those ``results`` computes.
-        rows: the rows by name, in the order of the tables.
+
+def find(rows: Mapping[str, Row], name: str) -> Row:
+    """Return a row by name.
+
+    Args:
+        rows: all rows by name.
+        name: of a row; options of a strategy may stand behind it, as in
+            ``tower:mode=cpu`` or ``sync-replicas:ps=2``, with 2 parameter
+            servers.
+
+    Raises:
+        TowerError: there is no such row.
     """
+    known, *texts = name.split(":")
+    if known not in rows or (texts and known not in STRATEGIES):
+        raise TowerError(
+            f"unknown strategy '{name}'; choose {', '.join(rows)}, or one of "
+            "them with options, such as tower:mode=cpu"
+        )
+    options = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    if not options:
+        return rows[known]
+    row = rows[known]
+    servers = options.pop("ps", row.servers)
+    train = partial(trainers.in_strategy, name=known, options=options)
+    return replace(row, name=name, train=train, note="", servers=servers)
 
-    kind: str
-    replica: str
-    replicas: str
-    least: int
-    models: tuple[str, ...]
-    row_key: str
-    choice_key: str
-    columns: tuple[str, ...]
-    rows: dict[str, Row]
 
-    def default_rows(self) -> list[str]:
-        """Return the names of the rows measured by default."""
-        return [
-            row.name
-            for row in self.rows.values()
-            if row.default
-            and (row.needs is None or importlib.util.find_spec(row.needs))
-        ]
-
-
-_RATIOS = ("to_plain", "to_stock_default", "to_best_stock", "best_stock")
-_OVER = ("", "_to_plain", "_to_best_stock")
-_START = ("first_step_s", "memory_mb")
-TOWERS = Suite(
-    kind="training",
-    replica="tower",
-    replicas="towers",
-    least=1,
-    models=("small", "large", "cnn"),
-    row_key="strategy",
-    choice_key="mode",
-    columns=(
-        *("step_ms", *_RATIOS, "epoch_cost_s"),
-        *(f"{name}{of}" for name in _START for of in _OVER),
-    ),
-    rows={row.name: row for row in _TOWERS},
-)
-PROCESSES = Suite(
-    kind="processes",
-    replica="process",
-    replicas="processes",
-    least=2,
-    models=("large",),
-    row_key="row",
-    choice_key="how",
-    columns=("step_ms", "cost_ms", "to_raw", "epoch_cost_s", *_START),
-    rows={row.name: row for row in _PROCESSES},
-)
-SUITES = {suite.kind: suite for suite in (TOWERS, PROCESSES)}
+def with_references(rows: Mapping[str, Row], names: Iterable[str]) -> list[str]:
+    """Put the rows first that figures of others are relative to."""
+    chosen = [find(rows, name) for name in names]
+    wanted = {row.plain for row in chosen}
+    wanted |= {row.compute for row in chosen if row.runs is Runs.RANKS}
+    return list(dict.fromkeys([*(n for n in rows if n in wanted), *names]))

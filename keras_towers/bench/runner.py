@@ -1,4 +1,4 @@
-"""Runs cells, each in fresh processes with a time limit."""
+"""Cells, each measured in fresh processes with a time limit."""
 
 from __future__ import annotations
 
@@ -7,129 +7,149 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from keras_towers import subprocesses
-from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.plan import ADOPTION, Cell, Setting
-from keras_towers.bench.worker import RESULT
+from keras_towers.bench.rows import Row, Runs
+from keras_towers.errors import TowerError
+from keras_towers.meeting.store import FileStore
 
+RESULT = "result"
+"""With its rank behind it, the key under which a process leaves its result."""
 _STDERR_LINES = 12
 # The launcher needs time to end its ranks.
 _GRACE_S = 15
-# One core per rank: with more threads a single rank would use all cores.
-ONE_CORE = {
+# With more threads a single rank would use all cores.
+_ONE_CORE = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
 }
 # Ranks that exchange gradients end with equal weights, bit-identical with most
 # engines. Without an exchange they differ far more than this.
 _SAME_WEIGHTS = 1e-5
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One measurement, in fresh processes.
+
+    Attributes:
+        model: one of ``models.MODELS``, or the user's ``module:function``.
+        row: the name of a row.
+        replicas: devices of one process, or processes.
+        repeat: the number of the repeat, from 0.
+    """
+
+    model: str
+    row: str
+    replicas: int
+    repeat: int
+
+    @property
+    def title(self) -> str:
+        """The title of the cell, the same for all repeats."""
+        noun = "replica" if self.replicas == 1 else "replicas"
+        return f"{self.model}, {self.replicas} {noun}, {self.row}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells have in common.
+
+    Attributes:
+        device: ``"cpu"`` or ``"gpu"``.
+        batch: examples of a global batch.
+        batches: the number of steps to time.
+        timeout_s: the time limit of one cell in seconds.
+        frameworks: whether frameworks are compared, for which every replica has
+            a core of its own and every step waits for its loss.
+        worker: the module that measures.
+    """
+
+    device: str
+    batch: int
+    batches: int
+    timeout_s: float
+    frameworks: bool = False
+    worker: str = "keras_towers.bench.worker"
+
+
 class WorkerFailed(Exception):
     """A process failed; the text is the end of its output."""
 
 
-class Measurable(Protocol):
-    """A cell of this benchmark or of the field."""
-
-    @property
-    def title(self) -> str:
-        """The same for all repeats."""
-        ...
-
-    def as_json(self) -> dict[str, Any]:
-        """What was measured, with the same keys for all kinds of cells."""
-        ...
-
-
-CellT = TypeVar("CellT", bound=Measurable)
-
-
 @dataclass
-class Sample(Generic[CellT]):
+class Sample:
     """The outcome of one cell: its measurements, or an error."""
 
-    cell: CellT
+    cell: Cell
     result: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it with the same keys for all kinds of cells."""
-        job = self.cell.as_json()
-        return {"job": job, "result": self.result, "error": self.error}
+    error: str = ""
 
 
-def sampled(
-    cell: CellT, measure: Callable[[], dict[str, Any]]
-) -> Sample[CellT]:
-    """Measure a cell; if that fails, the others are not lost with it."""
+def plan(
+    rows: Mapping[str, Row],
+    models: Sequence[str],
+    numbers: Mapping[Runs, Sequence[int]],
+    repeats: int,
+) -> list[Cell]:
+    """List the cells in the order to run them.
+
+    Rows that are compared with each other run close together in time, so that
+    changes in the machine's speed affect all of them.
+    """
+    counts = sorted({count for some in numbers.values() for count in some})
+    return [
+        Cell(model, name, count, repeat)
+        for repeat in range(repeats)
+        for model in models
+        for count in counts
+        for name, row in rows.items()
+        if count in numbers[row.runs]
+    ]
+
+
+def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
+    """Measure one cell; if that fails, the others are not lost with it."""
     try:
-        return Sample(cell, measure())
+        ranks = run_workers(cell.model, stored, setting, row, cell)
+        return Sample(cell, combine(ranks, row.alone))
     except WorkerFailed as error:
         return Sample(cell, error=str(error))
     except Exception as error:
         return Sample(cell, error=f"{type(error).__name__}: {error}")
 
 
-def failed_before(cell: Measurable, samples: Sequence[Sample]) -> bool:
-    """Whether an earlier repeat failed.
+def store(model: str, stored: Path, setting: Setting) -> dict[str, Any]:
+    """Store the initial weights and the data of a model, in a process.
 
-    So a strategy that hangs does not use up its time limit in every repeat.
+    Raises:
+        TowerError: the user's function does not return what it has to, or the
+            process failed.
     """
-    return any(s.error and s.cell.title == cell.title for s in samples)
-
-
-def run_cell(cell: Cell, setting: Setting) -> Sample:
-    """Measure one cell in separate processes."""
-    return sampled(cell, lambda: _run_cell(cell, setting))
-
-
-def _run_cell(cell: Cell, setting: Setting) -> dict[str, Any]:
-    launcher: list[str] = []
-    environment = {}
-    if cell.processes > 1:
-        number = str(cell.processes)
-        row = cell.suite.rows[cell.row]
-        launcher = ["-np", number, *row.launcher]
-        if row.servers:
-            launcher = ["--ps", str(row.servers), "--workers", number]
-        environment = ONE_CORE
-    task = {"cell": asdict(cell), "setting": asdict(setting)}
-    ranks = run_workers(
-        "keras_towers.bench.worker",
-        task,
-        cell.processes,
-        launcher,
-        setting.timeout_s,
-        environment,
-    )
-    return combine(cell, ranks)
+    stored.mkdir()
+    try:
+        (result,) = run_workers(model, stored, setting)
+    except WorkerFailed as error:
+        raise TowerError(f"cannot build {model}: {error}") from None
+    if "refused" in result:
+        raise TowerError(result["refused"])
+    return result
 
 
 def run_workers(
-    module: str,
-    task: dict[str, Any],
-    processes: int,
-    launcher: Sequence[str],
-    timeout_s: float,
-    environment: dict[str, str],
+    model: str,
+    stored: Path,
+    setting: Setting,
+    row: Row | None = None,
+    cell: Cell | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a worker in each of some processes.
-
-    Args:
-        module: the worker's, which leaves its result in a ``Meeting``.
-        task: what the worker is told, beside the folder of that meeting.
-        processes: how many leave a result.
-        launcher: options of ``keras-towers run`` with several processes; a
-            single one is not launched.
-        timeout_s: the time limit of all of it in seconds.
-        environment: variables for the processes.
+    """Run the processes of a cell, or one that stores a model.
 
     Returns:
         The results, by rank.
@@ -137,46 +157,45 @@ def run_workers(
     Raises:
         WorkerFailed: a process failed, wrote no result, or exceeded the limit.
     """
+    ranks, launcher = 1, []
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    if row and cell:
+        environment = {"KERAS_BACKEND": row.backend}
+        if row.runs is Runs.RANKS:
+            ranks = cell.replicas
+            launcher = ["keras_towers.cli.main", "run", *row.launcher(ranks)]
+        if setting.device == "cpu" and (ranks > 1 or setting.frameworks):
+            environment |= _ONE_CORE
     with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
-        command = ["-m", module, json.dumps({**task, "folder": folder})]
-        if processes > 1:
-            run = ["-m", "keras_towers.cli.main", "run"]
-            command = [*run, *launcher, *command]
-        run_python(command, timeout_s, environment)
-        try:
-            texts = Meeting(Path(folder), 0, processes).read(RESULT)
-        except FileNotFoundError:
-            raise WorkerFailed("a process wrote no result") from None
-    return [json.loads(text) for text in texts]
+        task = {
+            "cell": cell and asdict(cell),
+            "setting": asdict(setting),
+            "model": model,
+            "stored": str(stored),
+            "folder": folder,
+        }
+        command = ["-m", setting.worker, json.dumps(task)]
+        if launcher:
+            command = ["-m", *launcher, *command]
+        _run_python(command, setting.timeout_s, environment)
+        left = FileStore(Path(folder))
+        results = [left.get(f"{RESULT}.{rank}") for rank in range(ranks)]
+        if None in results:
+            raise WorkerFailed("a process wrote no result")
+        return results
 
 
-def combine(cell: Cell, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell.
+
+    Args:
+        ranks: those of each process.
+        alone: whether the processes exchange nothing.
 
     Raises:
         WorkerFailed: the processes trained different models.
     """
-    first = ranks[0]
-    if cell.kind == ADOPTION:
-        return first
-    if cell.suite.rows[cell.row].alone:
-        same_weights(ranks)
-    means = ("first_step_s", "epoch_cost_s", "memory_mb", "loss")
-    return {
-        "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
-        **{name: mean([rank[name] for rank in ranks]) for name in means},
-        cell.suite.choice_key: first["choice"],
-        "jit_compile": first["jit_compile"],
-    }
-
-
-def same_weights(ranks: Sequence[dict[str, Any]]) -> None:
-    """Check that all ranks ended with the same weights.
-
-    Raises:
-        WorkerFailed: they trained different models.
-    """
-    differences = [
+    pairs = [
         abs(mine - other)
         for rank in ranks
         for mine, other in zip(
@@ -184,20 +203,28 @@ def same_weights(ranks: Sequence[dict[str, Any]]) -> None:
         )
     ]
     # Written so that NaN fails.
-    if not all(value <= _SAME_WEIGHTS for value in differences):
+    if not alone and not all(value <= _SAME_WEIGHTS for value in pairs):
         raise WorkerFailed(
             "after training, the weights of the ranks differ by "
-            f"{max(differences):.1e}: gradients were not exchanged"
+            f"{max(pairs):.1e}: gradients were not exchanged"
         )
+    # Keys that only some workers have are kept.
+    result = {k: v for k, v in ranks[0].items() if k != "witness"}
+    for name in ("first_step_s", "epoch_cost_s"):
+        known = [rank[name] for rank in ranks if rank[name] is not None]
+        result[name] = statistics.fmean(known) if known else None
+    return result | {
+        "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
+        "memory_mb": sum(rank["memory_mb"] for rank in ranks),
+        # Shares of a global batch are equal.
+        "losses": [
+            statistics.fmean(losses)
+            for losses in zip(*(rank["losses"] for rank in ranks), strict=True)
+        ],
+    }
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def run_python(
+def _run_python(
     arguments: Sequence[str], timeout_s: float, environment: dict[str, str]
 ) -> None:
     """Run a Python process.
@@ -205,7 +232,7 @@ def run_python(
     Raises:
         WorkerFailed: it failed or exceeded the time limit.
     """
-    # So that workers find this package in any current directory.
+    # So that workers find this package, and what runs it, in any folder.
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     ended = subprocesses.run(
         [sys.executable, *arguments],

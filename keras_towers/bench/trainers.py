@@ -1,31 +1,20 @@
 """How the rows of the benchmark train, in one of their processes.
 
-Each is set up as its users would do it. TensorFlow is imported inside the
-functions, so that listing the rows does not start it.
+TensorFlow is imported inside the functions, so that listing the rows does not
+start it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.models import Trained, Wrap
-from keras_towers.bench.times import Times, make_recorder
-
-if TYPE_CHECKING:
-    from keras_towers.fit.contract import Updates
-    from keras_towers.reduction.compression import CompressionName
-    from keras_towers.strategies.processes import ProcessStrategy
-
-
-# Of a variable, to check that ranks agree.
-_WITNESSES = 1000
+from keras_towers.bench.models import Stored, Wrap, mapped
 
 
 @dataclass(frozen=True)
@@ -33,49 +22,64 @@ class Workload:
     """The model, data and devices of one process.
 
     Attributes:
-        model: a model of the benchmark.
-        meeting: this process and the others.
+        model: what is trained.
+        folder: for files that the processes share.
+        rank: this process.
+        size: number of processes.
         devices: the towers of this process; empty: the row chooses.
-        batch: examples per step and process.
+        batch: examples of a global batch.
         steps: the number of steps to provide data for.
         waits: whether every step waits for its loss. On a GPU, and with JAX, it
             otherwise ends before what it started.
     """
 
-    model: Trained
-    meeting: Meeting
+    model: Stored
+    folder: Path
+    rank: int
+    size: int
     devices: Sequence[str]
     batch: int
     steps: int
     waits: bool = False
 
-    def data(self) -> tuple[Any, Any]:
-        """Return the global batches of all steps, concatenated."""
-        return self._data
-
     @functools.cached_property
-    def _data(self) -> tuple[Any, Any]:
-        return self.model.data(self.steps * self.meeting.size * self.batch)
+    def data(self) -> tuple[Any, Any]:
+        """The global batches of all steps, concatenated."""
+        return self.model.data(self.steps * self.batch)
+
+    @property
+    def share(self) -> int:
+        """Examples of this process in each step."""
+        return self.batch // self.size
 
     def part(self) -> tuple[Any, Any]:
         """Return this process's share of each global batch."""
 
         def mine(array: Any) -> Any:
-            shape = (self.steps, self.meeting.size, self.batch)
+            shape = (self.steps, self.size, self.share)
             parts = array.reshape(*shape, *array.shape[1:])
-            return parts[:, self.meeting.rank].reshape(-1, *array.shape[1:])
+            return parts[:, self.rank].reshape(-1, *array.shape[1:])
 
-        x, y = self.data()
+        x, y = self.data
         return mapped(mine, x), mapped(mine, y)
 
 
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Apply a function to the arrays of nested lists, tuples and dicts."""
-    if isinstance(structure, dict):
-        return {k: mapped(function, value) for k, value in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(mapped(function, value) for value in structure)
-    return function(structure)
+@dataclass
+class Times:
+    """What was recorded while training.
+
+    Attributes:
+        batches: the times at which batches started.
+        epochs: the times at which epochs started, and training ended; a custom
+            loop has none, because nothing happens at their end.
+        losses: the loss of each step of the last epoch, if steps wait for it.
+        first_step_s: the seconds until the end of the first batch, likewise.
+    """
+
+    batches: list[float] = field(default_factory=list)
+    epochs: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    first_step_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,100 +89,82 @@ class Trainer:
     Attributes:
         train: trains for a number of steps per epoch and of epochs. In its
             first call every step waits for its loss.
-        witness: returns weights of the last layer, to check that ranks agree.
+        model: the Keras model.
         choice: the option that the row chose, if it had a choice.
-        jit_compile: returns after training whether XLA compiled the step.
     """
 
     train: Callable[[int, int], Times]
-    witness: Callable[[], list[float]]
+    model: Any
     choice: str | None = None
-    jit_compile: Callable[[], bool] = lambda: False
 
 
 def fit(
     work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
     """Train with ``fit``, on whole global batches or this process's share."""
-    data = work.data() if whole else work.part()
-    batch = work.batch * (work.meeting.size if whole else 1)
-    recorders = _first_and_later(work)
+    data = work.data if whole else work.part()
+    batch = work.batch if whole else work.share
+    waits = _first_waits(work)
 
     def train(steps: int, epochs: int) -> Times:
-        recorder = next(recorders)
-        start = time.perf_counter()
-        history = model.fit(
+        times = Times()
+        model.fit(
             *(mapped(lambda array: array[: steps * batch], d) for d in data),
             batch_size=batch,
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[recorder],
+            callbacks=[_recorder(times, next(waits))],
         )
-        loss = float(history.history["loss"][-1])
-        return recorder.times(start, loss)
+        return times
 
-    return Trainer(
-        train,
-        lambda: last_weights(model),
-        choice,
-        lambda: bool(model.jit_compile),
-    )
+    return Trainer(train, model, choice)
 
 
-def _first_and_later(work: Workload) -> Iterator[Any]:
-    """The callbacks of the first call of ``fit`` and of each later one."""
-    yield make_recorder(waits=True)
+def _first_waits(work: Workload) -> Iterator[bool]:
+    """Yield whether the steps of each call wait for their losses."""
+    yield True
     while True:
-        yield make_recorder(work.waits)
+        yield work.waits
 
 
-def loop(
-    work: Workload,
-    batches: Callable[[int], Iterable[tuple[Any, Any]]],
-    step: Callable[[Any, Any], Any],
-    witness: Callable[[], list[float]],
-) -> Trainer:
-    """Train with a custom loop, without metrics and callbacks.
+def _recorder(times: Times, waits: bool) -> Any:
+    """Create a callback that records one call of ``fit``.
 
-    Args:
-        work: the workload of this process.
-        batches: returns a given number of batches of inputs and labels.
-        step: trains on one batch and returns its loss.
-        witness: returns weights of the last layer.
+    Times from start to start include the handling of data and metrics.
     """
-    waits = itertools.chain([True], itertools.repeat(work.waits))
+    import keras
 
-    def train(steps: int, epochs: int) -> Times:
-        wait, first_step_s = next(waits), None
-        starts: list[float] = []
-        losses: list[Any] = []
-        start = time.perf_counter()
-        for _ in range(epochs):
-            losses.clear()
-            for x, y in batches(steps):
-                starts.append(time.perf_counter())
-                loss = step(x, y)
-                losses.append(float(loss) if wait else loss)
-                if wait and first_step_s is None:
-                    first_step_s = time.perf_counter() - start
-        return Times(
-            starts,
-            loss=float(sum(losses)) / len(losses),
-            losses=losses if wait else [],
-            first_step_s=first_step_s,
-        )
+    began = time.perf_counter()
+    total = 0.0
 
-    return Trainer(train, witness)
+    class Recorder(keras.callbacks.Callback):
+        """Records when batches and epochs start."""
 
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            nonlocal total
+            total = 0.0
+            times.epochs.append(time.perf_counter())
+            times.losses.clear()
 
-def last_weights(model: Any) -> list[float]:
-    """Return weights of a Keras model's last layer: a bias, or a part of it."""
-    import numpy as np
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            times.batches.append(time.perf_counter())
 
-    # On any backend, of any shape and dtype.
-    last = np.asarray(model.trainable_variables[-1].numpy(), np.float64)
-    return last.ravel()[:_WITNESSES].tolist()
+        def on_train_end(self, logs: Any = None) -> None:
+            times.epochs.append(time.perf_counter())
+
+    class WaitingRecorder(Recorder):
+        """Also reads each loss; Keras waits for callbacks that do."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            nonlocal total
+            # Keras gives the mean over the steps of the epoch so far.
+            before, total = total, float((logs or {})["loss"]) * (batch + 1)
+            times.losses.append(total - before)
+            if times.first_step_s is None:
+                times.first_step_s = time.perf_counter() - began
+
+    return WaitingRecorder() if waits else Recorder()
 
 
 @contextlib.contextmanager
@@ -187,35 +173,8 @@ def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
     yield fit(work, work.model.build(wrap))
 
 
-def averaging(optimizer: Any) -> Any:
-    """Return a hand-written optimizer based on Horovod's operations."""
-    import horovod.tensorflow as hvd
-    import tensorflow as tf
-
-    class Averaging(type(optimizer)):  # type: ignore[misc]
-        """Averages gradients over the ranks before it applies them."""
-
-        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            # Horovod groups dense gradients only.
-            means = hvd.grouped_allreduce(
-                [tf.convert_to_tensor(grad) for grad in grads], op=hvd.Average
-            )
-            return super().apply(means, trainable_variables)
-
-    hvd.init()
-    return Averaging.from_config(optimizer.get_config())
-
-
-def drop_in(optimizer: Any) -> Any:
-    """Return the optimizer of a script written for Horovod."""
-    import keras_towers.horovod as hvd
-
-    hvd.init()
-    return hvd.DistributedOptimizer(optimizer)
-
-
 @contextlib.contextmanager
-def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
+def mirrored(work: Workload, reduction: str | None) -> Iterator[Trainer]:
     """Use ``MirroredStrategy``, with one of its cross-device operations."""
     import tensorflow as tf
 
@@ -227,61 +186,18 @@ def mirrored(work: Workload, reduction: str | None = None) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def towers(
-    work: Workload, make: Callable[[Sequence[str]], Any]
+def in_strategy(
+    work: Workload, name: str, options: dict[str, Any]
 ) -> Iterator[Trainer]:
-    """Use one of this package's strategies in one process."""
-    strategy = make(work.devices)
-    # The model is built outside, as in the README.
+    """Use one of this package's strategies, by name."""
+    import keras_towers as kt
+
+    if not work.devices:
+        with kt.strategy(name, **options):
+            yield fit(work, work.model.build(), whole=True)
+        return
+    strategy = kt.strategy(name, towers=list(work.devices), **options)
+    # The model is built outside of the block, as in the README.
     model = work.model.build()
     with strategy:
-        yield fit(work, model, strategy.mode)
-
-
-@contextlib.contextmanager
-def horovod_strategy(
-    work: Workload,
-    compression: CompressionName | None = None,
-    updates: Updates | None = None,
-) -> Iterator[Trainer]:
-    """Use ``HorovodStrategy``, with the same data on every rank."""
-    import keras_towers as kt
-
-    with kt.HorovodStrategy(
-        compression=compression, updates=updates
-    ) as strategy:
-        yield in_strategy(work, strategy, compression)
-
-
-@contextlib.contextmanager
-def served(work: Workload, name: str) -> Iterator[Trainer]:
-    """Use a strategy over parameter servers, with the same data on each."""
-    import keras_towers as kt
-
-    with kt.strategy(name) as strategy:
-        servers = len(strategy._servers.connection.devices)
-        choice = f"{servers} ps"
-        yield fit(work, work.model.build(), choice, whole=True)
-
-
-@contextlib.contextmanager
-def byteps_strategy(work: Workload) -> Iterator[Trainer]:
-    """Use ``BytePSStrategy``, with the same data on every rank."""
-    import keras_towers as kt
-
-    with kt.BytePSStrategy():
-        yield fit(work, work.model.build(), None, whole=True)
-
-
-def in_strategy(
-    work: Workload,
-    strategy: ProcessStrategy,
-    compression: CompressionName | None,
-) -> Trainer:
-    """Train in the block of a strategy of several processes."""
-    from keras_towers.reduction import shared_memory
-
-    # As the strategy decides; GPUs are hidden from the ranks.
-    memory = shared_memory.available(strategy._config.transport)
-    choice = "shared memory" if memory and not compression else None
-    return fit(work, work.model.build(), choice, whole=True)
+        yield fit(work, model, getattr(strategy, "mode", None), whole=True)

@@ -1,65 +1,97 @@
-"""Measures one cell, in one of its processes.
+"""One process that measures one cell.
 
-``runner`` starts it with the cell and the setting as JSON. Each process writes
-its measurements to a file in a folder. Every cell gets fresh processes, because
-TensorFlow's devices and threads can be set only once, and a strategy might
-affect the next one.
+Every cell gets fresh processes, because TensorFlow's devices and threads can be
+set only once, and a strategy might affect the next one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_towers.bench import machine, measure
-from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.models import MODELS
-from keras_towers.bench.plan import ADOPTION, Cell, Setting
+from keras_towers.bench import machine
+from keras_towers.bench.measure import ROUNDS, Growth, measure, steps_needed
+from keras_towers.bench.models import Stored
+from keras_towers.bench.rows import ROWS, Row, Runs, find
+from keras_towers.bench.runner import RESULT, Cell, Setting
 from keras_towers.bench.trainers import Workload
-
-RESULT = "result"
+from keras_towers.errors import TowerError
+from keras_towers.meeting.store import FileStore
 
 
 def train(
-    cell: Cell, setting: Setting, meeting: Meeting, devices: list[str]
+    row: Row, cell: Cell, setting: Setting, model: Stored, folder: Path
 ) -> dict[str, Any]:
     """Measure a row, in this process and the others concurrently."""
-    row = cell.suite.rows[cell.row]
-    over = measure.ROUNDS * len(devices) if row.bursts else 1
-    steps = measure.steps_needed(setting.batches, over)
-    work = Workload(MODELS[cell.model], meeting, devices, setting.batch, steps)
-    framework = "torch" if row.needs == "torch" else "keras"
-    memory = measure.watch_memory(work, [framework])
+    size = cell.replicas if row.runs is Runs.RANKS else 1
+    rank = machine.own_rank(size)
+    devices = _devices(row, cell, setting, rank)
+    if row.alone:
+        # Nothing connects the processes, of which TF_CONFIG tells.
+        os.environ.pop("TF_CONFIG", None)
+    over = ROUNDS * cell.replicas if row.bursts else 1
+    work = Workload(
+        model,
+        folder,
+        rank,
+        size,
+        devices,
+        setting.batch,
+        steps_needed(setting.batches, over),
+        waits=setting.frameworks,
+    )
+    # Keras imports TensorFlow with every backend, for its random seed.
+    memory = Growth(work, ["keras", "tensorflow"])
     with row.train(work) as trainer:
-        return measure.measure_training(
-            trainer,
-            meeting,
-            memory,
-            setting.batches,
-            over,
-            alone=row.alone is None,
-        )
+        return measure(trainer, work, memory, setting.batches, over, row.alone)
 
 
-def main() -> None:
-    """Run the task given on the command line."""
-    given = json.loads(sys.argv[1])
-    cell, setting = Cell(**given["cell"]), Setting(**given["setting"])
-    rank = machine.own_rank(cell.processes)
-    meeting = Meeting(Path(given["folder"]), rank, cell.processes)
-    devices = []
-    if meeting.size > 1:
-        machine.use_cores(meeting.size)
+def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
+    """Give this process its share of the machine; return its devices."""
+    ranks, in_one = row.runs is Runs.RANKS, row.runs is Runs.DEVICES
+    if setting.device == "cpu":
+        if ranks or setting.frameworks:
+            machine.use_cores(cell.replicas)
+    elif not in_one:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+        gpus = visible.split(",") if visible else [*map(str, range(rank + 1))]
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
+    if ranks and row.backend == "tensorflow":
+        return []
+    return row.devices(setting.device, cell.replicas if in_one else 1)
+
+
+def main(
+    rows: Mapping[str, Row] = ROWS,
+    measured: Callable[..., dict[str, Any]] = train,
+) -> None:
+    """Run the task of the command line: measure a cell, or store a model.
+
+    Args:
+        rows: all rows by name.
+        measured: measures one, as ``train``.
+    """
+    task = json.loads(sys.argv[1])
+    setting, folder = Setting(**task["setting"]), Path(task["folder"])
+    model, rank = Stored(task["model"], Path(task["stored"])), 0
+    result: dict[str, Any]
+    if task["cell"] is None:
+        try:
+            result = model.store(
+                steps_needed(setting.batches, 1) * setting.batch
+            )
+        except TowerError as error:
+            result = {"refused": str(error)}
     else:
-        devices = machine.prepare_devices(setting.device, cell.replicas)
-    strategy = cell.suite.rows[cell.row].strategy
-    if cell.kind == ADOPTION and strategy:
-        result = measure.measure_adoption(strategy, devices)
-    else:
-        result = train(cell, setting, meeting, devices)
-    meeting.leave(RESULT, json.dumps(result))
+        cell = Cell(**task["cell"])
+        row = find(rows, cell.row)
+        rank = machine.own_rank(cell.replicas if row.runs is Runs.RANKS else 1)
+        result = measured(row, cell, setting, model, folder)
+    FileStore(folder).put(f"{RESULT}.{rank}", result)
 
 
 if __name__ == "__main__":

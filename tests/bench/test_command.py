@@ -1,68 +1,127 @@
 """``keras-towers bench`` as a user types it, with workers that are faked."""
 
+import importlib.util
 import json
 
 import pytest
 
-from keras_towers.bench import runner
-from keras_towers.cli import bench
-from tests.bench.shared import FACTS, invoke
+from keras_towers.bench import compare, runner
+from tests.bench.shared import FACTS, RANK, invoke
 
 
 @pytest.fixture(autouse=True)
-def fake_workers(monkeypatch):
-    """Answer for the worker processes; ``towers`` fails on four towers."""
+def machine(monkeypatch):
+    """Answer for the worker processes, on as many cores as are set here."""
+    facts = FACTS | {"cores": 6}
 
-    def fake_cell(cell, setting):
-        if (cell.row, cell.replicas) == ("towers", 4):
+    def workers(model, stored, setting, row=None, cell=None):
+        if cell is None:
+            refused = {"refused": f"{model} returned 3"}
+            told = {"title": f"{model}, a model", "note": "[note]"}
+            return [refused if model == "mine:bad" else told]
+        if (cell.row, cell.replicas) == ("tower", 4):
             raise runner.WorkerFailed("exit code 1\nValueError: [bad]")
-        return {"step_ms": [2.0] * 3, "epoch_cost_s": 0.25}
+        return [RANK]
 
-    monkeypatch.setattr(runner, "_run_cell", fake_cell)
-    monkeypatch.setattr(bench, "machine_facts", lambda timeout_s: FACTS)
-
-
-PROCESSES = ["--processes", "2"]
+    find = importlib.util.find_spec
+    missing = {"byteps": None, "horovod": "found"}
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: missing[name] if name in missing else find(name),
+    )
+    monkeypatch.setattr(runner, "run_workers", workers)
+    monkeypatch.setattr(compare, "machine_facts", lambda timeout_s: facts)
+    return facts
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--models", "huge"], "unknown model 'huge'; choose small, large"),
-        (["--strategies", "plain,magic"], "unknown strategy 'magic'; choose"),
-        (["--modes", "fast"], "unknown mode 'fast'; choose cpu, gpu"),
+        (["--models", "mine:bad"], "mine:bad returned 3"),
         (["--models", ","], "no model given; choose small, large, cnn"),
+        (["--strategies", "plain,magic"], "unknown strategy 'magic'; choose"),
+        (["--strategies", "plain:a=1"], "unknown strategy 'plain:a=1'"),
+        (["--strategies", "multi-worker"], "multi-worker needs --processes N"),
+        (["--processes", "2", "--strategies", "tower"], "needs --towers N"),
+        (
+            ["--processes", "2", "--strategies", "byteps"],
+            "byteps is not installed: run `keras-towers install byteps`",
+        ),
         (["--towers", "two"], "whole numbers from 1, not 'two'"),
-        (["--towers", "2", "--device", "gpu"], "2 GPUs are needed for --tow"),
-        (["--json", "/no/such/folder/a.json"], "there is no folder /no/such"),
         (["--processes", "1,2"], "whole numbers from 2, not '1,2'"),
-        ([*PROCESSES, "--device", "gpu"], "cannot be combined with --modes"),
-        ([*PROCESSES, "--strategies", "towers"], "unknown strategy 'towers'"),
-        (["--rank-batch", "8"], "--rank-batch needs --processes"),
-        (["--model", "mine:build"], "--model needs --field"),
-        (["--chart", "a.svg"], "--chart needs --field"),
+        (["--towers", "2", "--device", "gpu"], "2 GPUs are needed, 0 visible"),
+        (["--towers", "6"], "6 replicas cannot share --batch-size 64"),
+        (["--batch-size", "61"], "from 2 to 6 can share --batch-size 61"),
+        (["--json", "/no/such/folder/a.json"], "there is no folder /no/such"),
+        (["--json", "/tmp"], "/tmp is a folder; name a file in it"),
     ],
 )
 def test_wrong_argument_is_refused_in_one_line(arguments, said):
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert said in result.output
-    assert len(result.output.strip().splitlines()) == 1
+    refused = result.output.partition("keras-towers bench: ")[2]
+    assert said in refused
+    assert len(refused.strip().splitlines()) == 1
 
 
 def test_failed_row_is_said_and_ends_in_exit_code_1(tmp_path):
     path = tmp_path / "bench.json"
     result = invoke(
-        *("--models", "small", "--strategies", "plain,stock-default,towers"),
-        *("--towers", "2,4", "--no-adoption", "--json", str(path)),
+        *("--models", "small", "--strategies", "plain,stock-default,tower"),
+        *("--towers", "2,4", "--json", str(path)),
     )
     assert result.exit_code == 1
-    assert "towers failed" in result.output
-    assert "failed: small, 4 towers, towers" in result.output
+    assert "small, a model" in result.output and "[note]" in result.output
+    assert "tower failed" in result.output
+    assert "failed: small, 4 replicas, tower" in result.output
     assert "ValueError: [bad]" in result.output
     document = json.loads(path.read_text())
-    assert document["machine"] == FACTS
+    assert document["machine"] == FACTS | {"cores": 6}
     assert document["settings"]["complete"]
     # Three repeats of all, but for what has failed before.
-    assert len(document["samples"]) == 3 * 5 + 1
-    assert sum(row["failed"] for row in document["training"]) == 1
+    assert len(document["samples"]) == 3 * 4 + 1
+    assert list(document["samples"][0]) == ["cell", "result", "error"]
+    assert sum(row["failed"] for row in document["results"]) == 1
+
+
+def measured(path, *arguments):
+    result = invoke("--json", str(path), "--repeats", "1", *arguments)
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text())
+    rows = [sample["cell"]["row"] for sample in document["samples"]]
+    return document, rows
+
+
+@pytest.mark.parametrize(
+    ("cores", "batch", "devices"),
+    [(6, 64, 4), (7, 63, 7), (16, 64, 8), (1, 64, 2)],
+)
+def test_towers_are_as_many_as_can_share_a_batch(
+    machine, tmp_path, cores, batch, devices
+):
+    machine["cores"] = cores
+    document, _ = measured(
+        *(tmp_path / "a.json", "--batch-size", str(batch)),
+        *("--strategies", "async"),
+    )
+    assert document["settings"]["replicas"]["devices"] == [devices]
+
+
+def test_rows_that_are_measured_if_none_is_named(tmp_path):
+    _, rows = measured(tmp_path / "a.json", "--towers", "2")
+    assert {"plain", "stock-default", "tower", "async"} <= set(rows)
+    assert not {"horovod", "compute", "noop"} & set(rows)
+    document, rows = measured(tmp_path / "b.json", "--processes", "2")
+    assert {"plain", "compute", "horovod", "sync-replicas"} <= set(rows)
+    assert not {"tower", "byteps"} & set(rows)
+    assert "install byteps" in document["skipped"]["byteps"]
+
+
+def test_options_of_a_strategy_are_rows_of_their_own(tmp_path):
+    _, rows = measured(
+        *(tmp_path / "a.json", "--processes", "2"),
+        *("--strategies", "horovod:compression=fp16,horovod"),
+    )
+    assert rows == ["plain", "compute", "horovod:compression=fp16", "horovod"]

@@ -1,13 +1,15 @@
 """What one process measures."""
 
+import types
+
+import keras
+import numpy as np
 import pytest
 
 from keras_towers.bench import measure
-from keras_towers.bench.measure import differences, measure_training
-from keras_towers.bench.meeting import Meeting
-from keras_towers.bench.memory import Growth
-from keras_towers.bench.times import Times, step_losses
-from keras_towers.bench.trainers import Trainer
+from keras_towers.bench.measure import Growth, differences, last_weights
+from keras_towers.bench.trainers import Times, Trainer, Workload, fit
+from keras_towers.meeting.store import FileStore
 
 
 def test_times_of_steps():
@@ -18,44 +20,42 @@ def test_times_of_steps():
     assert differences(times, over=12) == pytest.approx([0.5] * 28)
 
 
-def test_ranks_meet_in_a_folder(tmp_path):
-    first, second = (Meeting(tmp_path, rank, 2) for rank in (0, 1))
-    first.leave("port", "1")
-    assert not first.complete("port")
-    assert second.exchange("port", "2") == ["1", "2"]
-    assert first.complete("port")
-
-
 def counting(folder, calls):
     """Train nothing; a second passes in every step, and three after each."""
 
     def train(steps, epochs):
         calls.append((steps, epochs))
         if len(calls) == 5:
-            Meeting(folder, 1, 2).leave("done")
+            FileStore(folder).put("done.1", True)
         starts = [epoch * (steps + 3.0) for epoch in range(epochs + 1)]
         batches = [float(step) for step in range(steps)]
         # The system gives memory only when it is written to.
         bytearray(b"1" * 30_000_000)
-        return Times(batches, starts, 0.5, [2.0] * steps, 0.25)
+        return Times(batches, starts, [2.0] * steps, 0.25)
 
-    return Trainer(train, lambda: [1.0])
+    weights = [None, keras.Variable([1.0])]
+    return Trainer(train, types.SimpleNamespace(trainable_variables=weights))
+
+
+def work(folder, size, model=None, batch=8):
+    data = model or types.SimpleNamespace(data=lambda examples: ([1], [2]))
+    return Workload(data, folder, 0, size, [], batch, steps=3)
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_rank_is_timed_while_the_others_train(tmp_path, alone):
-    Meeting(tmp_path, 1, 2).leave("warm")
-    calls = []
-    memory = Growth()
+    FileStore(tmp_path).put("warm.1", True)
+    calls, mine = [], work(tmp_path, 2)
+    memory = Growth(mine, [])
     # What is there before it trains, such as the model.
     model = bytearray(b"1" * 60_000_000)
-    trainer, meeting = counting(tmp_path, calls), Meeting(tmp_path, 0, 2)
-    result = measure_training(trainer, meeting, memory, 7, alone=alone)
+    trainer = counting(tmp_path, calls)
+    result = measure.measure(trainer, mine, memory, 7, 1, alone)
     assert result["step_ms"] == [1e3] * 7
     assert result["epoch_cost_s"] == 3
-    assert calls[:3] == [(10, 1), (11, 1), (4, 5)]
+    assert calls[:3] == [(20, 1), (11, 1), (4, 5)]
     assert result["first_step_s"] == 0.25
-    assert result["first_losses"] == [2.0] * 10
+    assert result["losses"] == [2.0] * 20
     assert result["memory_mb"] > 80
     del model
     # Until the other one is done too, where nothing keeps the two in step.
@@ -64,16 +64,40 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
 
 @pytest.mark.parametrize(("over", "steps"), [(1, 11), (12, 31)])
 def test_one_process_is_timed_after_its_warm_up(tmp_path, over, steps):
-    calls = []
-    trainer, meeting = counting(tmp_path, calls), Meeting(tmp_path, 0, 1)
-    result = measure_training(
-        trainer, meeting, Growth(), 7, over, alone=True, first_steps=20
-    )
+    calls, mine = [], work(tmp_path, 1)
+    trainer, memory = counting(tmp_path, calls), Growth(mine, [])
+    result = measure.measure(trainer, mine, memory, 7, over, True)
     assert result["step_ms"] == [1e3] * 7
     assert calls == [(20, 1), (steps, 1), (4, 5)]
-    assert measure.steps_needed(7, over, 20) == max(20, steps)
+    assert measure.steps_needed(7, over) == max(20, steps)
 
 
-def test_loss_of_a_step_is_found_in_the_means_up_to_each():
-    assert step_losses([4.0, 3.0, 2.5]) == [4.0, 2.0, 1.5]
-    assert step_losses([]) == []
+def test_each_step_has_its_own_loss(tmp_path):
+    """Keras gives the mean over the steps of the epoch so far."""
+    x = np.ones((6, 1), "float32")
+    y = np.array([[3.0], [3], [0], [0], [1], [1]])
+    model = types.SimpleNamespace(data=lambda examples: (x, y))
+    still = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    still.compile(keras.optimizers.SGD(0.0), "mae")
+    still.set_weights([np.zeros((1, 1)), np.zeros(1)])
+    trainer = fit(work(tmp_path, 1, model, batch=2), still)
+    first, second = trainer.train(3, 2), trainer.train(3, 1)
+    assert first.losses == pytest.approx([3.0, 0.0, 1.0])
+    assert len(first.batches) == 6 and len(first.epochs) == 3
+    assert first.first_step_s > 0
+    # Only the first call waits for its losses.
+    assert not second.losses
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "found"),
+    [
+        (2.0, "float32", [2.0]),
+        (np.zeros(3), "bfloat16", [0.0] * 3),
+        (np.ones((4, 300)), "float32", [1] * 1000),
+    ],
+)
+def test_ranks_agree_on_weights_of_any_shape(values, dtype, found):
+    last = keras.Variable(values, dtype=dtype)
+    model = types.SimpleNamespace(trainable_variables=[None, last])
+    assert last_weights(model) == found

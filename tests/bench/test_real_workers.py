@@ -9,8 +9,9 @@ import sys
 import psutil
 import pytest
 
-from keras_towers.bench.plan import Cell, Setting
-from keras_towers.bench.runner import run_cell
+from keras_towers.bench.models import Stored
+from keras_towers.bench.rows import ROWS, find
+from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit import warm
 from tests.launching.jobs import wait_until
 
@@ -41,19 +42,10 @@ def path(tmp_path):
     return tmp_path / "bench.json"
 
 
-def test_towers(path):
-    document = results_of(
-        *(path, "--models", "small", "--towers", "2", "--device", "cpu"),
-        *("--strategies", "plain,towers", "--batches", "5"),
-    )
-    *trained, _ = document["samples"]
-    assert [s["job"]["strategy"] for s in trained] == ["plain", "towers"]
-    assert all(len(s["result"]["step_ms"]) == 5 for s in trained)
-    # The rows may be compared because all of them compute the same thing.
-    plain, ours = (s["result"]["loss"] for s in trained)
-    assert ours == pytest.approx(plain, rel=1e-4)
-    (adoption,) = document["adoption"]
-    assert 95 < adoption["megabytes"] < 105
+def losses_of(document):
+    return {
+        s["cell"]["row"]: s["result"]["losses"] for s in document["samples"]
+    }
 
 
 MINE = """
@@ -66,56 +58,48 @@ def build():
 """
 
 
-def test_field(path):
+def test_towers_on_a_model_of_the_user(path):
     path.with_name("mine.py").write_text(MINE)
     document = results_of(
-        *(path, "--field", "--model", "mine:build", "--towers", "2"),
-        *("--device", "cpu", "--strategies", "towers", "--batches", "5"),
-        *("--timeout", "90"),
+        *(path, "--models", "mine:build", "--towers", "2", "--device", "cpu"),
+        *("--strategies", "tower", "--batches", "5"),
     )
-    measured = [sample["job"]["row"] for sample in document["samples"]]
-    assert measured == ["keras-tensorflow", "towers", "compute-tensorflow"]
-    losses = [sample["result"]["losses"] for sample in document["samples"]]
-    assert [len(curve) for curve in losses] == [20] * 3
-    reference, ours, alone = losses
-    assert reference[0] > reference[-1]
-    assert ours == pytest.approx(reference, rel=1e-4)
-    # What exchanges nothing would not count.
-    assert alone != pytest.approx(reference, rel=1e-3)
-    for result in document["field"]:
-        assert result["counts"], result["reason"]
+    losses = losses_of(document)
+    assert list(losses) == ["plain", "tower"]
+    for result in document["results"]:
         assert result["first_step_s"]["median"] > 0
-        assert result["examples_per_s"]["median"] > 0
+        assert result["to_plain"]["median"] > 0
+    # The rows may be compared because all of them compute the same thing.
+    assert losses["plain"][0] > losses["plain"][-1]
+    assert losses["tower"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 @pytest.mark.long
 def test_processes(path):
-    rows = ["compute", "horovod-raw", "strategy"]
     document = results_of(
         *(path, "--processes", "2", "--models", "small", "--batches", "5"),
-        *("--strategies", ",".join(rows), "--timeout", "60"),
+        *("--strategies", "horovod,multi-worker", "--timeout", "60"),
     )
-    assert [row["row"] for row in document["processes"]] == rows
-    results = [sample["result"] for sample in document["samples"]]
-    assert [len(result["step_ms"]) for result in results] == [10] * 3
-    # Rows may be compared because they train the same model on the same data.
-    losses = [result["loss"] for result in results]
-    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0] != losses[1]
+    losses = losses_of(document)
+    assert list(losses) == ["plain", "compute", "horovod", "multi-worker"]
+    for name in ("horovod", "multi-worker"):
+        assert losses[name] == pytest.approx(losses["plain"], rel=1e-4)
+    assert losses["compute"] != pytest.approx(losses["plain"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("row", "timeout_s", "begin", "end"),
     [
         ("plain", 0.05, "no result after 0.05 seconds", "seconds"),
-        ("magic", 120, "exit code 1\n", "KeyError: 'magic'"),
+        ("tower:a=1", 120, "exit code 1\n", "unexpected keyword argument 'a')"),
     ],
 )
 def test_worker_that_fails_leaves_its_last_words(
-    row, timeout_s, begin, end, forked_processes
+    row, timeout_s, begin, end, forked_processes, tmp_path
 ):
-    cell = Cell("training", "small", row, 2, 0)
-    sample = run_cell(cell, Setting("cpu", 64, 5, timeout_s))
+    Stored("small", tmp_path).store(10)
+    cell, setting = Cell("small", row, 2, 0), Setting("cpu", 64, 5, timeout_s)
+    sample = run_cell(find(ROWS, row), cell, setting, tmp_path)
     assert sample.result == {}
     assert sample.error.startswith(begin)
     assert sample.error.endswith(end)
@@ -159,7 +143,7 @@ def test_interrupt_ends_all_and_shows_what_there_is(
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Interrupted: 0 of 3 runs made." in output
+    assert "Interrupted: 0 of 6 runs made." in output
     assert not json.loads(path.read_text())["settings"]["complete"]
     # A launcher that was only just starting ends a moment later.
     assert wait_until(lambda: not running(worker), LIMIT_S)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_towers.bench.rows import MODES
 from keras_towers.doctor import checks, probe
 from tests.kit import gpus
 
@@ -153,11 +152,11 @@ def block(text: str) -> str:
 def bench_command(options: argparse.Namespace, number: int) -> list[str]:
     """Compare on all GPUs, or on two CPUs."""
     number = number if options.on == "gpu" else 2
-    modes = modes_on(options.on, number)
+    rows = [f"tower:mode={mode}" for mode in modes_on(options.on, number)]
     return [
         *("keras_towers", "bench", "--device", options.on),
         *("--towers", str(number), "--models", "large,cnn", "--repeats", "3"),
-        *(("--modes", ",".join(modes)) if modes else ()),
+        *("--strategies", ",".join(["default", *rows])),
         *shlex.split(options.bench),
     ]
 
@@ -167,8 +166,9 @@ def modes_on(kind: str, number: int) -> list[str]:
     if number == 1:
         # One tower reduces nothing.
         return []
-    # Only the benchmark needs it in this process.
+    # Only the benchmark needs them in this process.
     from keras_towers import reduction
+    from keras_towers.strategies.modes import MODES
 
     devices = [f"/device:{kind.upper()}:{index}" for index in range(number)]
     nccl, _ = reduction.nccl_available(devices)

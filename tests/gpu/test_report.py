@@ -46,7 +46,8 @@ def test_what_is_said_is_reported(monkeypatch, tmp_path, failing):
     assert "tests/gpu" in tests
     # On CPUs GPUs do not count.
     assert bench[bench.index("--towers") + 1] == "2"
-    assert "nccl" not in bench[bench.index("--modes") + 1]
+    strategies = bench[bench.index("--strategies") + 1]
+    assert "tower:mode=cpu" in strategies and "nccl" not in strategies
 
 
 def test_what_a_command_says_and_how_it_ends(capsys):
@@ -63,10 +64,10 @@ def test_what_a_command_says_and_how_it_ends(capsys):
 @pytest.mark.parametrize(
     ("kind", "number", "modes"),
     [
-        ("cpu", 2, ["cpu", "gpu", "hierarchical", "collective"]),
+        ("cpu", 2, ["collective", "hierarchical", "gpu", "cpu"]),
         ("gpu", 1, []),
-        ("gpu", 3, ["cpu", "gpu", "collective", "nccl"]),
-        ("gpu", 4, ["cpu", "gpu", "hierarchical", "collective", "nccl"]),
+        ("gpu", 3, ["nccl", "collective", "gpu", "cpu"]),
+        ("gpu", 4, ["nccl", "collective", "hierarchical", "gpu", "cpu"]),
     ],
 )
 def test_benchmark_has_the_modes_that_can_run(monkeypatch, kind, number, modes):

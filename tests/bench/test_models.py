@@ -1,4 +1,4 @@
-"""The user's model, and what all rows of the field start from."""
+"""The user's model, and what all rows start from."""
 
 import sys
 import types
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, losses
 
-from keras_towers.bench.field.examples import random_examples
-from keras_towers.bench.field.models import Stored
+from keras_towers.bench.models import MODELS, Stored, random_examples
 from keras_towers.errors import TowerError
 
 
@@ -48,7 +47,8 @@ def test_every_process_has_the_weights_and_data_of_the_first(stored):
         return built[-1], x, np.random.rand(5, 3)
 
     mine = stored(build)
-    assert mine.store(12) == {"parameters": 27, "note": ""}
+    told = {"title": "mine:build, 27 parameters", "note": ""}
+    assert mine.store(12) == told
     wrapped = []
     model = mine.build(lambda optimizer: wrapped.append(optimizer) or "mine")
     assert model is built[1]
@@ -131,3 +131,11 @@ def test_data_of_another_hand_is_not_unpickled(tmp_path):
     (tmp_path / "data.json").write_text("[0, 0]")
     with pytest.raises(ValueError, match="allow_pickle"):
         Stored("small", tmp_path).data(1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_own_models_train(name, tmp_path):
+    model = Stored(name, tmp_path)
+    assert name in model.store(8)["title"]
+    x, y = model.data(8)
+    assert model.build().train_on_batch(x, y, return_dict=True)["loss"] < 10

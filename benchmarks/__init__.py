@@ -1,0 +1,1 @@
+"""The benchmarks of the documentation: ``python -m benchmarks``."""
