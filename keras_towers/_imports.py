@@ -17,7 +17,7 @@ from keras_towers.errors import CompatibilityError
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
     r"(bench|building|cli|doctor|meeting)(\..+)?|launching(\.(?!ray).+)?"
-    r"|strategies(\.registry)?|_imports|errors|subprocesses|system"
+    r"|strategies(\.registry)?|_imports|errors|settings|subprocesses|system"
     r"|user_functions"
 )
 

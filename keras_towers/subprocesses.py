@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_POLL_S = 0.05
+from keras_towers import settings
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _wait(
                     line = ""
             if code is not None or time.monotonic() > until:
                 return code
-            time.sleep(_POLL_S)
+            time.sleep(settings.POLL_S)
 
 
 def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -137,7 +137,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import keras_towers as kt
-from keras_towers.fit.capture import steps
+from keras_towers import settings
 
 kt.virtual_towers(2)
 x, y = np.ones((4, 2)), np.ones((4, 1))
@@ -174,7 +174,7 @@ def loss(y, found):
     kt.current_tower()  # What asks for it is traced on each tower.
     return keras.ops.square(y - found)
 
-steps.PATIENCE_S = 0
+settings.TRACES_S = 0
 model.compile("sgd", loss)
 print("=====", file=sys.stderr)
 with kt.TowerStrategy():

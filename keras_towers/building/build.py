@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from keras_towers import subprocesses
+from keras_towers import settings, subprocesses
 from keras_towers.building import build_log, toolchain, wheel_cache
 from keras_towers.building.recipe import Found, InstallError, Recipe
 
 Progress = Callable[[str, float | None], None]
 """Called with the current task and its progress, from 0 to 1 or None."""
-# A build takes minutes; this limit is for builds that hang.
-_LIMIT_S = 2 * 3600
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ def _pip(
     failed = False
     try:
         ended = subprocesses.run(
-            command, _LIMIT_S, variables, log=log, on_line=on_line
+            command, settings.BUILD_S, variables, log=log, on_line=on_line
         )
         failed = ended.code != 0
     finally:
@@ -226,7 +224,7 @@ def _why(
         "install": "pip could not install",
     }[what]
     if ended.code is None:
-        failed += f" in {_LIMIT_S / 3600:.0f} hours"
+        failed += f" in {settings.BUILD_S / 3600:.0f} hours"
     told = [f"{failed}. The first errors:", *(f"  {line}" for line in errors)]
     if hint:
         told.append(hint)

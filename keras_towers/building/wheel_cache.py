@@ -14,14 +14,15 @@ from pathlib import Path
 import filelock
 import platformdirs
 
+from keras_towers import settings
 from keras_towers.building import target
 from keras_towers.building.recipe import Recipe
 from keras_towers.system import writable
 
 
 def folder() -> Path:
-    """The folder of wheels and logs; ``KERAS_TOWERS_CACHE`` overrides it."""
-    chosen = os.environ.get("KERAS_TOWERS_CACHE")
+    """The folder of wheels and logs; ``settings.CACHE`` overrides it."""
+    chosen = os.environ.get(settings.CACHE)
     if chosen:
         return Path(chosen).expanduser().absolute()
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
@@ -29,7 +30,7 @@ def folder() -> Path:
 
 def made(folder: Path) -> Path:
     """Make a folder of the cache, or raise ``UnusableFolder``."""
-    return writable(folder, "name another one in KERAS_TOWERS_CACHE")
+    return writable(folder, f"name another one in {settings.CACHE}")
 
 
 class Shelf:

@@ -21,6 +21,7 @@ from keras_towers.launching import byteps_server
 from keras_towers.launching.ranks import Console, Place, Rank
 from keras_towers.meeting.addresses import is_local, resolve
 from keras_towers.meeting.environments import dmlc
+from keras_towers.settings import BYTEPS_LAUNCHED
 
 _SERVE = [sys.executable, "-m", byteps_server.__name__]
 
@@ -108,7 +109,7 @@ class Servers:
             os.makedirs(own, exist_ok=True)
         return {
             **self._common,
-            dmlc.LAUNCHED: "1",
+            BYTEPS_LAUNCHED: "1",
             dmlc.ROLE: "worker",
             dmlc.WORKER_ID: str(worker),
             dmlc.NODE_HOST: self._address if here else resolve(slot.hostname),

@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
-_SCRIPT_S = 20
 
 
 def from_script(script: Path, slots: int) -> Discover:
@@ -44,7 +44,7 @@ def from_script(script: Path, slots: int) -> Discover:
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=_SCRIPT_S,
+                timeout=settings.DISCOVERY_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TowerError(f"the host discovery script: {error}") from None

@@ -11,9 +11,8 @@ from typing import Any, BinaryIO, TextIO
 from rich.console import Console
 from rich.text import Text
 
-# Progress bars redraw their line many times a second. Processes that share a
-# terminal cannot, so each shows its current state at intervals instead.
-REDRAW_S = 2.0
+from keras_towers import settings
+
 _LONGEST_LINE = 1 << 20
 _KEPT_BYTES = 16 << 10
 _COLOURS = (
@@ -148,7 +147,7 @@ class Tagger:
         done, _, rest = self._line.rpartition(b"\r")
         state = _final(done)
         self._line = state + b"\r" + rest
-        if now - self._drawn < REDRAW_S or not state.strip():
+        if now - self._drawn < settings.REDRAW_S or not state.strip():
             return []
         self._drawn = now
         return [self._tag + state + b"\n"]

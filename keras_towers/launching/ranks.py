@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import agent
 from keras_towers.launching.output import Sink, Tagger, binary, tag
 from keras_towers.launching.ssh import ssh_command
 from keras_towers.system import writable
 
-GRACE_S = 3.0
 _READ_BYTES = 1 << 16
 # These belong to a machine or a session, not to the job.
 _NOT_EXPORTED = re.compile(
@@ -173,7 +173,7 @@ class Rank:
             "environment": environment,
             "local_size": place.local_size,
             "rendezvous": place.rendezvous,
-            "grace_s": GRACE_S,
+            "grace_s": settings.GRACE_S,
         }
         self._tell(json.dumps(order).encode() + b"\n")
         self._readers = [] if direct else self._read(console)
@@ -229,7 +229,7 @@ class Rank:
     def _wait(self, on_end: Callable[[Rank], None]) -> None:
         code = self._process.wait()
         for reader in self._readers:
-            reader.join(GRACE_S)
+            reader.join(settings.GRACE_S)
         with contextlib.suppress(OSError):
             assert self._process.stdin
             self._process.stdin.close()

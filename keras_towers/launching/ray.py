@@ -22,11 +22,8 @@ from keras_towers.meeting.addresses import LOOPBACK, interface_towards
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import Slot, slots
 from keras_towers.meeting.store import Endpoint
-from keras_towers.meeting.variables import (
-    OWN_GPUS,
-    job_environment,
-    slot_environment,
-)
+from keras_towers.meeting.variables import job_environment, slot_environment
+from keras_towers.settings import OWN_GPUS
 
 
 @dataclass

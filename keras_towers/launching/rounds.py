@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Set
 from typing import Any, Protocol
 
-_POLL_S = 0.02
+from keras_towers import settings
 
 
 class Driver(Protocol):
@@ -100,7 +100,7 @@ class Rounds:
                 slot = self._plan.get(name)
                 leaves = self._told.get(name) == number or self._broken()
             if number == wanted or self._driver.finished():
-                time.sleep(_POLL_S)
+                time.sleep(settings.POLL_S)
             elif slot is None:
                 return None
             elif leaves:
@@ -109,7 +109,7 @@ class Rounds:
             elif self._comes(name, connection, number):
                 return slot
             else:
-                time.sleep(_POLL_S)
+                time.sleep(settings.POLL_S)
         return None
 
     def hold(self, rank: int, connection: socket.socket) -> None:
@@ -131,7 +131,7 @@ class Rounds:
             and not self._driver.finished()
             and not self._comes(name, connection, number)
         ):
-            time.sleep(_POLL_S)
+            time.sleep(settings.POLL_S)
 
     def _comes(self, name: str, connection: socket.socket, number: int) -> bool:
         """Note that a worker is there; whether all of its round are."""

@@ -17,7 +17,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from keras_towers.meeting.variables import SEED
+from keras_towers.settings import SEED
 
 
 def main(arguments: list[str]) -> None:

@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
-
-_SSH_CONNECT_S = 10
 
 
 def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
@@ -21,7 +20,7 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
         "ssh",
         # Never prompt: a rank has no terminal.
         *("-o", "BatchMode=yes"),
-        *("-o", f"ConnectTimeout={_SSH_CONNECT_S}"),
+        *("-o", f"ConnectTimeout={settings.SSH_CONNECT_S}"),
         # Detect a dead machine within half a minute.
         *("-o", "ServerAliveInterval=10"),
         *(["-p", str(port)] if port else []),
@@ -44,12 +43,12 @@ def check_reachable(hosts: Iterable[str], port: int | None = None) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                timeout=2 * _SSH_CONNECT_S,
+                timeout=2 * settings.SSH_CONNECT_S,
             )
         except FileNotFoundError:
             return "there is no ssh command on this machine"
         except subprocess.TimeoutExpired:
-            return f"no answer in {2 * _SSH_CONNECT_S} s"
+            return f"no answer in {2 * settings.SSH_CONNECT_S} s"
         if done.returncode == 0:
             return None
         said = done.stderr.decode(errors="replace").strip().splitlines()

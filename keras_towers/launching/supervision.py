@@ -9,16 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.outcome import blame, describe
-from keras_towers.launching.ranks import GRACE_S, Console, Rank
-
-# Time for the output of other ranks after the first failure.
-_LAST_WORDS_S = 1.0
-# Time for the culprit to end while all failures are only consequences.
-_CULPRIT_S = 10.0
-# Time for those that served the others to notice that all have ended.
-_SERVERS_S = 5.0
+from keras_towers.launching.ranks import Console, Rank
 
 OVER_HOROVOD = "horovod, or use kt.HorovodStrategy()"
 """How to connect ranks that the launcher has started."""
@@ -122,10 +116,12 @@ def supervise(
             return Outcome(1, early[0], text)
         found = blame(ended)
         if found:
-            patience_s = _LAST_WORDS_S if found.certain else _CULPRIT_S
+            patience_s = (
+                settings.LAST_WORDS_S if found.certain else settings.CULPRIT_S
+            )
             deadline = min(deadline, time.monotonic() + patience_s)
         if all(rank in ended or rank.place.serves for rank in ranks):
-            deadline = min(deadline, time.monotonic() + _SERVERS_S)
+            deadline = min(deadline, time.monotonic() + settings.SERVERS_S)
     end_all(ranks)
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
         names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
@@ -196,7 +192,7 @@ def end_all(ranks: list[Rank]) -> None:
     running = [rank for rank in ranks if rank.code is None]
     for rank in running:
         rank.stop()
-    until = time.monotonic() + 2 * GRACE_S + 2
+    until = time.monotonic() + 2 * settings.GRACE_S + 2
     while any(rank.code is None for rank in running):
         if time.monotonic() > until:
             for rank in running:

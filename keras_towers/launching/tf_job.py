@@ -23,6 +23,7 @@ from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.variables import process_environment
+from keras_towers.settings import SECRET, STORE
 
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
 _COLLECTIVE = "multi-worker, or use kt.MultiWorkerTowerStrategy()"
@@ -56,8 +57,8 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             **process_environment(
                 job.seed, job.stall_warning_s, job.stall_shutdown_s
             ),
-            store.ADDRESS: f"{endpoint.address}:{endpoint.port}",
-            store.SECRET: endpoint.secret,
+            STORE: f"{endpoint.address}:{endpoint.port}",
+            SECRET: endpoint.secret,
             # This process may be a rank of another job.
             store.HOROVODS_ADDRESS: "",
             "HOROVOD_RANK": "",

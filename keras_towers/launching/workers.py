@@ -9,6 +9,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.job import Job
 from keras_towers.launching.ranks import Console, Place, Rank, signal_name
@@ -16,8 +17,6 @@ from keras_towers.launching.rounds import slot_name
 from keras_towers.launching.supervision import end_all, verdict
 from keras_towers.meeting.addresses import LOOPBACK, is_local
 from keras_towers.meeting.variables import slot_environment
-
-_POLL_S = 0.1
 
 
 class Workers:
@@ -80,7 +79,7 @@ class Workers:
         while rank.code is None:
             if any(event.is_set() for event in events):
                 rank.stop()
-            time.sleep(_POLL_S)
+            time.sleep(settings.POLL_S)
         if rank.code and not rank.stopped:
             self._console.say(verdict([rank], "worker")[1])
         return rank.code

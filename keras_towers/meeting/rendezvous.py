@@ -23,6 +23,7 @@ from typing import Any
 
 import platformdirs
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, store
 from keras_towers.meeting.addresses import (
@@ -34,27 +35,27 @@ from keras_towers.meeting.addresses import (
     own_address_towards,
 )
 from keras_towers.meeting.environments import ClusterEnvironment
-from keras_towers.meeting.environments.base import RENDEZVOUS, SIZE
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import Slot, slots
-from keras_towers.meeting.store import SECRET, Endpoint, FileStore
+from keras_towers.meeting.store import Endpoint, FileStore
 from keras_towers.meeting.variables import (
     SLOT,
     job_environment,
     slot_environment,
 )
 from keras_towers.meeting.watch import waiting
+from keras_towers.settings import (
+    MEETING_FOLDER,
+    MEETING_TIMEOUT,
+    RENDEZVOUS,
+    SECRET,
+    SIZE,
+)
 from keras_towers.system import usable_cores
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
-TIMEOUT = "KERAS_TOWERS_MEETING_TIMEOUT"
 
-_TIMEOUT_S = 600
-_POLL_S = 0.1
-# So that all others can read why they wait in vain.
-_LAST_WORDS_S = 1.0
 _LEAST_SECRET = 16
 _PLAN = "plan"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
@@ -83,7 +84,7 @@ def join() -> None:
     endpoint = given()
     file = None if endpoint else RendezvousFile(environment)
     meet = _receive if environment.rank == 0 else _come
-    wait_s = seconds(TIMEOUT, _TIMEOUT_S)
+    wait_s = seconds(MEETING_TIMEOUT, settings.MEETING_TIMEOUT_S)
     size = environment.size
     os.environ.update(meet(environment, size, endpoint, file, wait_s))
 
@@ -148,7 +149,7 @@ class RendezvousFile:
 
     def __init__(self, environment: ClusterEnvironment):
         base = Path(
-            os.environ.get(FOLDER)
+            os.environ.get(MEETING_FOLDER)
             or (
                 tempfile.gettempdir()
                 if environment.one_machine
@@ -163,8 +164,8 @@ class RendezvousFile:
         except OSError as error:
             raise TowerError(
                 f"ranks meet by a file in {folder}, which cannot be used "
-                f"({error.strerror}): set {FOLDER} to a folder that all "
-                "machines of the job share."
+                f"({error.strerror}): set {MEETING_FOLDER} to a folder that "
+                "all machines of the job share."
             ) from None
         name = re.sub(r"\W+", "-", environment.name)
         digest = hashlib.sha256(environment.identity().encode()).hexdigest()
@@ -180,7 +181,7 @@ class RendezvousFile:
         except OSError as error:
             raise TowerError(
                 f"cannot write {self.path}, by which ranks meet "
-                f"({error.strerror}): set {FOLDER} to another folder."
+                f"({error.strerror}): set {MEETING_FOLDER} to another folder."
             ) from None
 
     def read(self) -> Endpoint | None:
@@ -231,7 +232,7 @@ def _receive(
     try:
         if file:
             file.write(dataclasses.replace(own, address=address))
-        for late_s in waiting(wait_s, _POLL_S):
+        for late_s in waiting(wait_s, settings.NETWORK_POLL_S):
             # All of them each time: one may have ended and been started again.
             for rank in range(1, size):
                 if said := server.get(_guest(rank)):
@@ -244,10 +245,10 @@ def _receive(
         else:
             text = (
                 f"{_missing(environment, size, guests, wait_s)} Has it ended, "
-                f"or not reached this line? {TIMEOUT} sets the seconds."
+                f"or not reached this line? {MEETING_TIMEOUT} sets the seconds."
             )
             server.put(_PLAN, {"failed": text})
-            time.sleep(_LAST_WORDS_S)
+            time.sleep(settings.LAST_WORDS_S)
             raise TowerError(text)
     except BaseException:
         server.stop()
@@ -291,7 +292,7 @@ def _come(
     heard = [time.monotonic()]
     rank = environment.rank
     # As long as rank 0 answers, that one decides when it has been too long.
-    for late_s in waiting(wait_s, _POLL_S, heard):
+    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, heard):
         # Rank 0 removes the file when all have come.
         found = (file and file.read()) or found
         if found:
@@ -322,13 +323,14 @@ def _come(
             )
     how = (
         f"by the file {file.path}. If the machines do not share its folder, "
-        f"set {FOLDER} to one that they share, or {RENDEZVOUS} and {SECRET}"
+        f"set {MEETING_FOLDER} to one that they share, or {RENDEZVOUS} and "
+        f"{SECRET}"
         if file
         else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
     )
     raise TowerError(
         f"{environment} has waited {wait_s:.0f} s for rank 0, which it was to "
-        f"find {how}. The last try: {last}. {TIMEOUT} sets the seconds."
+        f"find {how}. The last try: {last}. {MEETING_TIMEOUT} sets the seconds."
     )
 
 

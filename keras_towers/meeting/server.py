@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.meeting.store import (
     CONNECTED,
     SCOPE,
@@ -31,8 +32,6 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 MEETING_SCOPE = "global"
 """The scope in which each rank of Horovod first leaves its address."""
-# The longest wait for the rest of a request.
-_REQUEST_S = 3
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Of a refused request: a client that is still sending would see no answer.
 _READ_AT_MOST = 64 << 10
@@ -219,7 +218,7 @@ class _Values(BaseHTTPRequestHandler):
     """Answers one request to a ``StoreServer``: a scope and a key."""
 
     server: StoreServer
-    timeout = _REQUEST_S
+    timeout = settings.REQUEST_S
 
     def do_GET(self) -> None:
         """Answer with a value."""

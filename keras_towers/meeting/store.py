@@ -30,11 +30,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.settings import SECRET, STORE
 
-SECRET = "KERAS_TOWERS_SECRET"
-ADDRESS = "KERAS_TOWERS_STORE"
-"""``host:port`` of the store of a job without Horovod."""
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 SIGNATURE = "X-Keras-Towers-Signature"
@@ -46,8 +45,6 @@ CONNECTED = "rank_"
 """With its rank behind it, the key of a rank that has met the others."""
 
 _NOT_FOUND = 404
-# Pauses between two looks at a key: the first, and the longest.
-_FIRST_S, _LONGEST_S = 0.001, 0.05
 # A proxy would read the token, and does not know this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -203,7 +200,7 @@ def from_environment() -> StoreClient | None:
         # A rank may be a launcher too, of another job with a store of its own.
         ours = secret is not None and address.endswith(token(secret))
         return StoreClient(f"http://{address}:{port}", secret if ours else None)
-    host, _, port = os.environ.get(ADDRESS, "").rpartition(":")
+    host, _, port = os.environ.get(STORE, "").rpartition(":")
     if not host or not port or not secret:
         return None
     return Endpoint(host, int(port), secret).client()
@@ -224,13 +221,13 @@ def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
         TimeoutError: it has none.
     """
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    pause_s = _FIRST_S
+    pause_s = settings.FIRST_PAUSE_S
     while (value := store.get(key)) is None:
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not written after {timeout_s} s")
         time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LONGEST_S)
+        pause_s = min(2 * pause_s, settings.POLL_S)
     return value
 
 

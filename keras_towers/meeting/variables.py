@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.meeting.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
-    SECRET,
     Endpoint,
     token,
 )
+from keras_towers.settings import SECRET, SEED
 
-SEED = "KERAS_TOWERS_SEED"
-# Set by a launcher that shows each rank GPUs of its own, instead of all of the
-# machine for ranks to take theirs by local rank.
-OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 _SLOT = (
     *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
 )
@@ -39,11 +36,11 @@ def process_environment(
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
+        settings.STALL_WARNING: str(stall_warning_s),
+        settings.STALL_SHUTDOWN: str(stall_shutdown_s),
     }
     if stall_warning_s == 0:
-        environment["HOROVOD_STALL_CHECK_DISABLE"] = "1"
+        environment[settings.STALL_DISABLE] = "1"
     if seed is not None:
         environment[SEED] = str(seed)
         # Otherwise the iteration order of a set of strings would differ

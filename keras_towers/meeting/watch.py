@@ -20,17 +20,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.meeting import store as store_lib
 from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_WARNING_S = 30.0
 _BEATS_A_WARNING = 6
-_LONGEST_BEAT_S = 5.0
 # When a wait is told of: after so many seconds, then after as many times more.
-_NOTICE_S, _NOTICE_GROWTH = 5.0, 4
+_NOTICE_GROWTH = 4
 
 # What counts where Python does not see it, in the steps of a compiled loop:
 # returns how many updates of the weights were begun, and how many ended. They
@@ -96,7 +95,7 @@ def waiting(
     """
     begun = time.monotonic()
     limit_s = math.inf if limit_s is None else limit_s
-    notice_s = _NOTICE_S
+    notice_s = settings.NOTICE_S
     while time.monotonic() - max((begun, *heard)) < limit_s:
         waited_s = time.monotonic() - begun
         due = waited_s >= notice_s
@@ -166,7 +165,7 @@ class StallWatch(threading.Thread):
         rank: int,
         size: int,
         store: Store,
-        warning_s: float = _WARNING_S,
+        warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
@@ -201,7 +200,7 @@ class StallWatch(threading.Thread):
 
     def run(self) -> None:
         """Leave word at every beat; look at the others when standing still."""
-        beat_s = min(self._warning_s / _BEATS_A_WARNING, _LONGEST_BEAT_S)
+        beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned, looked = 0.0, 0.0
         others: Liveness | None = None
         self._leave_word()
@@ -286,11 +285,11 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
         Horovod's own inspector works), or where disabled.
     """
     store = store_lib.from_environment()
-    disabled = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") != "0"
+    disabled = os.environ.get(settings.STALL_DISABLE, "0") != "0"
     if size == 1 or disabled or store is None:
         return None
-    warning = os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", _WARNING_S)
-    shutdown = os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0)
+    warning = os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+    shutdown = os.environ.get(settings.STALL_SHUTDOWN, 0)
     if os.environ.get("HOROVOD_ELASTIC"):
         shutdown = 0  # Others can go on, and the driver decides with whom.
     watch = StallWatch(rank, size, store, float(warning), float(shutdown))

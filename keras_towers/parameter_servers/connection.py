@@ -8,6 +8,7 @@ import sys
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting import store
@@ -19,8 +20,6 @@ from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.parameter_servers.lost import naming_lost_servers
 from keras_towers.parameter_servers.remote import device_of, join
-
-_POLL_S = 0.1
 
 _connection: Connection | None = None
 
@@ -146,7 +145,7 @@ def _wait_for_servers(
     cluster: Cluster, name: str, timeout_s: float | None
 ) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in waiting(timeout_s, _POLL_S):
+    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
 
 # A server that was started again knows nothing of its clients.
 _STARTED_AGAIN = (tf.errors.AbortedError, tf.errors.UnavailableError)
-# A process that dies closes its sockets one after another.
-_DYING_S = 0.5
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        time.sleep(_DYING_S)
+        time.sleep(settings.DYING_S)
         lost = [
             f"ps {server} at {address}"
             for server, address in enumerate(cluster.ps)

@@ -9,14 +9,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.shared import Note
 from keras_towers.transport import plain
-
-_FIRST_NOTICE_S = 5.0
-_LOOK_S = 2.0
 
 
 class ServerPeers:
@@ -114,25 +112,25 @@ class ServerPeers:
             )
 
     def _await(self, note: Note, rank: int) -> str:
-        notice_s = _FIRST_NOTICE_S
+        notice_s = settings.NOTICE_S
         begun = time.monotonic()
         while True:
             waited_s = time.monotonic() - begun
             left_s = self._stall_timeout_s - waited_s
             try:
-                return note.wait(max(0.0, min(_LOOK_S, left_s)))
+                return note.wait(max(0.0, min(settings.LOOK_S, left_s)))
             except TimeoutError:
                 self._look()
             who = worker_name(self._connection, rank)
             me = worker_name(self._connection, self.rank)
-            if left_s <= _LOOK_S:
+            if left_s <= settings.LOOK_S:
                 raise TowerError(
                     f"{me} has waited {self._stall_timeout_s:g} s for {who}. "
                     "Every task that TF_CONFIG names has to run the script, "
                     "and to call the same methods in the same order; "
                     "stall_timeout waits for longer."
                 )
-            if waited_s + _LOOK_S >= notice_s:
+            if waited_s + settings.LOOK_S >= notice_s:
                 tell(f"{me} waits for {who}")
                 notice_s *= 4
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 
+from keras_towers import settings
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.shared import Table
-
-_BEAT_S = 2.0
-# After how long without anybody listening at its address a worker has died.
-_GONE_S = 10.0
 
 
 class Pulse:
@@ -28,12 +25,12 @@ class Pulse:
     def __init__(self, connection: Connection, name: str):
         self._connection = connection
         self._table = Table(name, connection.devices[0], connection.size)
-        self._last = -_BEAT_S
+        self._last = -settings.BEAT_S
 
     def beat(self) -> None:
         """Tell that this worker goes on, not more often than need be."""
         now = time.monotonic()
-        if now - self._last >= _BEAT_S:
+        if now - self._last >= settings.BEAT_S:
             self._last = now
             self._table.insert(self._connection.rank, str(time.time_ns()))
 
@@ -63,7 +60,7 @@ class Watch(Liveness):
     def is_gone(self, rank: int) -> bool:
         """Whether nobody has listened at the address of a worker for long."""
         self._reached.look(rank)
-        return self._reached.silent_s(rank) > _GONE_S
+        return self._reached.silent_s(rank) > settings.GONE_S
 
     def reaches(self, rank: int) -> bool:
         """Whether anybody listens at the address of a worker."""

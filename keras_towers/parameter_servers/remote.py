@@ -16,15 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.listening import only_at
 
 # Otherwise a call of a server that has died waits for it to come back.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
-
-_CANCEL_S = 5.0
-_LOOK_S = 2.0
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
@@ -136,7 +133,7 @@ def run(
             cancelled = True
             manager.start_cancel()
             # Python cannot end while a thread is inside TensorFlow.
-            done.wait(_CANCEL_S)
+            done.wait(settings.CANCEL_S)
     if errors and not (
         cancelled and isinstance(errors[0], tf.errors.CancelledError)
     ):
@@ -156,6 +153,6 @@ def _wait(
         return
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while (left_s := until - time.monotonic()) > 0:
-        if done.wait(min(_LOOK_S, left_s)):
+        if done.wait(min(settings.LOOK_S, left_s)):
             return
         look()

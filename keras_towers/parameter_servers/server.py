@@ -7,6 +7,7 @@ import time
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting import store
@@ -15,13 +16,6 @@ from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers import introduction, memory
 from keras_towers.parameter_servers.remote import join
-
-# How often to look for workers, and how long one may be away, once the chief
-# has ended, until it counts as dead.
-_LOOK_S = 0.5
-_GONE_S = 10.0
-# The workers, which notice it too, are to find this server when they do.
-_CHIEF_GONE_S = 30.0
 
 
 def serve(cluster: Cluster) -> None:
@@ -88,12 +82,12 @@ def _farewells(cluster: Cluster) -> list[int]:
             break
         reached.look(0)
         # It may not have been started yet.
-        if reached.signs[0] and reached.silent_s(0) > _CHIEF_GONE_S:
+        if reached.signs[0] and reached.silent_s(0) > settings.CHIEF_GONE_S:
             raise TowerError(
                 f"{cluster} ends: the chief cannot be reached any more. Start "
                 "all tasks of the job again, from a backup."
             )
-        time.sleep(_LOOK_S)
+        time.sleep(settings.SERVER_LOOK_S)
     reached.look(*missing)
     begun = time.monotonic()
     while missing:
@@ -101,10 +95,11 @@ def _farewells(cluster: Cluster) -> list[int]:
         reached.look(*missing)
         now = time.monotonic()
         if all(
-            now - max(begun, reached.heard[rank]) > _GONE_S for rank in missing
+            now - max(begun, reached.heard[rank]) > settings.GONE_S
+            for rank in missing
         ):
             break
-        time.sleep(_LOOK_S)
+        time.sleep(settings.SERVER_LOOK_S)
     return sorted(missing)
 
 

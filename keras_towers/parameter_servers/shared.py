@@ -10,14 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import run, traced
-
-# How long a server may take for what needs no waiting.
-_ANSWER_S = 30.0
-# How long to wait between two looks at a note: at first, and at most.
-_FIRST_S = 0.001
-_LONGEST_S = 0.05
 
 _NOTES = "keras_towers/notes"
 # Tells a note with an empty text from one that is not there.
@@ -32,13 +27,14 @@ def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
         tf.errors.OpError: it cannot be reached.
     """
     try:
-        return run(function, _ANSWER_S, arguments=arguments)
+        return run(function, settings.ANSWER_S, arguments=arguments)
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(
             f"{spec.job} {spec.task} can be reached, but has not answered for "
-            f"{_ANSWER_S:g} s: its process was stopped, or its machine hangs. "
-            "Let it go on, or start all tasks of the job again, from a backup."
+            f"{settings.ANSWER_S:g} s: its process was stopped, or its machine "
+            "hangs. Let it go on, or start all tasks of the job again, from a "
+            "backup."
         ) from None
 
 
@@ -96,13 +92,13 @@ class Note:
             tf.errors.OpError: it cannot be reached.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = _FIRST_S
+        pause_s = settings.FIRST_PAUSE_S
         while (text := self.get()) is None:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"not written after {timeout_s} s")
             time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_S)
+            pause_s = min(2 * pause_s, settings.POLL_S)
         return text
 
     def read(self) -> tf.Tensor:

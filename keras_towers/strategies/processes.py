@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.meeting.variables import OWN_GPUS
 from keras_towers.reduction import (
     Exchange,
     SharedMemoryExchange,
@@ -20,6 +19,7 @@ from keras_towers.reduction import (
 )
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.reduction.compression import CompressionName
+from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies.all_reduce import AllReduceStrategy
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import dmlc
+from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import modules
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_WARNING_S = 30.0
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000
 
@@ -96,8 +97,8 @@ def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
 
     def watch() -> None:
         waited_s = 0.0
-        while not done.wait(min(_WARNING_S, limit_s - waited_s)):
-            waited_s += min(_WARNING_S, limit_s - waited_s)
+        while not done.wait(min(settings.STALL_WARNING_S, limit_s - waited_s)):
+            waited_s += min(settings.STALL_WARNING_S, limit_s - waited_s)
             text = (
                 f"{place} has waited {waited_s:.0f} s for the scheduler and "
                 "all servers and workers. Do they run, reach that address, and "
@@ -108,7 +109,7 @@ def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
                 logger.warning("%s", text)
                 continue
             print(
-                f"keras_towers: {text} {dmlc.START_TIMEOUT} sets the seconds.",
+                f"keras_towers: {text} {START_TIMEOUT} sets the seconds.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -130,7 +131,7 @@ def _leave(bps: ModuleType) -> None:
     error in this process there would be no end to it.
     """
     failed = getattr(sys, "last_value", None) is not None
-    if _place is not None and (dmlc.LAUNCHED in os.environ or failed):
+    if _place is not None and (BYTEPS_LAUNCHED in os.environ or failed):
         # Destructors of BytePS would find its threads running. This is called
         # after Python's end, with the exit code.
         libc = ctypes.CDLL(None)

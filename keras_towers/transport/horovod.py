@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, rendezvous, store, watch
 from keras_towers.transport import modules, plain
@@ -38,8 +39,6 @@ _SUMMED_AS = {
     tf.uint32: tf.int64,
     tf.uint64: tf.int64,
 }
-
-_MARGIN_S = 5.0
 
 
 def load() -> ModuleType:
@@ -176,7 +175,7 @@ class HorovodTransport:
         # A collective and the talk about the next one each wait so long.
         wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
         try:
-            return answers.get(timeout=2 * wait_s + _MARGIN_S)
+            return answers.get(timeout=2 * wait_s + settings.INTACT_MARGIN_S)
         except queue.Empty:
             return True
 

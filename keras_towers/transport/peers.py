@@ -13,16 +13,12 @@ import threading
 
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.watch import Liveness, waiting
 from keras_towers.transport.runtime import Task
 
 logger: logging.Logger = logging.getLogger("keras_towers")
-
-_LOOK_S = 0.2
-_LONGEST_BEAT_S = 2.0
-_ANSWER_S = 2.0
 
 
 def wait_for(task: Task, timeout_s: float) -> None:
@@ -36,7 +32,7 @@ def wait_for(task: Task, timeout_s: float) -> None:
         TowerError: some have not; the message names them.
     """
     missing = _others(task)
-    for waited_s in waiting(timeout_s, _LOOK_S):
+    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
@@ -66,7 +62,9 @@ def _named(task: Task, ranks: list[int]) -> str:
     )
 
 
-def _answers(task: Task, rank: int, limit_s: float = _ANSWER_S) -> bool:
+def _answers(
+    task: Task, rank: int, limit_s: float = settings.TASK_ANSWER_S
+) -> bool:
     """Whether a rank runs, and is the same process as before."""
     try:
         compat.eager_context().check_collective_ops_peer_health(
@@ -100,7 +98,7 @@ class PeerWatch(threading.Thread):
 
     def run(self) -> None:
         """Ask all others at every beat."""
-        beat_s = min(self.timeout_s / 4, _LONGEST_BEAT_S)
+        beat_s = min(self.timeout_s / 4, settings.BEAT_S)
         others = Liveness.of_answers(
             _others(self._task), lambda r: _answers(self._task, r, beat_s)
         )

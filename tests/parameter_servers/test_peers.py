@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import peers as peers_lib
 from keras_towers.parameter_servers.peers import ServerPeers
 from tests.kit.leaving import Boom
 from tests.kit.served import Job
@@ -13,7 +13,7 @@ from tests.kit.served import Job
 
 @pytest.fixture
 def job(request, monkeypatch):
-    monkeypatch.setattr(peers_lib, "_LOOK_S", 0.1)
+    monkeypatch.setattr(settings, "LOOK_S", 0.1)
     made = Job(request.node.name, 2, monkeypatch)
     yield made
     made.close()

@@ -2,21 +2,15 @@
 
 import pytest
 
-from keras_towers.parameter_servers import pulse
-from keras_towers.replicas.servers import workers
+from keras_towers import settings
 from tests.kit.served import Job
 
 
 @pytest.fixture
 def job(request, monkeypatch):
     """Creates a job of some workers, which notice soon who is lost."""
-    for module, name, seconds in (
-        (pulse, "_BEAT_S", 0.1),
-        (pulse, "_GONE_S", 0.5),
-        (workers, "_LOOK_S", 0.1),
-        (workers, "_QUIET_S", 0.5),
-    ):
-        monkeypatch.setattr(module, name, seconds)
+    for name, seconds in (("BEAT_S", 0.1), ("GONE_S", 0.5), ("LOOK_S", 0.1)):
+        monkeypatch.setattr(settings, name, seconds)
     jobs = []
 
     def make(size):

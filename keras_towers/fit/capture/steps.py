@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
+from keras_towers import compat, devices, settings
 from keras_towers._notices import announce
 from keras_towers.fit import told
 from keras_towers.fit.capture import checks
@@ -34,8 +34,6 @@ from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
 
-# Seconds for the traces of all towers from which on it is said.
-PATIENCE_S = 10.0
 # What holds for the first trace of a step only: another follows.
 _FOR_NOW = frozenset(
     (
@@ -208,7 +206,7 @@ class TowerSteps:
             return
         seconds = time.monotonic() - self._begun
         name, towers = self._model.name, self._config.num_towers
-        slow = seconds * towers >= PATIENCE_S
+        slow = seconds * towers >= settings.TRACES_S
         if slow and told.is_news(("a slow trace", name)):
             announce(
                 f"preparing {towers} towers for the first step of {name!r}: "

@@ -24,16 +24,12 @@ from typing import Any
 
 import keras
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_POLL_S = 0.05
-# For another rank to come to a save that rank 0 has come to.
-_PATIENCE_S = 10.0
-# For rank 0 to begin with a save, when it has done as many as this rank.
-_OWN_S = 1.0
 # How many saves rank 0 has begun.
 _TOTAL = "saves"
 # Everything in Keras that writes a model, and its argument that says where.
@@ -152,7 +148,7 @@ class _Saves:
 
     def _wait_for_readers(self, path: str, count: int) -> None:
         """Wait for those who may still read what was saved there before."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + settings.SAVE_WAIT_S
         for rank in sorted(self._others):
             if (rank, path) in self._absent:
                 continue
@@ -167,7 +163,7 @@ class _Saves:
                         path,
                     )
                     break
-                time.sleep(_POLL_S)
+                time.sleep(settings.POLL_S)
 
     def _take_part(
         self, path: str, count: int, write: Callable[[], Any]
@@ -188,9 +184,9 @@ class _Saves:
                 done = self._board.get(_TOTAL) or 0
                 if done >= self._counts.total():
                     since = since or time.monotonic()
-                    if time.monotonic() > since + _OWN_S:
+                    if time.monotonic() > since + settings.SAVE_OWN_S:
                         return write()
-            time.sleep(_POLL_S)
+            time.sleep(settings.POLL_S)
 
 
 def _key(what: str, path: str, count: int) -> str:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from keras_towers.meeting.environments.base import (
-    RANK,
-    SIZE,
-    ClusterEnvironment,
-)
+from keras_towers.meeting.environments.base import ClusterEnvironment
 from keras_towers.meeting.environments.batch import LSF, PBS
 from keras_towers.meeting.environments.kubernetes import IndexedJob, MPIOperator
 from keras_towers.meeting.environments.mpi import PMI, Hydra, OpenMPI, PMIx
@@ -19,6 +15,7 @@ from keras_towers.meeting.environments.torchrun import (
     EnvironmentVariables,
     Torchrun,
 )
+from keras_towers.settings import RANK, SIZE
 
 __all__ = [
     "HOW_TO_BE_ALONE",

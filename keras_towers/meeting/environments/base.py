@@ -9,11 +9,7 @@ from typing import ClassVar, Self
 import psutil
 
 from keras_towers.errors import TowerError
-
-RANK = "KERAS_TOWERS_RANK"
-SIZE = "KERAS_TOWERS_SIZE"
-JOB = "KERAS_TOWERS_JOB"
-RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
+from keras_towers.settings import JOB, RENDEZVOUS, SECRET
 
 
 class ClusterEnvironment:
@@ -98,7 +94,7 @@ class ClusterEnvironment:
         raise TowerError(
             f"{self.name} does not tell the ranks which job they belong to: "
             f"set {JOB} to the same word for all ranks of this job and no "
-            f"other, or {RENDEZVOUS} and KERAS_TOWERS_SECRET."
+            f"other, or {RENDEZVOUS} and {SECRET}."
         )
 
     def __str__(self) -> str:

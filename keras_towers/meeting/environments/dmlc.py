@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
+from keras_towers.settings import START_TIMEOUT
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"
@@ -26,16 +28,12 @@ ROOT_PORT = "DMLC_PS_ROOT_PORT"
 NODE_HOST = "DMLC_NODE_HOST"
 LOCAL_RANK = "BYTEPS_LOCAL_RANK"
 LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
-# Set where the launcher ends the servers, so that workers need not.
-LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 
 _REQUIRED = (NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT)
 _SERVING = ("scheduler", "server")
 _PORTS = 65536
 _SOCKETS = "BYTEPS_SOCKET_PATH"
 _ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
-_START_TIMEOUT_S = 300
 _SIGN = "DMLC_"
 _HOW = (
     "`keras-towers run -np 2 --strategy byteps script.py` sets all of them; to "
@@ -164,7 +162,7 @@ def start_timeout_s() -> float:
     Raises:
         TowerError: the variable that sets it is no number.
     """
-    told = os.environ.get(START_TIMEOUT, str(_START_TIMEOUT_S))
+    told = os.environ.get(START_TIMEOUT, str(settings.START_TIMEOUT_S))
     try:
         return float(told)
     except ValueError:

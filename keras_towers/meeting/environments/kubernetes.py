@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_towers.meeting.environments.base import SIZE, ClusterEnvironment
+from keras_towers.meeting.environments.base import ClusterEnvironment
 from keras_towers.meeting.hosts import parse_hostfile
+from keras_towers.settings import SIZE
 
 
 class IndexedJob(ClusterEnvironment):

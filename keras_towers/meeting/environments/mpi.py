@@ -1,10 +1,7 @@
 """Processes of ``mpirun`` and ``mpiexec``, and of launchers with PMI."""
 
-from keras_towers.meeting.environments.base import (
-    SIZE,
-    ClusterEnvironment,
-    starter,
-)
+from keras_towers.meeting.environments.base import ClusterEnvironment, starter
+from keras_towers.settings import SIZE
 
 
 class OpenMPI(ClusterEnvironment):

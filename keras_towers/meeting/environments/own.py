@@ -1,10 +1,7 @@
 """Ranks of ``keras-towers run`` and ``horovodrun``, and ranks by hand."""
 
-from keras_towers.meeting.environments.base import (
-    RANK,
-    SIZE,
-    ClusterEnvironment,
-)
+from keras_towers.meeting.environments.base import ClusterEnvironment
+from keras_towers.settings import RANK, SIZE
 
 
 class Horovodrun(ClusterEnvironment):

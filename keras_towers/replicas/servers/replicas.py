@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.replicas import Coordinator, Group, ReplicaCounts
@@ -18,8 +18,6 @@ from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
-# For the thread to notice that the fit has failed.
-_ABANDON_S = 10.0
 
 
 class ReplicaSession(Session):
@@ -245,4 +243,4 @@ class ReplicaSession(Session):
             if coordinator is not None:
                 self._counts = coordinator.counts
                 self._look = self._abandon
-                coordinator.join(_ABANDON_S)
+                coordinator.join(settings.ABANDON_S)

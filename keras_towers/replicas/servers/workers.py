@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import introduction, remote
@@ -16,10 +17,6 @@ from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import worker_name
 from keras_towers.parameter_servers.pulse import Pulse, Watch
 from keras_towers.parameter_servers.shared import Note, Table
-
-_LOOK_S = 2.0
-# Without a sign for so long, a worker may be the one that hangs.
-_QUIET_S = 10.0
 
 
 class FitEnded(Exception):
@@ -211,7 +208,9 @@ class Workers:
             failed = self._failed.items()
             if over is None and is_over():
                 over = time.monotonic()
-            late = over is not None and time.monotonic() - over > _QUIET_S
+            late = (
+                over is not None and time.monotonic() - over > settings.GONE_S
+            )
             for rank in list(missing):
                 why = self._trouble(watch, rank)
                 if failed.get(rank):
@@ -259,7 +258,7 @@ class Workers:
                 told.append(f"{self._who(rank)} has failed ({failed[rank]})")
             elif not self._watch.reaches(rank):
                 told.append(f"{self._who(rank)} cannot be reached any more")
-            elif silent_s > min(_QUIET_S, timeout_s / 2):
+            elif silent_s > min(settings.GONE_S, timeout_s / 2):
                 told.append(
                     f"{self._who(rank)} has given no sign of life for "
                     f"{silent_s:.0f} s"
@@ -284,7 +283,7 @@ class Workers:
     def _happened(self, note: Note) -> bool:
         try:
             with self._connection.naming_lost_servers():
-                note.wait(_LOOK_S)
+                note.wait(settings.LOOK_S)
         except TimeoutError:
             return False
         return True

@@ -9,6 +9,7 @@ import keras
 import pytest
 
 import keras_towers as kt
+from keras_towers import settings
 from keras_towers.fit.hooks import saving
 
 
@@ -68,8 +69,8 @@ def test_who_writes(first, second, written):
 
 
 def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
-    monkeypatch.setattr(saving, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(saving, "_OWN_S", 60)
+    monkeypatch.setattr(settings, "SAVE_WAIT_S", 0.3)
+    monkeypatch.setattr(settings, "SAVE_OWN_S", 60)
     found = save_on_two_ranks(in_order(*"aaab"), in_order("b"))
     assert found == ((["a", "a", "a", "b"], []), [None, None])
     assert caplog.text.count("rank 1 does not save") == 1
@@ -77,14 +78,14 @@ def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
 
 def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
     """It waits for rank 1 at this path, though it missed it at another one."""
-    monkeypatch.setattr(saving, "_PATIENCE_S", 20)
+    monkeypatch.setattr(settings, "SAVE_WAIT_S", 20)
     # Rank 1 comes to its save long before rank 0, which it waits for.
-    monkeypatch.setattr(saving, "_OWN_S", 60)
+    monkeypatch.setattr(settings, "SAVE_OWN_S", 60)
     again, events = threading.Event(), []
 
     def first(save):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(saving, "_PATIENCE_S", 0)
+            patched.setattr(settings, "SAVE_WAIT_S", 0)
             in_order("mine", "mine", "ours")(save)
         again.set()
         save("ours")
