@@ -44,30 +44,17 @@ def run(
     on_line: Callable[[str], None] = lambda line: None,
     grace_s: float = 10,
 ) -> Ended:
-    """Run a command in its own process group.
+    """Run a command in its own process group, all of which has ended then.
 
-    When this function returns or raises, including on Ctrl-C or an error in
-    ``on_line``, the whole group has ended: it gets SIGTERM, and after a grace
-    period, or once the command itself has ended, SIGKILL.
+    Also on Ctrl-C or an error in ``on_line``.
 
     Args:
         command: program and arguments.
-        timeout_s: the time limit in seconds.
-        environment: its complete environment; None: that of this process.
-        log: a file for both output streams, which are then combined in
-            ``stdout``.
+        timeout_s: the time limit.
+        environment: complete; None: that of this process.
+        log: a file for both streams, combined in ``stdout``.
         on_line: called with each line of ``stdout`` as it arrives.
-        grace_s: the seconds it has to clean up after SIGTERM.
-
-    Returns:
-        How it ended, and its output.
-
-    Raises:
-        OSError: it cannot be started.
-
-    Example:
-        >>> run(["nproc"], timeout_s=5).code
-        0
+        grace_s: seconds between SIGTERM and SIGKILL.
     """
     # Not pipes: orphaned children of the command would keep them open.
     with tempfile.TemporaryDirectory(

@@ -67,16 +67,7 @@ def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
 def install(
     recipe: Recipe, built: Built, progress: Progress
 ) -> tuple[Built, Found]:
-    """Install a wheel from ``build``, and check that it loads.
-
-    If a cached wheel does not load, it is rebuilt once.
-
-    Returns:
-        What was installed, and what was found after the installation.
-
-    Raises:
-        InstallError: pip failed, or the built engine does not load.
-    """
+    """Install a wheel and check that it loads; rebuild a cached one once."""
     while True:
         progress("installing", None)
         _install(recipe, built.wheel)

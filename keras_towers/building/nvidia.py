@@ -108,20 +108,9 @@ def find_nccl(variables: str) -> Tool:
 
 
 def linkable(home: str, folder: Path) -> tuple[str, str]:
-    """Make a library that pip has installed one that can be linked to.
-
-    It lacks the file name that linkers look for, and no loader looks into its
-    folder. Any other library is left as it is.
-
-    Args:
-        home: with the library's ``include`` and ``lib``.
-        folder: is made, with links to both.
-
-    Returns:
-        The folder to be used instead, and where the loader is to look: from
-        the library of an engine, in ``site-packages/ENGINE/tensorflow``.
-        Empty: where it looks by itself.
-    """
+    """Make a library of pip's one to link to: its folder, and its rpath."""
+    # It lacks the file name that linkers look for, and no loader looks into
+    # its folder, which is at ../../nvidia from that of an engine's library.
     found = re.fullmatch(r".*/(nvidia/\w+)", home)
     if not found or home != _package(Path(home).name):
         return home, ""

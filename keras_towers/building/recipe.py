@@ -22,16 +22,7 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """An installed engine.
-
-    Attributes:
-        version: the version of the package.
-        tensorflow: the TensorFlow version it was built for, if recorded.
-        loads: whether it can be imported with TensorFlow.
-        error: why it cannot be imported.
-        parts: optional parts, and whether each is built in; for NCCL its
-            version as a number: ``{"Gloo": True, "NCCL": 0}``.
-    """
+    """An installed engine; ``parts`` as in ``{"Gloo": True, "NCCL": 0}``."""
 
     version: str
     tensorflow: str | None

@@ -29,14 +29,7 @@ int main() { return std::optional<int>(0).value(); }
 
 @dataclass(frozen=True)
 class Tool:
-    """A program that a build needs.
-
-    Attributes:
-        name: its display name.
-        path: the command to run it, or None if missing or unusable.
-        version: the version that it reports.
-        problem: why it cannot be used, and what to install.
-    """
+    """A program that a build needs, or why it cannot be used."""
 
     name: str
     path: str | None

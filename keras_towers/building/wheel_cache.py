@@ -34,14 +34,7 @@ def made(folder: Path) -> Path:
 
 
 class Shelf:
-    """The cache entry of one wheel, specific to its target and options.
-
-    Args:
-        recipe: the engine, with its options.
-
-    Raises:
-        InstallError: TensorFlow is not installed.
-    """
+    """The cache entry of one wheel, specific to its target and options."""
 
     def __init__(self, recipe: Recipe):
         self._key = {**target.facts(), **recipe.key()}
@@ -67,18 +60,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Let only one process at a time build the wheel.
-
-        A second one waits and then finds the wheel of the first. If files
-        cannot be locked (on some network disks), both build, which is slower
-        but works.
-
-        Args:
-            on_wait: called once before waiting for another process.
-
-        Raises:
-            UnusableFolder: the cache cannot be written to.
-        """
+        """Let one process at a time build the wheel; the next finds it."""
         made(self.path)
         lock = filelock.FileLock(self.path / ".lock")
         # Releasing a lock that is not held does nothing.

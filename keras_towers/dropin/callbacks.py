@@ -167,11 +167,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average the logs in place.
-
-        Raises:
-            TowerError: the names in the logs differ between ranks.
-        """
+        """Average the logs in place; ``TowerError`` if names differ."""
         transport = self.transport()
         if not logs or transport.size == 1:
             return

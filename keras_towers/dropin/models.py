@@ -102,11 +102,7 @@ def load_model(
 
 
 def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
-    """Restore the optimizer from an ``.h5`` file, built for the model.
-
-    Keras builds it without any variables, so that it can neither load its state
-    from the file nor train.
-    """
+    """Build the optimizer of an ``.h5`` file, which Keras leaves unbuilt."""
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with contextlib.ExitStack() as stack:

@@ -151,11 +151,9 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def move_outward(optimizer: Any) -> None:
-    """Let a ``LossScaleOptimizer`` reduce in place of the one that it wraps.
-
-    Whether to skip an update has to be decided on the reduced gradient.
-    Otherwise a rank might skip a reduction that others are waiting for.
-    """
+    """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps."""
+    # Whether to skip an update has to be decided on the reduced gradient: else
+    # a rank might skip a reduction that others are waiting for.
     inner = getattr(optimizer, "inner_optimizer", None)
     if reducer_of(inner) is not None:
         reducer = vars(inner).pop(_REDUCER)

@@ -119,11 +119,7 @@ NEVER_STOPS = "_never_stops"
 
 
 class ObservesFit(keras.callbacks.Callback):
-    """Base of callbacks that observe a whole ``fit``, and its callbacks.
-
-    Attributes:
-        first: runs before all other callbacks; this one runs behind them.
-    """
+    """Base of callbacks that observe a whole ``fit``, and its callbacks."""
 
     # Keras may go on calling others in a thread of their own.
     async_safe: bool = True
@@ -137,13 +133,7 @@ class ObservesFit(keras.callbacks.Callback):
 
 
 class Start(NamedTuple):
-    """Where a call of ``fit`` starts.
-
-    Attributes:
-        epoch: the epoch, from 0.
-        batch: the number of its global batches that are already done.
-        seed: determines the order of shuffled examples.
-    """
+    """Epoch, batches done in it, and seed with which a ``fit`` starts."""
 
     epoch: int
     batch: int

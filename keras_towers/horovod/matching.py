@@ -47,18 +47,7 @@ class Matching:
         grads: Sequence[Any],
         reduction: Callable[[], list[Any]],
     ) -> list[Any]:
-        """Return ``reduction()`` of gradients that all ranks have alike.
-
-        Args:
-            described: for each gradient, what has to be the same, and its name
-                for the user.
-            grads: this rank's gradients.
-            reduction: reduces them.
-
-        Raises:
-            tf.errors.InvalidArgumentError: at run time, on all ranks; it says
-                how the gradients differ.
-        """
+        """Return ``reduction()``, or fail on all ranks if gradients differ."""
         with tf.control_dependencies([self._alike(described)]):
             reduced = reduction()
         with tf.device("CPU:0"):

@@ -22,12 +22,12 @@ from keras_towers.reduction import divided
 
 
 class GradientReducer(Reducer):
-    """Reduces the gradients of one optimizer over the ranks.
+    """Reduces the gradients of one optimizer or tape over the ranks.
 
-    Horovod matches tensors by name, so names must be the same on all ranks.
-    Names of layers and optimizers are not if one rank has created more models
-    than the others. The names used here therefore count only what all ranks do
-    in the same order: the first steps of optimizers, and gradients.
+    Horovod matches tensors by name. Names of layers and optimizers differ where
+    one rank has created more models than the others, so those used here count
+    what all ranks do in the same order: the first steps of optimizers, and
+    gradients.
 
     Args:
         options: how to reduce.

@@ -28,13 +28,7 @@ from keras_towers.settings import OWN_GPUS
 
 @dataclass
 class RanksConfig(BackendConfig):
-    """Settings of the ranks.
-
-    Attributes:
-        stall_warning_s: seconds until a waiting rank reports which ranks it
-            waits for; 0: never.
-        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
-    """
+    """Settings of the ranks: seconds until a stall is told, and ended."""
 
     stall_warning_s: int = 30
     stall_shutdown_s: int = 600
