@@ -10,7 +10,7 @@ from subprocess import PIPE
 
 import pytest
 
-from keras_towers import TowerError
+from keras_towers import TowerError, settings
 from keras_towers.meeting import environments, rendezvous
 from keras_towers.meeting.rendezvous import RendezvousFile
 from keras_towers.meeting.store import Endpoint
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(rendezvous.FOLDER, str(tmp_path))
+    monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 

@@ -11,7 +11,7 @@ from keras_towers import TowerError
 from keras_towers.launching.tf_job import local_cluster
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.variables import OWN_GPUS
+from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.processes import devices_of_rank
 
