@@ -111,7 +111,7 @@ class Attributes:
             (
                 getattr(owner, "built", None),
                 {
-                    name: _copied(value)
+                    name: copied(value)
                     for name, value in vars(owner).items()
                     if name not in others and _is_data(name, value)
                 },
@@ -153,7 +153,7 @@ class Attributes:
                 if content is None and own.get(name) is value is not None:
                     continue
                 if name not in own or _is_data(name, own[name]):
-                    own[name] = _restored(value, content)
+                    own[name] = restored(value, content)
 
 
 def _reachable(start: Iterable[Any]) -> Iterator[Any]:
@@ -215,39 +215,82 @@ def _listed(value: Any) -> Any:
     return value
 
 
-def _copied(value: Any) -> tuple[Any, Any]:
-    """A value with its content, which the step may change in place."""
-    if isinstance(value, dict):
-        return value, {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, (list, collections.deque)):
-        return value, [_copied(item) for item in value]
-    if isinstance(value, set):
-        return value, set(value)
-    if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
-        return value, value.copy()
-    return value, None
+def attributes_of(owner: Any) -> dict[str, tuple[Any, Any]]:
+    """Return all attributes of an object, for ``put_back``."""
+    return {name: copied(value) for name, value in vars(owner).items()}
 
 
-def _restored(value: Any, content: Any) -> Any:
+def put_back(owner: Any, values: dict[str, tuple[Any, Any]]) -> None:
+    """Undo all changes of attributes, without the owner's ``__setattr__``."""
+    own = vars(owner)
+    for name in own.keys() - values.keys():
+        del own[name]
+    for name, (value, content) in values.items():
+        own[name] = restored(value, content)
+
+
+def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
+    """Return a value with its content, which may be changed in place.
+
+    What TensorFlow wraps has attributes besides items.
+    """
+    if isinstance(value, np.ndarray):
+        small = value.size <= _LARGEST_ARRAY
+        return value, value.copy() if small else None
+    inside = _unwrapped(value)
+    if not isinstance(inside, _CONTAINERS) or depth > _DEPTH:
+        return value, None
+    items: Any
+    if isinstance(inside, dict):
+        items = {key: copied(item, depth + 1) for key, item in inside.items()}
+    elif isinstance(inside, set):
+        items = set(inside)
+    else:
+        items = [copied(item, depth + 1) for item in inside]
+    wraps = inside is not value or hasattr(value, "_storage")
+    return value, (items, attributes_of(value) if wraps else {})
+
+
+def restored(value: Any, content: Any) -> Any:
+    """Give a value the content that ``copied`` returned, in place."""
     if isinstance(value, np.ndarray):
         if content is not None and value.flags.writeable:
             value[...] = content
         return value
-    if content is None or _is_same(_copied(value)[1], content):
-        # Checkpoints refuse containers of which anything was ever replaced.
+    if content is None or _is_same(copied(value)[1], content):
+        # It may be iterated over just now.
         return value
-    if isinstance(value, set):
-        value.clear()
-        value.update(content)
-    elif isinstance(value, dict):
-        items = {key: _restored(*item) for key, item in content.items()}
-        value.clear()
-        value.update(items)
+    items, attributes = content
+    inside = _unwrapped(value)
+    # Of the base class: Checkpoints refuse containers that were changed, and
+    # Keras tracks what is added.
+    if isinstance(inside, dict):
+        ordered = isinstance(inside, collections.OrderedDict)
+        base: Any = collections.OrderedDict if ordered else dict
+        base.clear(inside)
+        base.update(
+            inside, {key: restored(*item) for key, item in items.items()}
+        )
+    elif isinstance(inside, set):
+        set.clear(inside)
+        set.update(inside, items)
+    elif isinstance(inside, list):
+        list.__setitem__(
+            inside, slice(None), [restored(*item) for item in items]
+        )
     else:
-        rest = [_restored(*item) for item in content]
-        value.clear()
-        value.extend(rest)
+        rest = [restored(*item) for item in items]
+        inside.clear()
+        inside.extend(rest)
+    if attributes:
+        put_back(value, attributes)
     return value
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the dictionary that TensorFlow wraps, or the value."""
+    wrapped = getattr(value, "__wrapped__", None)
+    return wrapped if isinstance(wrapped, dict) else value
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -12,11 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context.attributes import attributes_of, put_back
 from keras_towers.fit.verify import substitutes
 from keras_towers.fit.weights import state as state_lib
-
-_CONTAINERS = (list, dict, set)
-_ABSENT = object()
 
 
 def variables_of(model: keras.Model) -> dict[int, Any]:
@@ -128,9 +126,10 @@ def restored(model: keras.Model) -> Iterator[None]:
     """
     variables = all_of(model)
     values = values_of(variables)
-    objects = [
-        Attributes(part) for part in _objects(model) if _is_restored(part)
-    ]
+    parts = [part for part in _objects(model) if _is_restored(part)]
+    trackers = [vars(part).get("_tracker") for part in parts]
+    parts += [tracker for tracker in trackers if tracker is not None]
+    before = [(part, attributes_of(part)) for part in parts]
     seeds = _RandomStates()
     new: dict[int, Any] = {}
     try:
@@ -139,8 +138,8 @@ def restored(model: keras.Model) -> Iterator[None]:
     finally:
         load(all_of(model), {**new, **values})
         load(variables, values)
-        for attributes in objects:
-            attributes.restore()
+        for part, attributes in before:
+            put_back(part, attributes)
         seeds.restore()
 
 
@@ -159,71 +158,6 @@ def _is_restored(part: Any) -> bool:
     return getattr(part, "built", True) or not isinstance(
         part, keras.layers.Layer
     )
-
-
-class Attributes:
-    """The attributes of an object, and the items of its containers.
-
-    Args:
-        owner: the object.
-    """
-
-    def __init__(self, owner: Any):
-        self._owner = owner
-        self._values = dict(vars(owner))
-        self._items: list[tuple[Any, Any]] = []
-        self._parts: list[Attributes] = []
-        tracker = self._values.get("_tracker")
-        for value in (*self._values.values(), *_inside(tracker)):
-            self._note(value)
-
-    def _note(self, value: Any) -> None:
-        """Note the items of a container, also of one that TensorFlow wraps."""
-        wrapped = getattr(value, "__wrapped__", None)
-        if isinstance(wrapped, dict):
-            self._items.append((wrapped, dict(wrapped)))
-            self._parts.append(Attributes(value))
-        elif isinstance(value, _CONTAINERS):
-            self._items.append((value, _copy(value)))
-            if hasattr(value, "_storage"):
-                self._parts.append(Attributes(value))
-
-    def restore(self) -> None:
-        """Undo all changes, without the owner's ``__setattr__``."""
-        own = vars(self._owner)
-        for name in own.keys() - self._values.keys():
-            del own[name]
-        for name, value in self._values.items():
-            if own.get(name, _ABSENT) is not value:
-                own[name] = value
-        for container, items in self._items:
-            _refill(container, items)
-        for part in self._parts:
-            part.restore()
-
-
-def _inside(tracker: Any) -> list[Any]:
-    """The containers in which Keras tracks an object's parts."""
-    return list(getattr(tracker, "stored_ids", {}).values())
-
-
-def _copy(container: Any) -> Any:
-    # A list that TensorFlow wraps has two sets of items.
-    if isinstance(container, list):
-        return list.copy(container)
-    return dict(container) if isinstance(container, dict) else set(container)
-
-
-def _refill(container: Any, items: Any) -> None:
-    """Give a container its former items, without tracking them anew."""
-    if isinstance(container, list):
-        list.__setitem__(container, slice(None), items)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, items)
-    else:
-        set.clear(container)
-        set.update(container, items)
 
 
 class _RandomStates:
