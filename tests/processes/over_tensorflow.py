@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.capture import steps
+from keras_towers.fit.capture import sharing
 from keras_towers.transport import joining
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
@@ -160,8 +160,10 @@ def towers_of_a_rank_share_a_trace_in_pieces():
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with (
-        mock.patch.object(steps, "TracedStep", wraps=steps.TracedStep) as made,
-        mock.patch.object(steps.TowerSteps, "_log_own_traces") as told,
+        mock.patch.object(
+            sharing, "TracedStep", wraps=sharing.TracedStep
+        ) as made,
+        mock.patch.object(sharing.StepTraces, "_log_own_traces") as told,
         Strategy(towers=2),
     ):
         model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=8, verbose=0)

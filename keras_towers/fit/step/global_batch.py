@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
-from keras_towers.fit.capture.steps import TowerSteps
+from keras_towers.fit.capture.sharing import StepTraces
 from keras_towers.fit.context import marks, own_share, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -153,7 +153,7 @@ class GlobalStep:
         attributes = Attributes(model, draws)
         before = after = attributes.take()
         given = self.config, self.update, model, attributes
-        steps = TowerSteps(*given, batch.pieces, shares)
+        traces = StepTraces(*given, batch.pieces, shares)
 
         def tower_step(index: int, data: Any) -> Any:
             nonlocal after
@@ -182,7 +182,7 @@ class GlobalStep:
             if training and index == 0 and not tf.executing_eagerly():
                 tower.origins = Origins(data)
             with replica_context.activate(tower), self.order.gated():
-                output = steps.run(step, data, tower, note)
+                output = traces.run(step, data, tower, note)
             if index == 0:
                 after = attributes.take()
                 if training:

@@ -43,8 +43,8 @@ _FOR_NOW = frozenset(
 )
 
 
-class TowerSteps:
-    """Runs one step on each tower of this process in turn.
+class StepTraces:
+    """The traces of one step for the towers of this process.
 
     Args:
         config: the towers.

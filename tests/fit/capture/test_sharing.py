@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.capture import checks, steps
+from keras_towers.fit.capture import checks, sharing
 from keras_towers.fit.context import tower as tower_lib
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
@@ -65,7 +65,7 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 
     one, found, traces = trained()
     assert reasons() == [] and traces == 1
-    monkeypatch.setattr(steps.TowerSteps, "_check", _refused)
+    monkeypatch.setattr(sharing.StepTraces, "_check", _refused)
     each, wanted, traces = trained()
     assert traces == 4
     same_history(found, wanted)
