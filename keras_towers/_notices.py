@@ -1,4 +1,4 @@
-"""What a program may want to read while it runs normally."""
+"""Notices about normal operation, at the level INFO."""
 
 from __future__ import annotations
 

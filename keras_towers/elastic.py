@@ -172,7 +172,7 @@ class ModelState(VariablesState):
 
 
 class State(ModelState, Kept):
-    """What survives the loss of workers: a model, its optimizer, a place.
+    """A model, its optimizer and its place, which survive a loss of workers.
 
     Args:
         model: a built and compiled Keras model. Its optimizer's state and the

@@ -1,4 +1,4 @@
-"""How an unpatched BytePS is compiled against a recent TensorFlow.
+"""The recipe that compiles an unpatched BytePS for a recent TensorFlow.
 
 BytePS 0.2.5 dates from 2021 and takes a GPU for granted. The compiler finds
 what is missing in ``byteps_headers``: names that TensorFlow has dropped, and on

@@ -1,4 +1,4 @@
-"""How an unpatched Horovod is compiled against a recent TensorFlow.
+"""The recipe that compiles an unpatched Horovod for a recent TensorFlow.
 
 TensorFlow 2.16 and later moved a header that Horovod includes, and put two more
 into separate folders. The compiler is told where they are.

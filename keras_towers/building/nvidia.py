@@ -1,4 +1,4 @@
-"""What builds for GPUs need of NVIDIA: its compiler, CUDA's runtime and NCCL.
+"""NVIDIA's compiler, CUDA runtime and NCCL, for builds for GPUs.
 
 TensorFlow's GPU build brings its own runtime and NCCL as packages of pip. An
 engine has to use the same ones in the same process, so these come first.

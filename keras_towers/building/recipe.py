@@ -1,4 +1,4 @@
-"""What is needed to build an engine; each engine has its own file."""
+"""The recipe of an engine's build; each engine has its own file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def put_first(
 
 
 class Recipe(ABC):
-    """How one engine is built, with the options that were chosen.
+    """The build of one engine, with the options that were chosen.
 
     Attributes:
         prefix: of its environment variables.

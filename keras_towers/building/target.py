@@ -1,4 +1,4 @@
-"""What an engine is built for: this environment's TensorFlow, and the CPU."""
+"""The target of builds: this environment's TensorFlow, and the CPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cpu_flags(wanted: Iterable[str]) -> list[str]:
 
 
 def cpu_type() -> str:
-    """What a compiler sees of this CPU: its model and instruction sets."""
+    """This CPU as compilers see it: its model and instruction sets."""
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:

@@ -153,6 +153,6 @@ def problems(tools: list[Tool]) -> list[str]:
 
 
 def jobs() -> int:
-    """How many compiler processes the cores and the memory allow."""
+    """The number of compilers that the cores and the memory allow."""
     memory = psutil.virtual_memory().total
     return max(1, min(usable_cores(), memory // _BYTES_PER_JOB))

@@ -1,1 +1,1 @@
-"""What the drop-ins for Horovod's and BytePS's modules have in common."""
+"""The common base of the drop-ins for Horovod's and BytePS's modules."""

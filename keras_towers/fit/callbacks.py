@@ -153,5 +153,5 @@ class ResumesFit(keras.callbacks.Callback):
 
     @property
     def start(self) -> Start:
-        """Where ``fit`` starts."""
+        """The place at which ``fit`` starts."""
         raise NotImplementedError

@@ -59,7 +59,7 @@ _CUT = object()
 
 
 class TensorFlowKerasState(ModelState):
-    """What survives the loss of workers: a model, its optimizer, and more.
+    """A model, its optimizer and objects that survive the loss of workers.
 
     States of random layers are kept, but each rank has its own. Where an
     optimizer sums several backward passes, a sum that was begun is lost.
@@ -107,7 +107,7 @@ class TensorFlowKerasState(ModelState):
 
 
 class KerasState(TensorFlowKerasState):
-    """What survives the loss of workers: a model, its optimizer, and more.
+    """A model, its optimizer and objects that survive the loss of workers.
 
     Args:
         model: a built Keras model.
@@ -129,7 +129,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class TensorFlowState(VariablesState):
-    """What survives the loss of workers: variables, and more.
+    """Variables and objects that survive the loss of workers.
 
     Args:
         variables: Keras or TensorFlow variables.

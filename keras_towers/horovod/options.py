@@ -1,4 +1,4 @@
-"""How gradients are reduced, as users say it to optimizers and tapes."""
+"""Options of reductions, as users give them to optimizers and tapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_towers.errors import TowerError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Options:
-    """How gradients are reduced; see ``DistributedOptimizer``."""
+    """Options of a reduction; see ``DistributedOptimizer``."""
 
     name: str
     device_dense: str = ""
@@ -30,7 +30,7 @@ class Options:
     scale_local: bool = True
 
     def form(self) -> tuple[Any, ...]:
-        """What is the same for the same options."""
+        """A key that is equal for equal options."""
         groups = self.groups
         if isinstance(groups, list):
             groups = tuple(tuple(map(variable_key, part)) for part in groups)

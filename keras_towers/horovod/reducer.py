@@ -242,7 +242,7 @@ def _name(variable: Any) -> str:
 
 
 def _path(variable: Any) -> tuple[str, str]:
-    """Where a variable is, without the numbers that differ, and its shape."""
+    """A variable's path, without the numbers that differ, and its shape."""
     path = getattr(variable, "path", None) or _name(variable)
     return agreement.unnumbered(path), str(list(variable.shape))
 

@@ -133,7 +133,7 @@ def _distributed_class(base: Any) -> type:
 
 
 class _Distributed(_GradientTape):
-    """What a distributed tape adds to its original class."""
+    """Mixin that makes a distributed tape of its original class."""
 
     _options: Options
     _local_keys: set[Any]

@@ -1,1 +1,1 @@
-"""What makes training last: its place is kept, and ``fit`` goes on from it."""
+"""Backups of training, and callbacks that resume ``fit``."""

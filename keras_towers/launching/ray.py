@@ -35,7 +35,7 @@ class RanksConfig(BackendConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What starts the ranks."""
+        """The class that starts the ranks."""
         return _Ranks
 
 
