@@ -51,7 +51,9 @@ def train(aggregate: int, seconds: float) -> Progress:
     """Train for some seconds, averaging so many gradients an update."""
     digits = load_digits()
     x = (digits.images / 16).astype("float32").reshape(-1, 64)
-    with kt.SyncReplicasStrategy(aggregate, REPLICAS) as strategy:
+    with kt.SyncReplicasStrategy(
+        replicas_to_aggregate=aggregate, total_num_replicas=REPLICAS
+    ) as strategy:
         progress = Progress(x, digits.target, seconds, strategy)
         device.make_model().fit(
             x,

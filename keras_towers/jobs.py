@@ -61,7 +61,7 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.strategies.processes import devices_of_rank
+    from keras_towers.strategies.ranks import devices_of_rank
 
     transport = horovod.HorovodTransport()
     for name, given, actual in (

@@ -41,8 +41,23 @@ METHODS = (
 TRAINING = ("fit", "train_on_batch")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TowerConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepOptions:
+    """The options of a strategy that its steps heed.
+
+    ``keras_towers.strategies.options.Options`` says what they mean.
+    """
+
+    average: bool = True
+    batches: Batches = "split"
+    sync_every_epoch: bool = True
+    exact: bool = False
+    batch_norm: Extent | None = None
+    random: Extent | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TowerConfig(StepOptions):
     """The towers of a strategy, and how batches are distributed to them.
 
     Attributes:
@@ -51,38 +66,20 @@ class TowerConfig:
         transport: connects the processes within a step.
         others: connects processes that train with this one without such a
             connection; None: there are none but those of ``transport``.
-        batches: ``"split"``: the global batch is split over the towers.
-            ``"each"``: every tower draws its own batch.
-        average: whether a loss is a mean over the batch (gradients are
-            averaged over examples) or a sum (gradients are summed).
         gradient_factor: what the gradients of this process are multiplied by
             before they leave it.
-        sync_every_epoch: whether all towers are synchronized at the end of
-            every epoch.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        batch_norm: whose statistics BatchNormalization normalizes with: those
-            of the tower's share of the batch, or of the global batch.
-        random: what random layers draw: an own stream for each tower, or the
-            tower's rows of the draw for the global batch.
-        exact: whether Keras's own losses and layers that couple the examples
-            of a batch compute from the global batch.
         replicas_are_called: what a replica is called in messages.
     """
 
     strategy: Strategy
     devices: Sequence[str]
     transport: Transport
-    batches: Batches = "split"
-    average: bool = True
-    gradient_factor: float = 1.0
-    sync_every_epoch: bool = True
-    prefetches_to_towers: bool = False
-    batch_norm: Extent = "tower"
-    random: Extent = "tower"
-    exact: bool = False
-    replicas_are_called: str = "tower"
     others: Transport | None = None
+    gradient_factor: float = 1.0
+    prefetches_to_towers: bool = False
+    replicas_are_called: str = "tower"
 
     @property
     def peers(self) -> Transport:

@@ -128,7 +128,7 @@ class ServerPeers:
                     f"{me} has waited {self._stall_timeout_s:g} s for {who}. "
                     "Every task that TF_CONFIG names has to run the script, "
                     "and to call the same methods in the same order; "
-                    "stall_timeout waits for longer."
+                    "stall_shutdown_s waits for longer."
                 )
             if waited_s + settings.LOOK_S >= notice_s:
                 tell(f"{me} waits for {who}")

@@ -26,6 +26,7 @@ from keras_towers.reduction.across_ranks import across_ranks, sum_over_ranks
 from keras_towers.reduction.at_variables import sum_at_variables
 from keras_towers.reduction.collective import CollectiveAllReduce
 from keras_towers.reduction.compression import (
+    CompressionName,
     bf16_shards,
     fp16,
     fp16_shards,
@@ -50,6 +51,7 @@ from keras_towers.reduction.shared_memory import SharedMemoryExchange
 
 __all__ = [
     "CollectiveAllReduce",
+    "CompressionName",
     "Exchange",
     "Gradient",
     "GradientPacker",

@@ -127,7 +127,7 @@ class Coordinator(threading.Thread):
             raise TowerError(
                 "what the replicas have pushed last has not been applied for "
                 f"{limit_s:g} s: the device that holds it hangs, or is very "
-                "slow; stall_timeout waits for longer."
+                "slow; stall_shutdown_s waits for longer."
             )
 
     def run(self) -> None:

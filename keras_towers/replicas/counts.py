@@ -15,7 +15,7 @@ class ReplicaCounts:
         dropped: gradients that came too late and were dropped, of each replica.
 
     Example:
-        >>> with kt.SyncReplicasStrategy(3, 4) as strategy:
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
         ...     model.fit(x, y)
         >>> print(strategy.counts)
         94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8

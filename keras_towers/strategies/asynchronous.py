@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from keras_towers import devices as devices_lib
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.replicas.asynchronous.calls import AsyncCalls
 from keras_towers.replicas.asynchronous.staleness import Staleness
 from keras_towers.replicas.asynchronous.update import UpdateAlone
-from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import Options, takes_options
 
 
 class AsyncTowerStrategy(BaseStrategy):
@@ -47,10 +44,7 @@ class AsyncTowerStrategy(BaseStrategy):
         towers: number of devices, a list of GPU ids, a list of device names,
             or None for those that ``virtual_towers`` made; without it, for
             all visible GPUs, or all logical CPUs if there are none.
-        scale_gradient: divide each tower's gradients by the number of towers.
-            With SGD, one batch on each tower then moves the weights as far as
-            one synchronous step. It has no effect with optimizers that are
-            invariant to the scale of gradients, such as Adam.
+        scale_gradient: as in ``Options``.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
@@ -67,31 +61,23 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
+    mode = "async"
+
+    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers | None = None,
+        *,
         scale_gradient: bool = True,
     ):
         devices = devices_lib.resolve(towers)
-        self.scale_gradient: bool = bool(scale_gradient)
+        given = Options(batches="each", scale_gradient=scale_gradient)
+        super().__init__(devices, given)
+        self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
-        reduce = modes.choose(devices, None).reduce
-
-        def update(config: TowerConfig) -> UpdateAlone:
-            return UpdateAlone(config, reduce, scale)
-
-        self._calls: AsyncCalls
-
-        def calls(update: UpdateAlone) -> AsyncCalls:
-            self._calls = AsyncCalls(update)
-            return self._calls
-
-        super().__init__(devices, update, reduce, calls, batches="each")
-
-    @property
-    def mode(self) -> Literal["async"]:
-        """How the towers work together: ``"async"``."""
-        return "async"
+        update = UpdateAlone(self._config, self._mode.reduce, scale)
+        self._calls = AsyncCalls(update)
+        self._compose(update, self._calls)
 
     @property
     def staleness(self) -> Staleness:

@@ -1,16 +1,16 @@
-"""The base of all strategies: components in a TensorFlow strategy."""
+"""The base of all strategies: three components in a TensorFlow strategy."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self, SupportsIndex, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
@@ -25,25 +25,19 @@ from keras_towers.fit.contract import (
     Batches,
     Calls,
     Components,
-    Extent,
     KerasStrategy,
+    StepOptions,
     TowerConfig,
     another,
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.meeting.environments import (
-    HOW_TO_BE_ALONE,
-    ClusterEnvironment,
-    detect,
-    tf_config,
-)
+from keras_towers.strategies import all_reduce, modes
 from keras_towers.strategies.extended import TowerExtended
+from keras_towers.strategies.options import Options
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
-
-U = TypeVar("U", bound=UpdateOnce)
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
@@ -53,90 +47,109 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 class BaseStrategy(MirroredStrategy, KerasStrategy):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
+    A constructor calls that of this class, which makes ``_config``, and then
+    ``_compose`` with an update and calls of its own, if it has any.
+
     Args:
         devices: the towers of this process.
-        update: creates the component that updates the weights.
-        calls: creates the component that runs Keras's methods.
-        all_reduce: sums K lists of N values over all processes without loss;
-            for values other than gradients.
-        transport: connects the processes within a step.
+        options: those that strategies have in common.
+        transport: connects the processes within a step; None: there is one.
         others: as for ``TowerConfig``.
         gradient_factor: as for ``TowerConfig``.
-        average: True for a loss that is a mean over the batch, False for one
-            that is a sum.
-        batches: ``"split"`` or ``"each"``.
-        sync_every_epoch: synchronize all towers at the end of each epoch.
-        exact: sets ``batch_norm`` and ``random`` to ``"global"``, and has
-            Keras's losses and layers that couple the examples of a batch
-            computed from the global batch.
-        batch_norm: ``"tower"`` (default): BatchNormalization uses the
-            statistics of its tower's share of the batch. ``"global"``: those
-            of the global batch.
-        random: ``"tower"`` (default): random layers draw an own stream on each
-            tower. ``"global"``: each tower gets its rows of the draw that one
-            device would have made.
         replicas_are_called: the word for a replica in messages.
 
-    Raises:
-        TowerError: an argument is invalid, or contradicts ``exact``.
+    Attributes:
+        mode: how the towers work together.
     """
 
     def __init__(
         self,
         devices: Sequence[str],
-        update: Callable[[TowerConfig], U],
-        all_reduce: reduction_lib.Reduction,
-        calls: Callable[[U], Calls] = TowerCalls,
+        options: Options | None = None,
+        *,
         transport: Transport | None = None,
-        average: bool = True,
-        batches: Batches = "split",
-        sync_every_epoch: bool = True,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
-        replicas_are_called: str = "tower",
         others: Transport | None = None,
         gradient_factor: float = 1.0,
+        replicas_are_called: str | None = None,
     ):
-        one_of("batches", batches, ("split", "each"))
-        one_of("exact", exact, (True, False))
-        if not isinstance(average, (bool, np.bool_)):
-            raise TowerError(
-                f"average={average!r} is not allowed: give True for a loss "
-                "that is a mean over the batch, or False for one that is a sum."
-            )
+        self._options = options or Options()
+        self._mode = modes.choose(
+            devices, self._options.mode, self._options.packer
+        )
         transport = transport or SingleProcess()
+        reduce = self._mode.reduce
+        if transport.size > 1:
+            reduce = reduction_lib.across_ranks(reduce, transport)
+        ops = reduction_lib.ReductionCrossDeviceOps(reduce, transport)
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
-            self,
-            TowerExtended(
-                self,
-                devices,
-                reduction_lib.ReductionCrossDeviceOps(all_reduce, transport),
-                transport,
-            ),
+            self, TowerExtended(self, devices, ops, transport)
         )
-        on_host = devices_lib.all_on_host(devices)
-        # The components of a strategy of one's own may ask for its towers.
-        config = self._config = TowerConfig(
+        if replicas_are_called is None:
+            one_each = transport.size > 1 and len(devices) == 1
+            replicas_are_called = "rank" if one_each else "tower"
+        self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
-            batches=batches,
-            average=bool(average),
-            sync_every_epoch=bool(sync_every_epoch),
-            prefetches_to_towers=not on_host
-            and (others or transport).size == 1,
-            batch_norm=_extent("batch_norm", batch_norm, exact),
-            random=_extent("random", random, exact),
-            exact=bool(exact),
-            replicas_are_called=replicas_are_called,
             others=others,
             gradient_factor=gradient_factor,
+            prefetches_to_towers=not devices_lib.all_on_host(devices)
+            and (others or transport).size == 1,
+            replicas_are_called=replicas_are_called,
+            **{
+                field.name: getattr(self._options, field.name)
+                for field in dataclasses.fields(StepOptions)
+            },
         )
-        updates = update(config)
-        self._components = Components(config, updates, calls(updates))
         self._entered: contextlib.ExitStack | None = None
+
+    def _compose(
+        self, update: UpdateOnce | None = None, calls: Calls | None = None
+    ) -> None:
+        """Put the components together.
+
+        Args:
+            update: where weights live, and who updates them; None: towers that
+                all-reduce their gradients.
+            calls: runs Keras's methods; None: steps on all towers together.
+        """
+        if update is None:
+            update = all_reduce.update_of(
+                self._config, self._options, self._mode
+            )
+        calls = calls or TowerCalls(update)
+        self._components = Components(self._config, update, calls)
+
+    @property
+    def mode(self) -> str:
+        """How the gradients of a process's towers are summed."""
+        return self._mode.name
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        return self._config.peers.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train the model."""
+        return self._config.peers.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those on its machine, from 0."""
+        return self._config.peers.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """The number of processes on this machine."""
+        return self._config.peers.local_size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, which writes files."""
+        return self.rank == 0
 
     @property
     def num_towers(self) -> int:
@@ -199,19 +212,27 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         names = [tower_lib.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
-        return f"{type(self).__name__}: {towers} ({span})"
+        size = self._config.transport.size
+        each = f" in each of {size} processes" * (size > 1)
+        return f"{type(self).__name__}: {towers} ({span}){each}"
 
     def _described(self) -> list[str]:
         """The lines of ``describe`` after the first."""
+        config, update = self._config, self._components.update
+        sums, *state = all_reduce.described(config, update, self._mode)
         gradients = "averaged over examples" if self.average else "summed"
         data = {
             "split": "the global batch is split over the towers",
             "each": "every tower draws a whole batch",
         }[self.batches]
-        return [
-            f"gradients are {gradients}; {self._components.update.description}",
-            data,
-        ]
+        lines = [sums, f"gradients are {gradients}; {update.description}"]
+        lines += [data, *state]
+        if type(config.transport) is not SingleProcess:
+            lines.append(
+                f"rank {self.rank} of {self.size} over "
+                f"{config.transport.name}; {self.num_replicas} towers in total"
+            )
+        return lines
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:
@@ -225,7 +246,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"{type(self).__name__} cannot be entered inside the scope of "
                 f"another {another(current, self)}: leave that one first."
             )
-        with hooks.installed(self._config.random == "global"), super().scope():
+        with hooks.installed(), super().scope():
             yield self
 
     def __enter__(self) -> Self:
@@ -299,6 +320,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Say that each process trains for itself, if there are several."""
+    from keras_towers.meeting.environments import (
+        HOW_TO_BE_ALONE,
+        ClusterEnvironment,
+        detect,
+        tf_config,
+    )
+
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
     others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
     if member is None:
@@ -320,25 +348,3 @@ def _warn_of_others(name: str) -> None:
         others,
         advice,
     )
-
-
-def _extent(name: str, given: Extent | None, exact: bool) -> Extent:
-    one_of(name, given, ("tower", "global", None))
-    if exact and given == "tower":
-        raise TowerError(
-            f'{name}="tower" contradicts exact=True: leave one of them out.'
-        )
-    return given or ("global" if exact else "tower")
-
-
-def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Check that a value is one of those allowed.
-
-    Raises:
-        TowerError: it is not; the message lists the allowed values.
-    """
-    if value not in allowed:
-        raise TowerError(
-            f"{name}={value!r} is not allowed: give one of "
-            f"{', '.join(map(repr, allowed))}."
-        )

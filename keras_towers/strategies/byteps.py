@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+from typing import Unpack
 
-from keras_towers.devices import Towers
-from keras_towers.reduction import Exchange
-from keras_towers.reduction import compression as compression_lib
-from keras_towers.reduction.compression import CompressionName
-from keras_towers.strategies.processes import devices_of_rank, share_cores
-from keras_towers.strategies.ranks import RankStrategy
-from keras_towers.transport import Transport
+from keras_towers import devices as devices_lib
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    Options,
+    RankKeywords,
+    takes_options,
+)
+from keras_towers.strategies.ranks import devices_of_rank, share_cores
 from keras_towers.transport.byteps import BytePSTransport
 from keras_towers.transport.engine import Engine
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class BytePSStrategy(RankStrategy):
+class BytePSStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
     Gradients are summed by servers, which run beside the processes that train,
@@ -33,6 +35,10 @@ class BytePSStrategy(RankStrategy):
     Unified Architecture for Accelerating Distributed DNN Training in
     Heterogeneous GPU/CPU Clusters", OSDI 2020).
 
+    Args:
+        towers: as for ``HorovodStrategy``.
+        **options: as keyword arguments, ``Options`` of ranks.
+
     Attributes:
         engine: BytePS's module, with the names that it shares with Horovod's:
             ``engine.rank()``, ``engine.size()``.
@@ -47,7 +53,13 @@ class BytePSStrategy(RankStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
+    @takes_options
+    def __init__(
+        self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
+    ):
+        # Also where ranks share memory: servers are what was asked for.
+        options["compression"] = options.get("compression") or "none"
+        given = Options(**options)
         transport = BytePSTransport()
         if transport.size == 1 and not transport.was_launched:
             logger.warning(
@@ -57,16 +69,11 @@ class BytePSStrategy(RankStrategy):
             )
         share_cores(transport)
         self.engine: Engine = Engine(transport.module)
-        return transport, devices_of_rank(transport, towers)
-
-    def _exchange(
-        self,
-        compression: CompressionName | Exchange | None,
-        transport: Transport,
-        towers: Towers,
-    ) -> Exchange:
-        # Also where ranks share memory: servers are what was asked for.
-        return compression_lib.resolve(compression)
+        devices = devices_of_rank(transport, towers)
+        super().__init__(
+            devices_lib.resolve(devices), given, transport=transport
+        )
+        self._compose()
 
     def mpi_enabled(self) -> bool:
         """Whether the engine runs over MPI: never."""

@@ -2,102 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Batches, TowerConfig
-from keras_towers.meeting.environments import tf_config
 from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.reduction import Reduction
 from keras_towers.replicas.servers.direct import DirectSession
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
-from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, one_of
-from keras_towers.strategies.processes import AmongProcesses
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    Options,
+    ServerKeywords,
+    check,
+    takes_options,
+)
 from keras_towers.strategies.servers import Servers
 
 _SMALL_BYTES = 1 << 20
 
 
-class _DirectStrategy(AmongProcesses, BaseStrategy):
-    """Workers whose gradients are applied on the servers, each by itself.
-
-    Args:
-        update: creates the component that keeps a worker's copies, given the
-            towers of the strategy and the reduction over towers.
-        towers: the towers of this worker.
-        sync: whether all finish a step before any begins the next.
-        scale_gradient: whether gradients are divided by the number of workers.
-        batches: ``"split"`` or ``"each"``.
-        sync_every_epoch: as for ``TowerStrategy``.
-        stall_timeout: seconds to wait for other workers.
-        cluster: the job.
-    """
-
-    def __init__(
-        self,
-        update: Callable[
-            [TowerConfig, list[str], Reduction], CopiesOnTowers | CachedOnce
-        ],
-        towers: devices_lib.Towers,
-        sync: bool,
-        scale_gradient: bool,
-        batches: Batches,
-        sync_every_epoch: bool,
-        stall_timeout: float,
-        cluster: tf_config.Cluster | None,
-    ):
-        one_of("sync", sync, (True, False))
-        one_of("scale_gradient", scale_gradient, (True, False))
-        one_of("batches", batches, ("split", "each"))
-        self.sync: bool = bool(sync)
-        self.scale_gradient: bool = bool(scale_gradient)
-        self._servers = Servers(
-            type(self).__name__, towers, cluster, stall_timeout
-        )
-        devices = self._servers.devices
-        reduce = modes.choose(devices, None).reduce
-        workers = self._servers.connection.size
-        # Of a split batch, each worker has a part of the gradient.
-        factor = workers if batches == "split" else 1.0
-        if scale_gradient:
-            factor /= workers
-
-        def session(**given: Any) -> DirectSession:
-            return DirectSession(self.sync, batches == "split", **given)
-
-        super().__init__(
-            devices,
-            lambda config: update(config, devices, reduce),
-            reduce,
-            self._servers.calls(session),
-            batches=batches,
-            sync_every_epoch=sync_every_epoch,
-            others=self._servers.peers,
-            gradient_factor=factor,
-        )
-
-    def _described(self) -> list[str]:
-        how = {
-            True: "all workers finish a step before any begins the next",
-            False: "no worker waits for another one",
-        }[self.sync]
-        scaled = "not scaled"
-        if self.scale_gradient:
-            scaled = f"scaled by 1/{self._servers.connection.size}"
-        return [
-            f"{self._components.update.description}; {how}",
-            f"every worker applies its own gradients, which are {scaled}",
-            *self._servers.described(self.batches),
-        ]
-
-
-class DistributedParameterServerStrategy(_DirectStrategy):
+class DistributedParameterServerStrategy(BaseStrategy):
     """Trains an existing Keras model on parameter servers.
 
     Each trained weight is held by one of the servers, the one with the fewest
@@ -119,20 +48,14 @@ class DistributedParameterServerStrategy(_DirectStrategy):
     Ports tensorpack's ``DistributedTrainerParameterServer``.
 
     Args:
+        towers: devices of this worker, as for ``HorovodStrategy``.
         sync: True: all workers finish a step before any begins the next, so
             that all gradients of a step are of the same weights. False: no
             worker waits for another one.
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
-        scale_gradient: divide gradients by the number of workers, so that with
-            SGD a step moves the weights as far as that of one device.
-        batches: ``"split"``: all workers get the same data, and each takes its
-            part of every batch. ``"each"``: every worker reads its own data.
-        towers: devices of this worker, as for ``TowerStrategy``.
-        sync_every_epoch: as for ``TowerStrategy``, for the towers of a worker.
-        stall_timeout: seconds that a worker waits for others before it fails.
-        cluster: the job. None: the one that ``TF_CONFIG`` describes.
+        **options: as keyword arguments, ``Options`` of workers.
 
     Attributes:
         sync: as given.
@@ -147,37 +70,34 @@ class DistributedParameterServerStrategy(_DirectStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
+    mode = "distributed-parameter-server"
+
+    @takes_options
     def __init__(
         self,
+        towers: devices_lib.Towers = 1,
+        *,
         sync: bool = True,
         caching_device: Literal["cpu", "gpu"] | None = None,
-        scale_gradient: bool = True,
-        batches: Batches = "split",
-        towers: devices_lib.Towers = 1,
-        sync_every_epoch: bool = True,
-        stall_timeout: float = 600,
-        cluster: tf_config.Cluster | None = None,
+        **options: Unpack[ServerKeywords],
     ):
-        one_of("caching_device", caching_device, ("cpu", "gpu", None))
-        self.caching_device: Literal["cpu", "gpu"] | None = caching_device
-
-        def update(
-            config: TowerConfig, devices: list[str], _: Reduction
-        ) -> CachedOnce:
-            if self.caching_device is None:
-                self.caching_device = "gpu" if len(devices) <= 2 else "cpu"
-            return CachedOnce(config, self._placement(devices))
-
+        check("sync", sync, bool)
+        check("caching_device", caching_device, Literal["cpu", "gpu"] | None)
+        given = Options(**options)
+        self.sync = sync
+        self._servers = servers = Servers(type(self).__name__, towers, given)
+        devices = servers.devices
+        if caching_device is None:
+            caching_device = "gpu" if len(devices) <= 2 else "cpu"
+        self.caching_device: Literal["cpu", "gpu"] = caching_device
         super().__init__(
-            update,
-            towers,
-            sync,
-            scale_gradient,
-            batches,
-            sync_every_epoch,
-            stall_timeout,
-            cluster,
+            devices,
+            given,
+            others=servers.peers,
+            gradient_factor=servers.gradient_factor,
         )
+        update = CachedOnce(self._config, self._placement(devices))
+        self._compose(update, servers.calls(update, _session(sync, given)))
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
@@ -187,13 +107,11 @@ class DistributedParameterServerStrategy(_DirectStrategy):
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)
         return lambda v: place(v.path, v.shape, v.dtype)
 
-    @property
-    def mode(self) -> Literal["distributed-parameter-server"]:
-        """How workers work together: ``"distributed-parameter-server"``."""
-        return "distributed-parameter-server"
+    def _described(self) -> list[str]:
+        return _described(self, self.sync, self._servers)
 
 
-class DistributedReplicatedStrategy(_DirectStrategy):
+class DistributedReplicatedStrategy(BaseStrategy):
     """Trains an existing Keras model on parameter servers and local copies.
 
     Every tower of every worker has a copy of all weights. A worker averages the
@@ -208,12 +126,8 @@ class DistributedReplicatedStrategy(_DirectStrategy):
     Ports tensorpack's ``DistributedTrainerReplicated``.
 
     Args:
-        scale_gradient: as for ``DistributedParameterServerStrategy``.
-        batches: likewise.
-        towers: likewise.
-        sync_every_epoch: likewise.
-        stall_timeout: likewise.
-        cluster: likewise.
+        towers: devices of this worker, as for ``HorovodStrategy``.
+        **options: as keyword arguments, ``Options`` of workers.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
@@ -224,27 +138,44 @@ class DistributedReplicatedStrategy(_DirectStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    def __init__(
-        self,
-        scale_gradient: bool = True,
-        batches: Batches = "split",
-        towers: devices_lib.Towers = 1,
-        sync_every_epoch: bool = True,
-        stall_timeout: float = 600,
-        cluster: tf_config.Cluster | None = None,
-    ):
-        super().__init__(
-            lambda config, devices, reduce: CopiesOnTowers(config, reduce),
-            towers,
-            True,
-            scale_gradient,
-            batches,
-            sync_every_epoch,
-            stall_timeout,
-            cluster,
-        )
+    mode = "distributed-replicated"
 
-    @property
-    def mode(self) -> Literal["distributed-replicated"]:
-        """How workers work together: ``"distributed-replicated"``."""
-        return "distributed-replicated"
+    @takes_options
+    def __init__(
+        self, towers: devices_lib.Towers = 1, **options: Unpack[ServerKeywords]
+    ):
+        given = Options(**options)
+        self._servers = servers = Servers(type(self).__name__, towers, given)
+        super().__init__(
+            servers.devices,
+            given,
+            others=servers.peers,
+            gradient_factor=servers.gradient_factor,
+        )
+        update = CopiesOnTowers(self._config, self._mode.reduce)
+        self._compose(update, servers.calls(update, _session(True, given)))
+
+    def _described(self) -> list[str]:
+        return _described(self, True, self._servers)
+
+
+def _session(sync: bool, options: Options) -> Callable[..., DirectSession]:
+    split = options.batches == "split"
+    return functools.partial(DirectSession, sync, split)
+
+
+def _described(
+    strategy: BaseStrategy, sync: bool, servers: Servers
+) -> list[str]:
+    how = {
+        True: "all workers finish a step before any begins the next",
+        False: "no worker waits for another one",
+    }[sync]
+    scaled = "not scaled"
+    if servers.options.scale_gradient:
+        scaled = f"scaled by 1/{strategy.size}"
+    return [
+        f"{strategy._components.update.description}; {how}",
+        f"every worker applies its own gradients, which are {scaled}",
+        *servers.described(),
+    ]

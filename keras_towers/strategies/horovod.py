@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+from typing import Unpack
 
-from keras_towers.devices import Towers
-from keras_towers.strategies.processes import devices_of_rank, share_cores
-from keras_towers.strategies.ranks import RankStrategy
-from keras_towers.transport import Transport
+from keras_towers import devices as devices_lib
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    Options,
+    RankKeywords,
+    takes_options,
+)
+from keras_towers.strategies.ranks import devices_of_rank, share_cores
 from keras_towers.transport import horovod as horovod_lib
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class HorovodStrategy(RankStrategy):
+class HorovodStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
     All processes run the same script, started by ``keras-towers run -np 4
@@ -29,6 +34,12 @@ class HorovodStrategy(RankStrategy):
     With ``compression=None`` gradients are exchanged through shared memory if
     all ranks are on one machine without GPUs, else by Horovod.
 
+    Args:
+        towers: devices of this process: a number, GPU ids or device names. On
+            a machine with GPUs, a number is of those that are the rank's by
+            its local rank, if the launcher (Ray does) has not assigned them.
+        **options: as keyword arguments, ``Options`` of ranks.
+
     Raises:
         TowerError: Horovod is not installed or was built for another
             TensorFlow; devices or options that do not exist.
@@ -38,20 +49,25 @@ class HorovodStrategy(RankStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
+    @takes_options
+    def __init__(
+        self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
+    ):
+        given = Options(**options)
         self._horovod = horovod_lib.HorovodTransport()
-        _say_how_to_launch(self._horovod)
+        if self._horovod.size == 1 and not horovod_lib.was_launched():
+            logger.warning(
+                "HorovodStrategy trains in a single process, because no "
+                "launcher started it: `keras-towers run -np 2 script.py` "
+                "starts two."
+            )
         share_cores(self._horovod)
-        return self._horovod, devices_of_rank(self._horovod, towers)
+        devices = devices_of_rank(self._horovod, towers)
+        super().__init__(
+            devices_lib.resolve(devices), given, transport=self._horovod
+        )
+        self._compose()
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
         return self._horovod.mpi_enabled()
-
-
-def _say_how_to_launch(transport: Transport) -> None:
-    if transport.size == 1 and not horovod_lib.was_launched():
-        logger.warning(
-            "HorovodStrategy trains in a single process, because no launcher "
-            "started it: `keras-towers run -np 2 script.py` starts two."
-        )

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.errors import TowerError
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -102,15 +101,7 @@ def choose(
 
     Returns:
         The mode; if the wanted one cannot run, another one, with a warning.
-
-    Raises:
-        TowerError: unknown mode.
     """
-    if wanted is not None and wanted not in tuple(MODES):
-        raise TowerError(
-            f"mode={wanted!r} is unknown. Give one of "
-            f"{', '.join(map(repr, MODES))}, or None to choose automatically."
-        )
     on_host = devices_lib.all_on_host(devices)
     if wanted is None:
         name, reason = _default(devices, on_host)

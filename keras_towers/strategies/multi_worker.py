@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers.devices import Towers
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches, Extent, Updates
 from keras_towers.meeting import store
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.reduction import Exchange, GradientPacker
-from keras_towers.reduction.compression import CompressionName
-from keras_towers.strategies.modes import ModeName
-from keras_towers.strategies.processes import devices_of_rank, share_cores
-from keras_towers.strategies.ranks import RankStrategy
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    Options,
+    RankKeywords,
+    check_seconds,
+    takes_options,
+)
+from keras_towers.strategies.ranks import devices_of_rank, share_cores
 from keras_towers.transport import SingleProcess, Transport, joining
 from keras_towers.transport.collectives import CollectiveTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
-class MultiWorkerTowerStrategy(RankStrategy):
+class MultiWorkerTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several machines, over TensorFlow.
 
     Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
@@ -47,6 +48,16 @@ class MultiWorkerTowerStrategy(RankStrategy):
     all tasks are on one machine without GPUs, else by TensorFlow: a ring, or
     NCCL where towers are GPUs.
 
+    Args:
+        towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to
+            its tasks in turn.
+        heartbeat_timeout_s: seconds that a task may give no sign of life,
+            until all others get a ``tf.errors.UnavailableError``. Then start
+            all tasks again: ``keras.callbacks.BackupAndRestore`` and
+            ``kt.Backup`` go on where training was.
+        start_timeout_s: seconds to wait for the others to start.
+        **options: as keyword arguments, ``Options`` of ranks.
+
     Raises:
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
             not train; its port is in use; TensorFlow has started before it was
@@ -58,66 +69,18 @@ class MultiWorkerTowerStrategy(RankStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
+    @takes_options
     def __init__(
         self,
-        average: bool = True,
-        compression: CompressionName | Exchange | None = None,
-        sync_every_epoch: bool = True,
-        batches: Batches = "split",
-        towers: Towers = 1,
+        towers: devices_lib.Towers = 1,
         *,
-        timeout: float = 30,
-        start_timeout: float = 600,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
-        mode: ModeName | None = None,
-        updates: Updates | None = None,
-        packer: GradientPacker | bool | None = None,
+        heartbeat_timeout_s: float = 30,
+        start_timeout_s: float = 600,
+        **options: Unpack[RankKeywords],
     ):
-        """Connect this task with the others.
-
-        Args:
-            average: as for ``HorovodStrategy``.
-            compression: likewise.
-            sync_every_epoch: likewise.
-            batches: likewise.
-            towers: likewise; a machine's GPUs are assigned to its tasks in
-                turn.
-            timeout: seconds that a task may give no sign of life, until all
-                others get a ``tf.errors.UnavailableError``. Then start all
-                tasks again: ``keras.callbacks.BackupAndRestore`` and
-                ``kt.Backup`` go on where training was.
-            start_timeout: seconds to wait for the others to start.
-            exact: as for ``TowerStrategy``.
-            batch_norm: likewise.
-            random: likewise.
-            mode: likewise, for several towers in a process.
-            updates: likewise.
-            packer: likewise.
-        """
-        for name, value in {
-            "timeout": timeout,
-            "start_timeout": start_timeout,
-        }.items():
-            if not value > 0:
-                raise TowerError(f"{name}={value}: give a number of seconds.")
-        self._timeout_s, self._start_timeout_s = timeout, start_timeout
-        super().__init__(
-            average,
-            compression,
-            sync_every_epoch,
-            batches,
-            towers,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-            mode=mode,
-            updates=updates,
-            packer=packer,
-        )
-
-    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
+        given = Options(**options)
+        check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
+        check_seconds("start_timeout_s", start_timeout_s)
         cluster = tf_config.required()
         if not cluster.trains:
             raise TowerError(
@@ -129,9 +92,12 @@ class MultiWorkerTowerStrategy(RankStrategy):
         share_cores(cluster)
         towers = devices_of_rank(cluster, towers)
         transport = _connected(
-            cluster, towers, self._timeout_s, self._start_timeout_s
+            cluster, towers, heartbeat_timeout_s, start_timeout_s
         )
-        return transport, towers
+        super().__init__(
+            devices_lib.resolve(towers), given, transport=transport
+        )
+        self._compose()
 
     def __exit__(self, *error: Any) -> None:
         transport = self._config.transport
@@ -149,7 +115,7 @@ class MultiWorkerTowerStrategy(RankStrategy):
 
 def _connected(
     cluster: Cluster,
-    towers: Towers,
+    towers: devices_lib.Towers,
     timeout_s: float,
     start_timeout_s: float,
 ) -> Transport:

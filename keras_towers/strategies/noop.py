@@ -9,8 +9,8 @@ from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop import NoOpCalls
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import takes_options
 
 
 class NoOpStrategy(BaseStrategy):
@@ -45,22 +45,19 @@ class NoOpStrategy(BaseStrategy):
         ...     model.fit(epochs=3, steps_per_epoch=100, callbacks=[mine])
     """
 
-    def __init__(self, logs: Mapping[str, float] | None = None):
+    mode = "noop"
+
+    @takes_options
+    def __init__(self, *, logs: Mapping[str, float] | None = None):
         if logs is not None and not isinstance(logs, Mapping):
             raise TowerError(
                 f"logs={logs!r} is not allowed: give a dictionary such as "
                 '{"loss": 0.5}, or None.'
             )
         self.logs: dict[str, float] = dict(logs or {})
-        devices = devices_lib.resolve(None)[:1]
-        reduce = modes.choose(devices, None).reduce
-
-        super().__init__(
-            devices,
-            lambda config: UpdateOnce(config, reduce),
-            reduce,
-            lambda update: NoOpCalls(update, self.logs),
-        )
+        super().__init__(devices_lib.resolve(None)[:1])
+        update = UpdateOnce(self._config, self._mode.reduce)
+        self._compose(update, NoOpCalls(update, self.logs))
 
     def _announce(self) -> None:
         announce(repr(self))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 
 import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction as reduction_lib
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import Batches, Extent
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy
-
-_PS_DEVICES = ("cpu", "gpu")
+from keras_towers.strategies.options import (
+    Options,
+    StepKeywords,
+    check,
+    takes_options,
+)
 
 
 class ParameterServerTowerStrategy(BaseStrategy):
@@ -45,12 +46,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
             spread over the towers, each going to the tower that holds the
             fewest bytes. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
-        average: as for ``TowerStrategy``.
-        batches: as for ``TowerStrategy``.
-        sync_every_epoch: as for ``TowerStrategy``.
-        exact: as for ``TowerStrategy``.
-        batch_norm: as for ``TowerStrategy``.
-        random: as for ``TowerStrategy``.
+        **options: as keyword arguments, ``Options`` of synchronous steps.
 
     Attributes:
         ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
@@ -64,24 +60,18 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
+    mode = "parameter-server"
+
+    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers | None = None,
+        *,
         ps_device: Literal["cpu", "gpu"] | None = None,
-        average: bool = True,
-        batches: Batches = "split",
-        sync_every_epoch: bool = True,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
+        **options: Unpack[StepKeywords],
     ):
-        if ps_device not in (*_PS_DEVICES, None):
-            raise TowerError(
-                f"ps_device={ps_device!r} is not allowed: give one of "
-                f"{', '.join(map(repr, _PS_DEVICES))}, or None to choose by "
-                "the number of towers."
-            )
-        devices = devices_lib.resolve(towers)
+        check("ps_device", ps_device, Literal["cpu", "gpu"] | None)
+        given, devices = Options(**options), devices_lib.resolve(towers)
         if ps_device is None:
             ps_device = "gpu" if len(devices) <= 2 else "cpu"
         self.ps_device: Literal["cpu", "gpu"] = ps_device
@@ -91,23 +81,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
             [tower_lib.short_name(device) for device in homes]
         )
-
-        super().__init__(
-            devices,
-            lambda config: UpdateAtVariable(config, self._place),
-            modes.choose(devices, None).reduce,
-            average=average,
-            batches=batches,
-            sync_every_epoch=sync_every_epoch,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-        )
-
-    @property
-    def mode(self) -> Literal["parameter-server"]:
-        """How the towers work together: ``"parameter-server"``."""
-        return "parameter-server"
+        super().__init__(devices, given)
+        self._compose(UpdateAtVariable(self._config, self._place))
 
     def _place(self, variable: keras.Variable) -> str:
         """Choose the device that will hold a weight."""
@@ -127,4 +102,4 @@ class ParameterServerTowerStrategy(BaseStrategy):
         if self.placement.placed:
             table = self.placement.describe().replace("\n", "\n      ")
             held += f":\n      {table}"
-        return [held, *super()._described()]
+        return [held, *super()._described()[1:]]

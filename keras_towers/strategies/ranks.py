@@ -1,91 +1,109 @@
-"""The options that strategies of several processes have in common."""
+"""A rank's share of its machine, and how its gradients reach the others."""
 
 from __future__ import annotations
 
-from keras_towers.devices import Towers
-from keras_towers.fit.contract import Batches, Extent, Updates
-from keras_towers.reduction import Exchange, GradientPacker
-from keras_towers.reduction.compression import CompressionName
-from keras_towers.strategies.modes import ModeName
-from keras_towers.strategies.processes import ProcessStrategy, exchange_of
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from keras_towers import devices as devices_lib
+from keras_towers.errors import TowerError
+from keras_towers.meeting.variables import OWN_GPUS
+from keras_towers.reduction import CompressionName, Exchange
+from keras_towers.system import usable_cores
 from keras_towers.transport import Transport
 
 
-class RankStrategy(ProcessStrategy):
-    """Base of the strategies that connect this process when they are made.
+class Place(Protocol):
+    """A process among the others, as a ``Transport`` or a cluster knows it."""
 
-    A subclass only says how: ``_connect``.
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        ...
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those on its machine, from 0."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """The number of processes on this machine."""
+        ...
+
+
+def devices_of_rank(
+    place: Place, towers: devices_lib.Towers
+) -> devices_lib.Towers:
+    """Return this rank's share of the machine's GPUs.
+
+    If TensorFlow has not started yet, it will see no others.
+
+    Args:
+        place: this process among the others.
+        towers: how many devices, which are assigned by local rank unless the
+            launcher shows each rank its own, or names or GPU ids, which are
+            returned as they are.
+
+    Returns:
+        A number of devices where there are no GPUs, else GPU ids.
+
+    Raises:
+        TowerError: the machine has too few GPUs.
     """
-
-    def __init__(
-        self,
-        average: bool = True,
-        compression: CompressionName | Exchange | None = None,
-        sync_every_epoch: bool = True,
-        batches: Batches = "split",
-        towers: Towers = 1,
-        *,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
-        mode: ModeName | None = None,
-        updates: Updates | None = None,
-        packer: GradientPacker | bool | None = None,
-    ):
-        """Connect this process with the others.
-
-        Args:
-            average: True if the loss is a mean over the batch (Keras's
-                default). False sums the gradients of the towers.
-            compression: how gradients are exchanged. None: without loss, in
-                the way that this strategy prefers. ``"none"``: without loss,
-                always by its engine. ``"fp16"``, ``"fp16-shards"``,
-                ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"`` or a
-                function: see ``keras_towers.reduction.compression``. Sparse
-                gradients, metrics and statistics are never compressed.
-            sync_every_epoch: at the end of each epoch, average moving
-                statistics and broadcast all state from rank 0 again.
-            batches: ``"split"``: all ranks get the same data, and each takes
-                its share of every batch. ``"each"``: every rank reads its own
-                data, and the ranks' batches together are the global batch; the
-                number of batches may differ between ranks.
-            towers: devices of this process: a number, GPU ids or device names.
-                On a machine with GPUs, a number is of those that are the
-                rank's by its local rank, if the launcher (Ray does) has not
-                assigned them.
-            exact: as for ``TowerStrategy``.
-            batch_norm: as for ``TowerStrategy``.
-            random: as for ``TowerStrategy``.
-            mode: as for ``TowerStrategy``, for several towers in a process.
-            updates: as for ``TowerStrategy``, likewise. ``"sharded"`` shares
-                the update among the towers of all processes.
-            packer: as for ``TowerStrategy``, likewise.
-        """
-        transport, towers = self._connect(towers)
-        super().__init__(
-            transport,
-            exchange=self._exchange(compression, transport, towers),
-            towers=towers,
-            average=average,
-            sync_every_epoch=sync_every_epoch,
-            batches=batches,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-            mode=mode,
-            updates=updates,
-            packer=packer,
+    if not isinstance(towers, int):
+        return towers
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return towers
+    own = os.environ.get(OWN_GPUS)
+    first = 0 if own else place.local_rank * towers
+    if first + towers > len(gpus):
+        raise TowerError(
+            f"rank {place.rank} has local rank {place.local_rank} and "
+            f"needs {towers} GPU(s), but its machine has only {len(gpus)}: "
+            f"start at most {len(gpus) // towers} processes there."
         )
+    mine = gpus[first : first + towers]
+    # If TensorFlow has already started, the other GPUs stay visible but unused.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices(mine, "GPU")
+    if tf.config.get_visible_devices("GPU") == mine:
+        return list(range(towers))
+    return list(range(first, first + towers))
 
-    def _connect(self, towers: Towers) -> tuple[Transport, Towers]:
-        """Connect this process; return also the devices that are its own."""
-        raise NotImplementedError
 
-    def _exchange(
-        self,
-        compression: CompressionName | Exchange | None,
-        transport: Transport,
-        towers: Towers,
-    ) -> Exchange:
-        """How gradients travel between the processes."""
-        return exchange_of(compression, transport, towers)
+def exchange_of(
+    compression: CompressionName | Exchange | None,
+    transport: Transport,
+    devices: Sequence[str],
+) -> Exchange:
+    """Return the exchange of gradients that ``compression`` asks for.
+
+    Raises:
+        TowerError: there is none of that name.
+    """
+    from keras_towers.reduction import compression as compression_lib
+    from keras_towers.reduction import shared_memory
+
+    on_host = devices_lib.all_on_host(devices)
+    if compression is None and on_host and shared_memory.available(transport):
+        return shared_memory.SharedMemoryExchange()
+    return compression_lib.resolve(compression)
+
+
+def share_cores(place: Place) -> None:
+    """Give every process on a machine its share of the cores."""
+    if place.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
+        return
+    cores = usable_cores()
+    # Fails once TensorFlow has started; the launcher sets it earlier.
+    with contextlib.suppress(RuntimeError):
+        if tf.config.threading.get_intra_op_parallelism_threads() == 0:
+            tf.config.threading.set_intra_op_parallelism_threads(
+                max(1, cores // place.local_size)
+            )

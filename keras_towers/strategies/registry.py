@@ -6,6 +6,7 @@ Other packages can add strategies by entry points in the group
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -132,17 +133,19 @@ def strategy(name: str, **options: Any) -> Any:
         ...     model.fit(x, y)
     """
     made_by = _load(find(name))
+    # Imports TensorFlow, which the commands that import this module need not.
+    from keras_towers.strategies.options import RENAMED
+
+    known = {name: options[name] for name in options.keys() - RENAMED}
     try:
-        return made_by(**options)
+        inspect.signature(made_by).bind(**known)
     except TypeError as error:
-        # An error raised inside the constructor has a longer traceback.
-        if error.__traceback__ and error.__traceback__.tb_next:
-            raise
         given = ", ".join(options)
         raise TowerError(
             f"the strategy '{name}' does not take these options: {given} "
             f"({error})"
         ) from error
+    return made_by(**options)
 
 
 def strategy_names() -> list[str]:

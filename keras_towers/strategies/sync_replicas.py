@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches, TowerConfig
+from keras_towers.fit.contract import Batches
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.asynchronous.dropped import Dropped
@@ -21,18 +22,14 @@ from keras_towers.replicas.quotas import most_of_one
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
 from keras_towers.replicas.servers.update import CopiesOnTowers
-from keras_towers.strategies import modes
-from keras_towers.strategies.base import BaseStrategy, one_of
-from keras_towers.strategies.processes import AmongProcesses
-from keras_towers.strategies.servers import (
-    Servers,
-    checked_timeout,
-)
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import Options, check, takes_options
+from keras_towers.strategies.servers import Servers
 
 Tokens = Literal["per_replica", "shared"]
 
 
-class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
+class SyncReplicasStrategy(BaseStrategy):
     """Trains an existing Keras model without waiting for its slowest replicas.
 
     Each of T replicas takes the next whole batch and computes its gradients.
@@ -86,8 +83,8 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
             dropped whatever T and R are.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             Across processes those of this worker, 1 by default.
-        stall_timeout: seconds that a worker waits for others before it fails;
-            in one process, seconds in which no replica ends a step.
+        stall_shutdown_s: seconds that a worker waits for others before it
+            fails; in one process, seconds in which no replica ends a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
@@ -100,36 +97,41 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
             that does not apply one gradient of each optimizer.
 
     Example:
-        >>> with kt.SyncReplicasStrategy(3, 4) as strategy:
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
         ...     model.fit(x, y, epochs=5)
         >>> print(strategy.counts)
         94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
     """
 
+    mode = "sync-replicas"
+
+    @takes_options
     def __init__(
         self,
+        *,
         replicas_to_aggregate: int | None = None,
         total_num_replicas: int | None = None,
         variable_averages: Any = None,
         tokens: Tokens = "per_replica",
         towers: devices_lib.Towers | None = None,
-        stall_timeout: float = 600,
+        stall_shutdown_s: float = 600,
         cluster: tf_config.Cluster | None = None,
         batches: Batches | None = None,
     ):
-        one_of("tokens", tokens, ("per_replica", "shared"))
-        one_of("batches", batches, ("split", "each", None))
-        checked_timeout(stall_timeout)
-        self._servers: Servers | None = None
+        check("tokens", tokens, Tokens)
+        check("batches", batches, Batches | None)
         cluster = cluster or tf_config.from_environment()
-        if cluster is not None and (cluster.ps or cluster.size > 1):
-            self._servers = Servers(
-                type(self).__name__,
-                1 if towers is None else towers,
-                cluster,
-                stall_timeout,
-            )
-        if self._servers is not None:
+        served = cluster is not None and bool(cluster.ps or cluster.size > 1)
+        given = Options(
+            batches=(batches or "split") if served else "each",
+            scale_gradient=False,
+            stall_shutdown_s=stall_shutdown_s,
+            cluster=cluster,
+        )
+        self._servers: Servers | None = None
+        if served:
+            own = 1 if towers is None else towers
+            self._servers = Servers(type(self).__name__, own, given)
             devices = self._servers.devices
             replicas = self._servers.connection.size
             if total_num_replicas not in (None, replicas):
@@ -147,23 +149,11 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
                 )
             devices = _devices(towers, total_num_replicas)
             replicas = len(devices)
-        data: Batches = batches or "split"
-        if self._servers is None:
-            data = "each"
-        aggregate = replicas_to_aggregate
-        if aggregate is None:
-            aggregate = replicas
-        if isinstance(aggregate, bool) or not isinstance(aggregate, int):
-            raise TowerError(
-                f"replicas_to_aggregate={aggregate!r} is not allowed: give the "
-                "number of gradients that an update averages."
-            )
-        if aggregate < 1:
-            raise TowerError(
-                f"replicas_to_aggregate={aggregate} is not allowed: an update "
-                "averages at least 1 gradient."
-            )
-        most_of_one(aggregate, replicas, tokens == "shared")
+        aggregate = replicas
+        if replicas_to_aggregate is not None:
+            aggregate = _checked_number(replicas_to_aggregate)
+        shared = tokens == "shared"
+        most_of_one(aggregate, replicas, shared)
         averages = variable_averages
         if averages is not None and not isinstance(
             averages, tf.train.ExponentialMovingAverage
@@ -175,61 +165,36 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
         self.replicas_to_aggregate: int = aggregate
         self.tokens: Tokens = tokens
         self._moving = averages
-        reduce = modes.choose(devices, None).reduce
-
         also = None if averages is None else self._average
-        self._calls: ReplicaCalls | ServedCalls
         servers = self._servers
-
-        def update(config: TowerConfig) -> Any:
-            kind = UpdateAlone if servers is None else CopiesOnTowers
-            return kind(config, reduce)
-
-        def session(**given: Any) -> ReplicaSession:
-            return ReplicaSession(
-                aggregate, tokens == "shared", data == "split", also, **given
-            )
-
-        def calls(update: Any) -> ReplicaCalls | ServedCalls:
-            if servers is not None:
-                shared = tokens == "shared"
-                dropped = Dropped(replicas, aggregate, shared)
-                self._calls = servers.calls(session, dropped)(update)
-            else:
-                self._calls = ReplicaCalls(
-                    *(update, aggregate, tokens == "shared", also),
-                    stall_timeout,
-                )
-            return self._calls
-
         super().__init__(
             devices,
-            update,
-            reduce,
-            calls,
-            batches=data,
+            given,
+            others=servers.peers if servers else None,
+            gradient_factor=servers.gradient_factor if servers else 1.0,
             replicas_are_called="replica",
-            others=None if servers is None else servers.peers,
-            # Of a split batch, each worker has a part of the gradient, and
-            # what is averaged has to be like the whole.
-            gradient_factor=(
-                servers.connection.size
-                if servers is not None and data == "split"
-                else 1.0
-            ),
         )
-
-    @property
-    def mode(self) -> Literal["sync-replicas"]:
-        """How the towers work together: ``"sync-replicas"``."""
-        return "sync-replicas"
+        self._calls: ReplicaCalls | ServedCalls
+        if servers is None:
+            update = UpdateAlone(self._config, self._mode.reduce)
+            self._calls = ReplicaCalls(
+                update, aggregate, shared, also, stall_shutdown_s
+            )
+            self._compose(update, self._calls)
+        else:
+            copies = CopiesOnTowers(self._config, self._mode.reduce)
+            session = functools.partial(
+                ReplicaSession,
+                *(aggregate, shared, given.batches == "split", also),
+            )
+            dropped = Dropped(replicas, aggregate, shared)
+            self._calls = servers.calls(copies, session, dropped)
+            self._compose(copies, self._calls)
 
     @property
     def total_num_replicas(self) -> int:
         """The number of replicas, T."""
-        if self._servers is not None:
-            return self._servers.connection.size
-        return self.num_replicas
+        return self.num_replicas if self._servers is None else self.size
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -289,7 +254,7 @@ class SyncReplicasStrategy(AmongProcesses, BaseStrategy):
             *(
                 ["every replica takes the next whole batch"]
                 if self._servers is None
-                else self._servers.described(self.batches)
+                else self._servers.described()
             ),
         ]
 
@@ -304,3 +269,17 @@ def _devices(towers: devices_lib.Towers | None, total: int | None) -> list[str]:
             f"which are {len(devices)}: leave one of them out."
         )
     return devices
+
+
+def _checked_number(aggregate: Any) -> int:
+    if isinstance(aggregate, bool) or not isinstance(aggregate, int):
+        raise TowerError(
+            f"replicas_to_aggregate={aggregate!r} is not allowed: give the "
+            "number of gradients that an update averages."
+        )
+    if aggregate < 1:
+        raise TowerError(
+            f"replicas_to_aggregate={aggregate} is not allowed: an update "
+            "averages at least 1 gradient."
+        )
+    return aggregate

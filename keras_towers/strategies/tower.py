@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from keras_towers.devices import Towers
-from keras_towers.fit.contract import Batches, Extent, Updates
-from keras_towers.reduction import GradientPacker
-from keras_towers.strategies.all_reduce import AllReduceStrategy
-from keras_towers.strategies.modes import ModeName
+from typing import Unpack
+
+from keras_towers import devices as devices_lib
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import (
+    AllReduceKeywords,
+    Options,
+    takes_options,
+)
 
 
-class TowerStrategy(AllReduceStrategy):
+class TowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
     Each tower holds a replica of the model and computes gradients on its share
@@ -26,38 +30,7 @@ class TowerStrategy(AllReduceStrategy):
         towers: number of devices, a list of GPU ids, a list of device names,
             or None for those that ``virtual_towers`` made; without it, for
             all visible GPUs, or all logical CPUs if there are none.
-        mode: how gradients are summed: ``"nccl"``, ``"collective"``
-            (TensorFlow's collective ops: ring on CPUs, NCCL on GPUs),
-            ``"hierarchical"`` (two groups; needs an even number of towers),
-            ``"gpu"`` (on the towers in turn), ``"cpu"`` (on the host), or None
-            to choose automatically. A mode that cannot run falls back to
-            another, and the reason is logged.
-        average: True if the loss is a mean over the batch (Keras's default):
-            gradients are averaged over examples. False sums the towers'
-            gradients, for a custom ``train_step`` whose loss is a sum.
-        batches: ``"split"``: the global batch is split over the towers.
-            ``"each"``: in ``fit`` every tower draws a whole batch, so that the
-            global batch is the batch size times the number of towers.
-        sync_every_epoch: synchronize all towers at the end of each epoch,
-            including variables that towers change individually (moving
-            statistics).
-        updates: ``"once"``: tower 0 updates the weights and distributes them;
-            ``"each"``: every tower updates its own copy; ``"sharded"``: every
-            tower updates its share of the weights and holds the optimizer's
-            state for that share only, as in stage 1 of ZeRO. None: ``"once"``
-            if the towers share memory, else ``"each"``.
-        packer: a ``GradientPacker``, which packs gradients into a few buffers
-            before they are summed; True for one with default settings, False
-            for none. None: pack on accelerators but not on CPUs.
-        exact: sets both ``batch_norm`` and ``random`` to ``"global"``, and has
-            Keras's losses and layers that couple the examples of a batch
-            (``Dice``, ``Circle``, ``MixUp``, ...) computed from the global one.
-        batch_norm: ``"tower"``: BatchNormalization normalizes with the
-            statistics of its tower's share of the batch (None: this).
-            ``"global"``: with those of the global batch, as one device does.
-        random: ``"tower"``: Dropout and other random layers draw an own stream
-            on each tower (None: this). ``"global"``: each tower gets its rows
-            of the draw that one device would have made.
+        **options: as keyword arguments, ``Options`` of synchronous towers.
 
     Attributes:
         mode: the mode that runs.
@@ -74,28 +47,11 @@ class TowerStrategy(AllReduceStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
+    @takes_options
     def __init__(
         self,
-        towers: Towers | None = None,
-        mode: ModeName | None = None,
-        average: bool = True,
-        batches: Batches = "split",
-        sync_every_epoch: bool = True,
-        updates: Updates | None = None,
-        packer: GradientPacker | bool | None = None,
-        exact: bool = False,
-        batch_norm: Extent | None = None,
-        random: Extent | None = None,
+        towers: devices_lib.Towers | None = None,
+        **options: Unpack[AllReduceKeywords],
     ):
-        super().__init__(
-            towers,
-            mode=mode,
-            updates=updates,
-            packer=packer,
-            exact=exact,
-            batch_norm=batch_norm,
-            random=random,
-            average=average,
-            batches=batches,
-            sync_every_epoch=sync_every_epoch,
-        )
+        super().__init__(devices_lib.resolve(towers), Options(**options))
+        self._compose()

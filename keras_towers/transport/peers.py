@@ -42,7 +42,7 @@ def wait_for(task: Task, timeout_s: float) -> None:
     raise TowerError(
         f"{_named(task, missing)} did not start within {timeout_s:g} seconds. "
         "Every task that TF_CONFIG names has to run the script, and to be "
-        "reached at its address; `start_timeout` waits for longer."
+        "reached at its address; `start_timeout_s` waits for longer."
     )
 
 

@@ -18,7 +18,6 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.contract import (
     Extent,
     NamedGradients,
-    TowerConfig,
     UpdateCall,
 )
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -30,6 +29,7 @@ from keras_towers.fit.verify.moments import Moments
 from keras_towers.fit.verify.runs import Run
 from keras_towers.fit.verify.tapes import Tapes
 from keras_towers.fit.weights import state as state_lib
+from keras_towers.strategies import options as strategy_options
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import compare
 
@@ -70,29 +70,21 @@ class SharedDeviceStrategy(BaseStrategy):
     """
 
     def __init__(self, options: Options, whole: Sequence[NamedGradients] = ()):
-        self._compared: runs.ComparedUpdate
-        self._calls: TowerCalls
-
-        def update(config: TowerConfig) -> runs.ComparedUpdate:
-            self._compared = runs.ComparedUpdate(
-                config, reduction.sum_on_host, whole=whole
-            )
-            return self._compared
-
-        def calls(update: runs.ComparedUpdate) -> TowerCalls:
-            self._calls = TowerCalls(update)
-            return self._calls
-
         super().__init__(
             devices_lib.resolve(None)[:1] * options.towers,
-            update,
-            reduction.sum_on_host,
-            calls,
-            average=options.average,
-            exact=options.exact,
-            batch_norm=options.batch_norm,
-            random=options.random,
+            strategy_options.Options(
+                mode="cpu",
+                packer=False,
+                average=options.average,
+                exact=options.exact,
+                batch_norm=None if options.exact else options.batch_norm,
+                random=None if options.exact else options.random,
+            ),
         )
+        reduce = reduction.sum_on_host
+        self._compared = runs.ComparedUpdate(self._config, reduce, whole=whole)
+        self._calls = TowerCalls(self._compared)
+        self._compose(self._compared, self._calls)
 
     @property
     def updates_made(self) -> list[NamedGradients]:

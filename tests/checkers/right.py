@@ -28,7 +28,7 @@ def train(model: keras.Model, x: Any, y: Any) -> None:
     assert_type(without_waiting.staleness.mean, float)
     with kt.HorovodStrategy(compression="fp16", random="global") as ranks:
         assert_type(ranks.rank, int)
-    with kt.NoOpStrategy({"loss": 1.0}) as nothing:
+    with kt.NoOpStrategy(logs={"loss": 1.0}) as nothing:
         assert_type(nothing.logs, dict[str, float])
 
 

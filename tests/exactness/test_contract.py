@@ -38,7 +38,7 @@ WAYS = {
         kt.ParameterServerTowerStrategy, ps_device="gpu"
     ),
     # Each update is of the gradients of two batches.
-    "replicas": lambda towers: kt.SyncReplicasStrategy(2, 2),
+    "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
 }
 TOWERS = (2, 3)
 # Two batches of replicas are one of one device only where a loss is a mean over
@@ -115,7 +115,14 @@ def test_case(name, way, towers):
 )
 def test_four_gradients_an_update(name, replicas):
     # Their number of examples is that of whole updates.
-    assert_contract(name, kt.SyncReplicasStrategy(4, replicas), 4, xla=False)
+    assert_contract(
+        name,
+        kt.SyncReplicasStrategy(
+            replicas_to_aggregate=4, total_num_replicas=replicas
+        ),
+        4,
+        xla=False,
+    )
 
 
 def test_training_ends_at_a_loss_that_is_no_number():

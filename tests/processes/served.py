@@ -201,7 +201,8 @@ def trains_exactly_again_and_again():
 def workers_compute_several_gradients_of_an_update():
     x, y = s.X[:48], s.Y[:48]
     mine, alone = s.model(optimizer="adam"), s.eager(optimizer="adam")
-    with kt.SyncReplicasStrategy(2 * len(s.gather(None))) as strategy:
+    wanted = 2 * len(s.gather(None))
+    with kt.SyncReplicasStrategy(replicas_to_aggregate=wanted) as strategy:
         s.fit(mine, x, y, batch_size=12, epochs=2)
     if s.RANK == 0:
         s.fit(alone, x, y, batch_size=24, epochs=2)

@@ -101,7 +101,7 @@ def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
 ):
     server, chief, stops, dies = cluster(ps=1, worker=3)(
         *(SYNC, [12]),
-        options={"replicas_to_aggregate": 2, "stall_timeout": 60},
+        options={"replicas_to_aggregate": 2, "stall_shutdown_s": 60},
         pause_s=0.05,
     )
     go_on(chief, stops, dies)
@@ -124,7 +124,7 @@ def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
 def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy):
     """Within the second fit of the script, in the middle of an epoch."""
     start = cluster(ps=1, worker=2)
-    arguments = {"options": {"stall_timeout": 60}, "pause_s": 0.05}
+    arguments = {"options": {"stall_shutdown_s": 60}, "pause_s": 0.05}
     fits = [1, 3]
     (server,) = start(strategy, fits, only=0, **arguments)
     (chief,) = start(strategy, fits, only=1, **arguments)
@@ -145,7 +145,7 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy):
 
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
-OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_timeout": 5}}
+OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 5}}
 LONG = pytest.mark.long
 STALLS = (
     "worker 0 has waited 5 s for the other workers: worker 1 cannot be reached "
@@ -253,7 +253,7 @@ STARTS = """
 import keras_towers as kt
 
 try:
-    kt.MultiWorkerTowerStrategy(start_timeout=6)
+    kt.MultiWorkerTowerStrategy(start_timeout_s=6)
 except kt.TowerError as error:
     print("refused:", error, flush=True)
 """

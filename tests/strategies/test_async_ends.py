@@ -86,7 +86,10 @@ def test_ctrl_c_at_any_moment():
     [
         (lambda: kt.AsyncTowerStrategy(2), STEPS),
         # What others had pushed is not averaged later.
-        (lambda: kt.SyncReplicasStrategy(2, 2), STEPS // 2),
+        (
+            lambda: kt.SyncReplicasStrategy(towers=2),
+            STEPS // 2,
+        ),
     ],
     ids=["async", "replicas"],
 )

@@ -13,7 +13,7 @@ from keras_towers.meeting import environments
 from keras_towers.meeting.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
-from keras_towers.strategies.processes import devices_of_rank
+from keras_towers.strategies.ranks import devices_of_rank
 
 pytestmark = pytest.mark.core
 
@@ -38,7 +38,7 @@ def test_tasks_that_do_not_train(place):
         kt.strategy("multi-worker")
 
 
-@pytest.mark.parametrize("name", ["timeout", "start_timeout"])
+@pytest.mark.parametrize("name", ["heartbeat_timeout_s", "start_timeout_s"])
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_times_that_cannot_be(place, name, seconds):
     place("worker", 0, worker=["a:1", "b:1"])

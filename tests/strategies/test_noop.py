@@ -265,7 +265,7 @@ def test_logs_for_callbacks_that_need_a_number(tmp_path):
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
         keras.callbacks.EarlyStopping("val_loss", patience=2),
     ]
-    with kt.NoOpStrategy(given):
+    with kt.NoOpStrategy(logs=given):
         history = fit(
             model, epochs=9, validation_data=(X, Y), callbacks=callbacks
         )

@@ -79,7 +79,7 @@ def test_update_is_computed_beside_its_weight(ps_device):
 
     model = build(optimizer=Noting, run_eagerly=True)
     towers = ["/device:CPU:2", "/device:CPU:1"]
-    with kt.ParameterServerTowerStrategy(towers, ps_device):
+    with kt.ParameterServerTowerStrategy(towers, ps_device=ps_device):
         model.train_on_batch(m.FEATURES, m.LABELS)
         state = [*model.trainable_variables, *model.optimizer.variables]
         if ps_device == "cpu":

@@ -10,15 +10,15 @@ import keras_towers as kt
 
 ALL = {
     *("adopt", "average", "batches", "describe", "first_tower"),
-    *("num_replicas", "num_towers", "sync_every_epoch", "updates"),
+    *("is_chief", "local_rank", "local_size", "mode", "num_replicas"),
+    *("num_towers", "rank", "size", "sync_every_epoch", "updates"),
 }
-RANKS = {"is_chief", "local_rank", "local_size", "mpi_enabled", "rank", "size"}
 OWN = {
-    "AsyncTowerStrategy": {"mode", "scale_gradient", "staleness"},
-    "HorovodStrategy": {"mode", *RANKS},
+    "AsyncTowerStrategy": {"scale_gradient", "staleness"},
+    "HorovodStrategy": {"mpi_enabled"},
     "NoOpStrategy": {"logs"},
-    "ParameterServerTowerStrategy": {"mode", "placement", "ps_device"},
-    "TowerStrategy": {"mode"},
+    "ParameterServerTowerStrategy": {"placement", "ps_device"},
+    "TowerStrategy": set(),
 }
 
 

@@ -46,7 +46,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Replicas, {**BACKUP, "towers": 3}, "contradicts"),
         (Replicas, {"variable_averages": 0.9}, "ExponentialMovingAverage"),
         (Replicas, {"tokens": "each"}, "tokens='each'"),
-        (Replicas, {"stall_timeout": 0}, "stall_timeout=0"),
+        (Replicas, {"stall_shutdown_s": 0}, "stall_shutdown_s=0"),
         (Replicas, {"batches": "split"}, "batches='split'"),
     ],
 )

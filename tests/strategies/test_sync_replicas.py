@@ -23,7 +23,9 @@ from tests.strategies import async_cases as cases
 def test_every_batch_is_averaged_once():
     model, aggregate = linear(steps_per_execution=2), 5
     total = 0
-    with kt.SyncReplicasStrategy(aggregate, 2) as strategy:
+    with kt.SyncReplicasStrategy(
+        replicas_to_aggregate=aggregate, total_num_replicas=2
+    ) as strategy:
 
         def look(epochs, batches):
             counts = strategy.counts
@@ -45,7 +47,9 @@ def test_a_late_gradient_is_dropped_and_told_of(tmp_path, caplog):
     callbacks = [keras.callbacks.TensorBoard(tmp_path), table]
     layer = cases.Late(20, factor=float("nan"))
     model = linear(layer)
-    with kt.SyncReplicasStrategy(2, 3) as strategy:
+    with kt.SyncReplicasStrategy(
+        replicas_to_aggregate=2, total_num_replicas=3
+    ) as strategy:
         history = cases.endless(model, 40, epochs=2, callbacks=callbacks)
         counts = strategy.counts
     assert layer.held_nobody
@@ -77,7 +81,9 @@ def test_shared_tokens():
     # More than half of an update's gradients are those of the other one.
     layer = cases.Late(8)
     model = linear(layer)
-    with kt.SyncReplicasStrategy(12, 2, tokens="shared") as strategy:
+    with kt.SyncReplicasStrategy(
+        replicas_to_aggregate=12, total_num_replicas=2, tokens="shared"
+    ) as strategy:
         cases.endless(model, 36)
         counts = strategy.counts
     assert layer.held_nobody
@@ -97,7 +103,7 @@ def test_a_replica_that_hangs_is_an_error():
 
     def train():
         error = pytest.raises(TowerError, match=r"for 3 s: replicas \[1\] of 2")
-        strategy = kt.SyncReplicasStrategy(2, 2, stall_timeout=3)
+        strategy = kt.SyncReplicasStrategy(towers=2, stall_shutdown_s=3)
         with strategy, error:
             fit(model)
 
@@ -128,7 +134,11 @@ def test_moving_averages():
             close(strategy.average_of(weight), value)
 
     averages = tf.train.ExponentialMovingAverage(0.9)
-    strategy = kt.SyncReplicasStrategy(2, 2, variable_averages=averages)
+    strategy = kt.SyncReplicasStrategy(
+        replicas_to_aggregate=2,
+        total_num_replicas=2,
+        variable_averages=averages,
+    )
     with pytest.raises(TowerError, match="no moving average of"):
         strategy.average_of(model.trainable_variables[0])
     with strategy:
@@ -156,7 +166,10 @@ def test_rows_that_several_gradients_share():
         return model.get_weights()
 
     wanted = weights(contextlib.nullcontext(), 16, run_eagerly=True)
-    found = weights(kt.SyncReplicasStrategy(4, 2), 4)
+    found = weights(
+        kt.SyncReplicasStrategy(replicas_to_aggregate=4, towers=2),
+        4,
+    )
     for mine, other in zip(found, wanted, strict=True):
         close(mine, other, 1e-5)
 
@@ -173,7 +186,7 @@ def test_fits_of_several_models():
     wanted = fit(reference, epochs=2)
     weights = first.get_weights()
     small = {"x": X, "y": Y, "batch_size": 8, "shuffle": False, "verbose": 0}
-    with kt.SyncReplicasStrategy(2, 2) as strategy:
+    with kt.SyncReplicasStrategy(towers=2) as strategy:
         with pytest.raises(Boom):
             fit(first, callbacks=[cases.callback(on_train_batch_end=leave)])
         # One of two gradients has come.
@@ -213,7 +226,7 @@ def test_callbacks_that_evaluate_and_train():
     def train():
         watch = cases.callback(on_train_batch_end=look, on_epoch_end=once_more)
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-        with kt.SyncReplicasStrategy(2, 2):
+        with kt.SyncReplicasStrategy(towers=2):
             model.fit(data, epochs=2, verbose=0, callbacks=[watch])
 
     cases.within(120, train)
@@ -242,7 +255,7 @@ def test_blocks_leave_nothing_behind(monkeypatch):
 
     def blocks(number):
         for _ in range(number):
-            with kt.SyncReplicasStrategy(2, 2):
+            with kt.SyncReplicasStrategy(towers=2):
                 fit(model)
         gc.collect()
         graphs = [g for g in gc.get_objects() if issubclass(type(g), tf.Graph)]
@@ -267,7 +280,7 @@ def test_steps_that_are_refused():
     idle = Idle([keras.Input((6,)), keras.layers.Dense(3)])
     idle.compile("sgd", "mse")
     model = linear(run_eagerly=True)
-    with kt.SyncReplicasStrategy(2, 2):
+    with kt.SyncReplicasStrategy(towers=2):
         with pytest.raises(TowerError, match="updates nothing"):
             fit(idle)
         for train in (fit, lambda model: model.train_on_batch(X, Y)):

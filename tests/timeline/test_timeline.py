@@ -85,7 +85,7 @@ def test_several_optimizers(path):
     "make",
     [
         lambda: kt.AsyncTowerStrategy(2),
-        lambda: kt.SyncReplicasStrategy(1, towers=2),
+        lambda: kt.SyncReplicasStrategy(replicas_to_aggregate=1, towers=2),
     ],
     ids=["async", "sync_replicas"],
 )

@@ -125,7 +125,7 @@ class TowerThreads:
                     f"no step has ended for {self._stall_timeout_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are in "
                     "one. A device hangs, or a step is very slow; "
-                    "stall_timeout=..., in seconds, waits for longer."
+                    "stall_shutdown_s=..., in seconds, waits for longer."
                 )
 
     def take_staleness(self) -> staleness_lib.Staleness:

@@ -110,7 +110,7 @@ class Workers:
                     f"{self._who(self._rank)} waits for the chief, which has "
                     f"given no sign of life for {silent_s:.0f} s: it hangs, or "
                     "was stopped. Start all tasks of the job again, from a "
-                    "backup, or give stall_timeout=..., in seconds, to wait "
+                    "backup, or give stall_shutdown_s=..., in seconds, to wait "
                     "for longer."
                 )
 
@@ -266,7 +266,7 @@ class Workers:
         return TowerError(
             f"{self._who(self._rank)} has waited {timeout_s:g} s for the other "
             f"workers: {', '.join(told) or 'one hangs or is very slow'}. Start "
-            "it again, or give stall_timeout=..., in seconds, to wait for "
+            "it again, or give stall_shutdown_s=..., in seconds, to wait for "
             "longer."
         )
 

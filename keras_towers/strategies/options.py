@@ -1,0 +1,255 @@
+"""The options of all strategies: declared, documented and checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, TypeVar
+
+import numpy as np
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import Batches, Extent, StepOptions, Updates
+from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.reduction import CompressionName, Exchange, GradientPacker
+from keras_towers.strategies.modes import ModeName
+
+RENAMED = {
+    "stall_timeout": "stall_shutdown_s",
+    "start_timeout": "start_timeout_s",
+    "timeout": "heartbeat_timeout_s",
+}
+"""Former names of options, with the present ones."""
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(StepOptions):
+    """The options that several strategies have in common.
+
+    Each strategy takes some of them, as keyword arguments.
+
+    Attributes:
+        average: True if the loss is a mean over the batch (Keras's default):
+            gradients are averaged over examples. False sums the gradients of
+            the towers, for a custom ``train_step`` whose loss is a sum.
+        batches: ``"split"``: the global batch is split over the towers; where
+            there are several processes, all get the same data, and each takes
+            its share of every batch. ``"each"``: every tower of a process
+            draws a whole batch, or every process reads its own data, and
+            these batches together are the global batch; their number may
+            differ between processes.
+        sync_every_epoch: at the end of each epoch, synchronize all towers of
+            all processes, including variables that towers change individually
+            (moving statistics).
+        exact: sets both ``batch_norm`` and ``random`` to ``"global"``, and has
+            Keras's losses and layers that couple the examples of a batch
+            (``Dice``, ``Circle``, ``MixUp``, ...) computed from the global one.
+        batch_norm: ``"tower"``: BatchNormalization normalizes with the
+            statistics of its tower's share of the batch (None: this).
+            ``"global"``: with those of the global batch, as one device does.
+        random: ``"tower"``: Dropout and other random layers draw an own stream
+            on each tower (None: this). ``"global"``: each tower gets its rows
+            of the draw that one device would have made.
+        mode: how the gradients of a process's towers are summed: ``"nccl"``,
+            ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
+            GPUs), ``"hierarchical"`` (two groups; needs an even number of
+            towers), ``"gpu"`` (on the towers in turn), ``"cpu"`` (on the host),
+            or None to choose automatically. A mode that cannot run falls back
+            to another, and the reason is logged.
+        updates: ``"once"``: tower 0 updates the weights and distributes them;
+            ``"each"``: every tower updates its own copy; ``"sharded"``: every
+            tower of all processes updates its share of the weights and holds
+            the optimizer's state for that share only, as in stage 1 of ZeRO.
+            None: ``"once"`` if the towers share memory, else ``"each"``.
+        packer: a ``GradientPacker``, which packs gradients into a few buffers
+            before they are summed; True for one with default settings, False
+            for none. None: pack on accelerators but not on CPUs.
+        compression: how gradients are exchanged between processes. None:
+            without loss, in the way that the strategy prefers. ``"none"``:
+            without loss, always by its engine. ``"fp16"``, ``"fp16-shards"``,
+            ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``, or a function
+            of a transport, tensors and a key: see
+            ``keras_towers.reduction.ranks``. Sparse gradients, metrics and
+            statistics are never compressed.
+        scale_gradient: divide the gradients that are applied by themselves by
+            the number of towers, or workers, that apply them. With SGD, one
+            batch of each then moves the weights as far as one synchronous
+            step; optimizers that are invariant to the scale of gradients, such
+            as Adam, are not affected.
+        stall_shutdown_s: seconds that a worker waits for others before it
+            fails; in one process, seconds in which no replica ends a step.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+
+    Raises:
+        TowerError: a value is not allowed, or contradicts ``exact``.
+    """
+
+    mode: ModeName | None = None
+    updates: Updates | None = None
+    packer: GradientPacker | bool | None = None
+    compression: CompressionName | Exchange | None = None
+    scale_gradient: bool = True
+    stall_shutdown_s: float = 600
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints().items():
+            check(name, getattr(self, name), hint)
+        for name in ("batch_norm", "random"):
+            given = getattr(self, name)
+            if self.exact and given == "tower":
+                raise TowerError(
+                    f'{name}="tower" contradicts exact=True: leave one of them '
+                    "out."
+                )
+            resolved = given or ("global" if self.exact else "tower")
+            object.__setattr__(self, name, resolved)
+
+
+class StepKeywords(TypedDict, total=False):
+    """The ``Options`` of synchronous steps."""
+
+    average: bool
+    batches: Batches
+    sync_every_epoch: bool
+    exact: bool
+    batch_norm: Extent | None
+    random: Extent | None
+
+
+class AllReduceKeywords(StepKeywords, total=False):
+    """The ``Options`` of towers that all-reduce their gradients."""
+
+    mode: ModeName | None
+    updates: Updates | None
+    packer: GradientPacker | bool | None
+
+
+class RankKeywords(AllReduceKeywords, total=False):
+    """The ``Options`` of ranks that all-reduce their gradients."""
+
+    compression: CompressionName | Exchange | None
+
+
+class ServerKeywords(TypedDict, total=False):
+    """The ``Options`` of workers that apply gradients on parameter servers."""
+
+    scale_gradient: bool
+    batches: Batches
+    sync_every_epoch: bool
+    stall_shutdown_s: float
+    cluster: Cluster | None
+
+
+def takes_options(init: Init) -> Init:
+    """Let a constructor check, show and document the ``Options`` it takes.
+
+    Args:
+        init: ends with ``**options: Unpack[...]`` of a class above, or takes
+            all of its options by name.
+
+    Raises:
+        TowerError: when called with the former name of an option.
+        TypeError: when called with an option that it does not take.
+    """
+    own = inspect.signature(init)
+    parameters = list(own.parameters.values())
+    if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+        unpacked = typing.get_type_hints(init)[parameters.pop().name]
+        (keywords,) = typing.get_args(unpacked)
+        fields = {field.name: field for field in dataclasses.fields(Options)}
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=fields[name].default,
+                annotation=fields[name].type,
+            )
+            for name in keywords.__annotations__
+        ]
+    signature = own.replace(parameters=parameters)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        kind = type(self).__name__
+        for name in options:
+            new = RENAMED.get(name)
+            if new in signature.parameters:
+                raise TowerError(f"{kind}: the option {name} is {new} now.")
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            hint = ": give options by name" * ("positional" in str(error))
+            raise TypeError(f"{kind}() {error}{hint}") from None
+        init(self, *args, **options)
+
+    vars(checked).update(__signature__=signature)
+    shared = [p.name for p in parameters if p.name not in own.parameters]
+    checked.__doc__ = _documentation(shared)
+    return typing.cast(Init, checked)
+
+
+def check_seconds(name: str, seconds: Any) -> None:
+    """Refuse what is no positive, finite number."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < math.inf:
+        raise TowerError(
+            f"{name}={seconds!r} is not allowed: give a number of seconds."
+        )
+
+
+def _refuse(name: str, value: Any, allowed: list[str]) -> typing.NoReturn:
+    text = ", ".join(allowed[:-1]) + "," * (len(allowed) > 2)
+    raise TowerError(
+        f"{name}={value!r} is not allowed: give {text} or {allowed[-1]}."
+    )
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Options)
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that an annotation does not allow."""
+    unions = (typing.Union, types.UnionType)
+    is_union = typing.get_origin(hint) in unions
+    allowed: list[str] = []
+    for part in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(part) is Literal:
+            values = typing.get_args(part)
+            if isinstance(value, str) and value in values:
+                return
+            allowed += map(repr, values)
+        elif part is bool:
+            if isinstance(value, (bool, np.bool_)):
+                return
+            allowed += ["True", "False"]
+        elif part is float:
+            return check_seconds(name, value)
+        elif not isinstance(part, type):
+            if callable(value):
+                return
+            allowed.append("a function")
+        elif isinstance(value, part):
+            return
+        else:
+            named = part is not types.NoneType
+            allowed.append(f"a {part.__name__}" if named else "None")
+    _refuse(name, value, allowed)
+
+
+def _documentation(names: list[str]) -> str:
+    """The text on some options in the docstring of ``Options``."""
+    text = inspect.getdoc(Options) or ""
+    entries = dict(re.findall(r"^    (\w+): (.+(?:\n {6,}.+)*)", text, re.M))
+    args = "".join(f"\n    {name}: {entries[name]}" for name in names)
+    return "Create the strategy." + (f"\n\nArgs:{args}" if args else "")
