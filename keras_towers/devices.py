@@ -215,3 +215,37 @@ def _full(name: str) -> str:
 def all_on_host(devices: Sequence[str]) -> bool:
     """Whether all devices are CPUs, which share the host's memory."""
     return all("CPU" in device.upper() for device in devices)
+
+
+def host_of(device: str) -> str:
+    """Return the first CPU of the machine that a device belongs to.
+
+    Example:
+        >>> host_of("/job:worker/replica:0/task:3/device:GPU:2")
+        '/job:worker/replica:0/task:3/device:CPU:0'
+    """
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two names can refer to the same device.
+
+    A part missing from one name matches anything: ``"/device:CPU:1"`` matches
+    ``"/job:localhost/replica:0/task:0/device:CPU:1"``. Type and index are
+    required.
+    """
+    a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
+    if None in (a.device_index, b.device_index):
+        return False
+    parts = ("job", "replica", "task", "device_type", "device_index")
+    return all(
+        getattr(a, part) == getattr(b, part)
+        or None in (getattr(a, part), getattr(b, part))
+        for part in parts
+    )
+
+
+def same_devices(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two lists name the same devices in the same order."""
+    return len(some) == len(others) and all(map(same_device, some, others))

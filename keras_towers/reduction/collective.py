@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.devices import host_of, same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import Gradient, Gradients
-from keras_towers.reduction.naive import sum_on_towers
 from keras_towers.reduction.nccl import nccl_available
-from keras_towers.reduction.per_gradient import reduce_each
-from keras_towers.reduction.placed import (
-    add_and_copy,
-    host_of,
-    same_device,
-    same_devices,
-)
+from keras_towers.reduction.sums import reduce_in_graph
 
 HINTS = ("ring", "nccl", "auto")
 
@@ -54,10 +49,9 @@ class CollectiveAllReduce:
     next step works again. All collectives of a graph run, even if their results
     are unused, so that no tower leaves its peers waiting.
 
-    Whatever the ops do not support is summed on the towers in turn: slices,
-    some dtypes, and shapes that are empty or unknown at tracing time. In eager
-    code that applies to all gradients, because eager ops are launched one by
-    one, and the first would wait forever for its peers.
+    ``reduce_in_graph`` says which gradients are summed otherwise. The ring
+    crashes on empty tensors (TF 2.21), and after a shape mismatch no collective
+    op of the process works any more.
 
     Args:
         devices: the names of K devices.
@@ -107,15 +101,9 @@ class CollectiveAllReduce:
     ) -> list[list[Gradient]]:
         """Sum the gradients of the towers.
 
-        Args:
-            grads: K lists of N gradients.
-            devices: the K devices that this object was created for.
-
-        Returns:
-            K lists of N sums.
-
         Raises:
-            TowerError: other devices, or gradients that do not match.
+            TowerError: other devices than those that this object was created
+                for, or gradients that do not match.
         """
         if not same_devices(devices, self.devices):
             raise TowerError(
@@ -123,24 +111,14 @@ class CollectiveAllReduce:
                 f"not for {', '.join(devices)}. Create one for each set of "
                 "devices."
             )
-        if tf.executing_eagerly():
-            return sum_on_towers(grads, devices)
-
-        slot = self._next_slot()
-
-        def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            # The ring crashes on empty tensors (TF 2.21), and after a shape
-            # mismatch no collective op of the process works any more.
-            known = all(tensor.shape.num_elements() for tensor in tensors)
-            if tensors[0].dtype not in _DTYPES or not known:
-                main = devices[index % len(devices)]
-                return add_and_copy(main, tensors, devices)
-            return self._all_reduce(tensors, slot)
-
-        return reduce_each(grads, devices, dense)
+        slot = None if tf.executing_eagerly() else self._next_slot()
+        return reduce_in_graph(
+            *(grads, devices, _DTYPES),
+            functools.partial(self._all_reduce, slot),
+        )
 
     def _all_reduce(
-        self, tensors: Sequence[tf.Tensor], slot: tf.Tensor
+        self, slot: tf.Tensor, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         first_key = next(self._keys)
         with tf.device(self._host):

@@ -1,4 +1,4 @@
-"""Exchanges that send gradients in 16 bits.
+"""Exchanges that send gradients in 16 bits, and links of chains for them.
 
 =================  ============================================================
 ``exact``          no compression
@@ -17,30 +17,47 @@ too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.reduction.error_feedback import with_error_feedback
-from keras_towers.reduction.exchange import Exchange, exact, in_buckets
+from keras_towers.reduction.ranks import (
+    Decode,
+    Exchange,
+    Link,
+    chain,
+    exact,
+    in_buckets,
+)
 from keras_towers.transport import Transport
 
 
-def fp16(
-    transport: Transport, tensors: Sequence[tf.Tensor], key: str
-) -> list[tf.Tensor]:
-    """Sum in float16, by the transport's all-reduce."""
-    _check_floats(tensors)
-    sums = transport.all_reduce(
-        [
-            tf.cast(t, tf.float16) if is_rounded(t, tf.float16) else t
-            for t in tensors
-        ],
-        key,
-    )
-    return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
+def rounded(dtype: tf.DType) -> Link:
+    """Sum in a dtype of 16 bits."""
+
+    def link(
+        tensors: Sequence[tf.Tensor], key: str
+    ) -> tuple[list[tf.Tensor], Decode]:
+        _check_floats(tensors)
+        sent = [
+            tf.cast(t, dtype) if _is_rounded(t, dtype) else t for t in tensors
+        ]
+
+        def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [
+                tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)
+            ]
+
+        return sent, decode
+
+    return link
+
+
+fp16: Exchange = chain(rounded(tf.float16), exact)
+"""Sum in float16, by the transport's all-reduce."""
 
 
 def fp16_shards(
@@ -57,12 +74,61 @@ def bf16_shards(
     return _by_shards(tf.bfloat16, transport, tensors, key)
 
 
-def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
-    """Whether a gradient is sent as ``dtype`` with a loss of precision.
-
-    Those that already have 16 bits are sent unchanged.
-    """
+def _is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
+    """Whether sending a gradient as ``dtype`` loses precision."""
     return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
+
+
+def error_feedback(dtype: tf.DType) -> Link:
+    """Add the rounding error of each gradient to the next one.
+
+    Each rank stores its own rounding errors, which takes as much memory as its
+    gradients. The rounding of the sums that are sent back is not compensated.
+    For values that are not finite, no error is stored.
+
+    Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+    Data-Parallel Distributed Training of Speech DNNs", 2014; Karimireddy et
+    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    2019.
+
+    Args:
+        dtype: what the rest of the chain rounds gradients with more bits to.
+
+    Returns:
+        A stateful link; use it for one strategy only.
+    """
+    lost: dict[tuple, tf.Variable] = {}
+
+    def corrected(
+        tensor: tf.Tensor, key: str, index: int
+    ) -> tuple[tf.Tensor, tf.Operation | None]:
+        if not (_is_rounded(tensor, dtype) and tensor.shape.is_fully_defined()):
+            return tensor, None
+        # Gradients of another model may use the same key.
+        name = (key, index, tuple(tensor.shape), tensor.dtype)
+        if name not in lost:
+            with tf.init_scope(), compat.single_device_mode():
+                zeros = tf.zeros(tensor.shape, tensor.dtype)
+                lost[name] = tf.Variable(zeros, trainable=False)
+        wanted = tensor + lost[name]
+        error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
+        kept = tf.where(tf.math.is_finite(error), error, 0)
+        return wanted, lost[name].assign(kept, read_value=False)
+
+    def link(
+        tensors: Sequence[tf.Tensor], key: str
+    ) -> tuple[list[tf.Tensor], Decode]:
+        pairs = [corrected(t, key, i) for i, t in enumerate(tensors)]
+        stored = [kept for _, kept in pairs if kept is not None]
+
+        def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            # Nothing else in the graph depends on the assignments.
+            with tf.control_dependencies(stored):
+                return [tf.identity(total) for total in sums]
+
+        return [tensor for tensor, _ in pairs], decode
+
+    return link
 
 
 def _by_shards(
@@ -74,7 +140,7 @@ def _by_shards(
     _check_floats(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
-    rounded = [i for i in full if is_rounded(tensors[i], dtype)]
+    rounded = [i for i in full if _is_rounded(tensors[i], dtype)]
     return in_buckets(
         functools.partial(_sum_bucket, dtype),
         transport,
@@ -125,44 +191,23 @@ CompressionName: TypeAlias = Literal[
     "none", "fp16", "fp16-shards", "bf16", "fp16-feedback", "bf16-feedback"
 ]
 
-_NAMED: dict[str, Exchange] = {
-    "none": exact,
-    "fp16": fp16,
-    "fp16-shards": fp16_shards,
-    "bf16": bf16_shards,
-}
-_WITH_FEEDBACK = {
-    "fp16-feedback": (fp16_shards, tf.float16),
-    "bf16-feedback": (bf16_shards, tf.bfloat16),
+_NAMED: dict[str, Callable[[], Exchange]] = {
+    "none": lambda: exact,
+    "fp16": lambda: fp16,
+    "fp16-shards": lambda: fp16_shards,
+    "bf16": lambda: bf16_shards,
+    "fp16-feedback": lambda: chain(error_feedback(tf.float16), fp16_shards),
+    "bf16-feedback": lambda: chain(error_feedback(tf.bfloat16), bf16_shards),
 }
 
 
 def resolve(compression: CompressionName | Exchange | None) -> Exchange:
-    """Return the exchange for a user's choice.
-
-    Args:
-        compression: None or ``"none"``, ``"fp16"``, ``"fp16-shards"``,
-            ``"bf16"`` (by shards), ``"fp16-feedback"`` or ``"bf16-feedback"``
-            (by shards, with error feedback), or a function.
-
-    Raises:
-        TowerError: unknown name.
+    """Return the exchange for a user's choice; None: ``exact``.
 
     Example:
         >>> resolve("bf16") is bf16_shards
         True
     """
-    if compression is None:
-        return exact
     if callable(compression):
         return compression
-    if isinstance(compression, str):
-        if compression in _WITH_FEEDBACK:
-            return with_error_feedback(*_WITH_FEEDBACK[compression])
-        if compression in _NAMED:
-            return _NAMED[compression]
-    names = ", ".join(map(repr, [*_NAMED, *_WITH_FEEDBACK]))
-    raise TowerError(
-        f"compression={compression!r} is unknown: give None, one of {names}, "
-        "or a function of a transport, tensors and a key."
-    )
+    return _NAMED[compression or "none"]()

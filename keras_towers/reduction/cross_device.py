@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.reduction.across_ranks import sum_over_ranks
+from keras_towers.devices import same_device, same_devices
 from keras_towers.reduction.gradients import Gradient, Reduction, divided
-from keras_towers.reduction.placed import same_device, same_devices
+from keras_towers.reduction.ranks import sum_over_ranks
 from keras_towers.transport import SingleProcess, Transport, next_key
 
 

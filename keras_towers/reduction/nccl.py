@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_towers.reduction.gradients import Gradient, Gradients
-from keras_towers.reduction.naive import sum_on_towers
-from keras_towers.reduction.per_gradient import reduce_each
-from keras_towers.reduction.placed import add_and_copy, all_or_none
+from keras_towers.reduction.sums import copy_to, reduce_in_graph
 
 # The dtypes that TensorFlow's kernel supports.
 _DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -21,59 +19,31 @@ _names = itertools.count()
 def nccl_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum dense gradients with NCCL.
+    """Sum dense gradients on K physical GPUs of this process with NCCL.
 
-    Whatever TensorFlow's op does not support is summed on the towers in turn:
-    slices, bfloat16, and shapes that are empty or unknown at tracing time. In
-    eager code that applies to all gradients, because an op would wait forever
-    for peers that are launched after it. Ports mode "nccl" of tensorpack's
-    ``SyncMultiGPUTrainerReplicated``.
-
-    Args:
-        grads: K lists of N gradients.
-        devices: the names of K physical GPUs of this process.
-
-    Returns:
-        K lists of N sums.
-
-    Raises:
-        TowerError: the towers' gradients do not match.
-
-    Example:
-        >>> devices = ["/device:GPU:0", "/device:GPU:1"]
-        >>> @tf.function
-        ... def step(grads):
-        ...     return nccl_all_reduce(grads, devices)
+    ``reduce_in_graph`` says which are summed otherwise. Ports mode "nccl" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``.
     """
-    if tf.executing_eagerly():
-        return sum_on_towers(grads, devices)
 
-    def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        known = all(tensor.shape.num_elements() for tensor in tensors)
-        if tensors[0].dtype not in _DTYPES or not known:
-            main = devices[index % len(devices)]
-            return add_and_copy(main, tensors, devices)
-        return _all_reduce(tensors, devices)
-
-    return reduce_each(grads, devices, dense)
-
-
-def _all_reduce(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str]
-) -> list[tf.Tensor]:
-    name = f"keras_towers_{next(_names)}"
-    sums = []
-    for device, tensor in zip(devices, tensors, strict=True):
-        with tf.device(device):
-            sums.append(
-                tf.raw_ops.NcclAllReduce(
-                    input=tensor,
-                    reduction="sum",
-                    num_devices=len(devices),
-                    shared_name=name,
+    def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        name = f"keras_towers_{next(_names)}"
+        sums = []
+        for device, tensor in zip(devices, tensors, strict=True):
+            with tf.device(device):
+                sums.append(
+                    tf.raw_ops.NcclAllReduce(
+                        input=tensor,
+                        reduction="sum",
+                        num_devices=len(devices),
+                        shared_name=name,
+                    )
                 )
-            )
-    return all_or_none(sums, devices)
+        # An op that waits for its peers hangs if one of them is pruned from the
+        # graph because its result is unused: each depends on all of them.
+        with tf.control_dependencies(sums):
+            return list(map(copy_to, devices, sums))
+
+    return reduce_in_graph(grads, devices, _DTYPES, all_reduce)
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:

@@ -18,6 +18,7 @@ from keras_towers.reduction.gradients import (
     dense_of,
     split_kinds,
 )
+from keras_towers.reduction.ranks import Decode, Link
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -158,15 +159,7 @@ class PackingPlan:
     alone: tuple[int, ...]
 
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Pack gradients.
-
-        Args:
-            grads: N gradients of the planned dtypes and shapes.
-
-        Returns:
-            Buffers, one-dimensional, followed by the gradients that are not
-            packed.
-        """
+        """Return one-dimensional buffers, then what is not packed."""
         buffers: list[tf.Tensor] = []
         for group in self.groups:
             flat = [tf.reshape(grads[index], [-1]) for index in group.members]
@@ -174,14 +167,7 @@ class PackingPlan:
         return buffers + [grads[index] for index in self.alone]
 
     def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Undo ``pack``.
-
-        Args:
-            buffers: what ``pack`` returned, or sums of that.
-
-        Returns:
-            N gradients with their shapes.
-        """
+        """Return N gradients from what ``pack`` returned, or sums of that."""
         rest = iter(buffers)
         grads: dict[int, tf.Tensor] = {}
         for group in self.groups:
@@ -195,18 +181,32 @@ class PackingPlan:
         return [grads[index] for index in range(len(grads))]
 
 
-def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
-    """Apply a reduction to packed gradients.
-
-    Each tower packs and unpacks on its own device. IndexedSlices and gradients
-    that the packer does not pack are passed to the reduction unchanged.
+def pack(
+    packer: GradientPacker, like: Sequence[tf.Tensor] | None = None
+) -> Link:
+    """Sum a few buffers instead of many gradients.
 
     Args:
-        reduction: any reduction.
-        packer: determines the buffers from the shapes on tower 0.
+        packer: decides how gradients are packed.
+        like: tensors whose static shapes it goes by, if not those it packs.
+    """
 
-    Returns:
-        A reduction that returns the same sums.
+    def link(
+        tensors: Sequence[tf.Tensor], key: str
+    ) -> tuple[list[tf.Tensor], Decode]:
+        plan = packer.plan(like or tensors)
+        if plan is None:
+            return list(tensors), list
+        return plan.pack(tensors), plan.unpack
+
+    return link
+
+
+def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
+    """Apply a reduction to packed gradients, with the same sums.
+
+    Each tower packs and unpacks on its own device, as the shapes on tower 0
+    say. IndexedSlices are passed to the reduction unchanged.
 
     Example:
         >>> reduce = packed(hierarchical_all_reduce, GradientPacker())
@@ -216,21 +216,20 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-        dense, sparse = split_kinds(grads[0])
-        one_tower = len(grads) == 1
-        plan = None if one_tower else packer.plan(dense_of(grads[0]))
-        if plan is None:
+        if len(grads) == 1:
             return reduction(grads, devices)
+        dense, sparse = split_kinds(grads[0])
+        link = pack(packer, like=dense_of(grads[0]))
         rows: list[list[Gradient]] = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
-                buffers = plan.pack(dense_of(row))
+                buffers, unpack = link(dense_of(row), "")
             rows.append([*buffers, *(row[i] for i in sparse)])
         results = []
         for device, row in zip(devices, reduction(rows, devices), strict=True):
             end = len(row) - len(sparse)
             with tf.device(device):
-                tensors = plan.unpack(dense_of(row[:end]))
+                tensors = unpack(dense_of(row[:end]))
             sums: dict[int, Gradient] = dict(zip(dense, tensors, strict=True))
             sums.update(zip(sparse, row[end:], strict=True))
             results.append([sums[i] for i in range(len(sums))])

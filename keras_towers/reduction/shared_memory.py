@@ -8,14 +8,23 @@ and so detects dead ranks as in any other collective.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import logging
+import mmap
+import os
+import pathlib
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.exchange import in_buckets
-from keras_towers.reduction.segments import SharedBucket
+from keras_towers.reduction.ranks import in_buckets
 from keras_towers.transport import Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # For less than this, an all-reduce is cheaper than signalling readiness.
 MIN_BYTES = 256 * 2**10
@@ -122,3 +131,171 @@ def _can_be_shared(tensor: tf.Tensor) -> bool:
     return tensor.dtype in (tf.float32, tf.float64) and bool(
         tensor.shape.num_elements()
     )
+
+
+FOLDER = pathlib.Path("/dev/shm")
+
+# TensorFlow uses arrays with this alignment without copying them.
+_ALIGNMENT = 64
+
+
+class SharedBucket:
+    """Sums one group of arrays over the ranks of a machine.
+
+    Each rank publishes its arrays (``post``), sums its share of the elements
+    over all ranks (``reduce``), and reads the sums of all shares (``collect``).
+    The caller ensures that no rank starts a phase before all have finished the
+    previous one. Each element is summed by a single rank, in a fixed order, so
+    the results are bit-identical on every rank.
+
+    Args:
+        rank: this process.
+        size: number of processes.
+        lengths: number of elements of each array.
+        dtype: their dtype.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        lengths: Sequence[int],
+        dtype: np.dtype,
+    ):
+        self._rank, self._size = rank, size
+        self._lengths, self._dtype = list(lengths), np.dtype(dtype)
+        step = _ALIGNMENT // self._dtype.itemsize
+        *self._starts, self._total = itertools.accumulate(
+            (-(-length // step) * step for length in lengths), initial=0
+        )
+        self._bounds = [self._total * r // size for r in range(size + 1)]
+        self._name = secrets.randbelow(2**62) + 1
+        self._own: np.ndarray | None = None
+        self._sent: list[np.ndarray] = []
+        self._sums: np.ndarray | None = None
+        self._names: list[int] = []
+        self._failed = False
+        self._unlink = weakref.finalize(self, _unlink, _path(self._name))
+
+    def post(self, *arrays: np.ndarray) -> np.int64:
+        """Write the elements that the other ranks sum.
+
+        Returns:
+            A number by which they find this memory, or 0 if there is no room.
+        """
+        if self._failed:
+            return np.int64(0)
+        try:
+            if self._own is None:
+                self._own = self._map(self._rank, self._name, create=True)
+        except OSError as error:
+            self._fail(error)
+            return np.int64(0)
+        for rank in range(self._size):
+            if rank != self._rank:
+                for place, part in self._parts(rank, arrays):
+                    np.copyto(self._own[place], part)
+        return np.int64(self._name)
+
+    def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
+        """Sum this rank's share, after all ranks have written theirs.
+
+        Args:
+            names: what ``post`` returned on all ranks.
+            *arrays: the arrays given to ``post`` on this rank.
+
+        Returns:
+            1, or 0 if the others' memory cannot be read.
+        """
+        try:
+            self._open(names)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            return np.int32(0)
+        first, *rest = self._sent
+        sums = self._sums
+        assert sums is not None  # It is open.
+        # Gradients may be infinite; loss scaling deals with that.
+        with np.errstate(all="ignore"):
+            for place, part in self._parts(self._rank, arrays):
+                total = sums[place]
+                np.add(part, first[place], out=total)
+                for other in rest:
+                    np.add(total, other[place], out=total)
+        return np.int32(1)
+
+    def collect(self, _: np.int32) -> list[np.ndarray]:
+        """Return the sums, in memory that the next ``reduce`` overwrites."""
+        # All ranks have mapped it; unlinked, it is freed when they end.
+        self._unlink()
+        assert self._sums is not None  # After ``reduce``.
+        return [
+            self._sums[start : start + length]
+            for start, length in zip(self._starts, self._lengths, strict=True)
+        ]
+
+    def _parts(
+        self, rank: int, arrays: Sequence[np.ndarray]
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """The share of ``rank``: slices of the bucket, and their values."""
+        low, high = self._bounds[rank : rank + 2]
+        for start, array in zip(self._starts, arrays, strict=True):
+            begin, end = max(low, start), min(high, start + array.size)
+            if begin < end:
+                part = array.reshape(-1)[begin - start : end - start]
+                yield slice(begin, end), part
+
+    def _open(self, names: np.ndarray) -> None:
+        if self._failed or not all(names):
+            raise OSError("a rank could not allocate shared memory")
+        if self._sums is not None:
+            if list(names) != self._names:
+                raise OSError("a rank was replaced by another process")
+            return
+        assert self._own is not None  # It has been posted.
+        maps = [
+            self._own if r == self._rank else self._map(r, name, create=False)
+            for r, name in enumerate(names)
+        ]
+        self._sent = [m for r, m in enumerate(maps) if r != self._rank]
+        self._sums = maps[0][self._total :]
+        self._names = list(names)
+
+    def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
+        """Map a rank's memory; that of rank 0 also holds the sums."""
+        count = self._total * (2 if rank == 0 else 1)
+        size = count * self._dtype.itemsize
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        descriptor = os.open(_path(name), flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, size)
+                # Nobody else sums this rank's share.
+                low, high = self._bounds[rank : rank + 2]
+                for begin, end in ((0, low), (high, count)):
+                    if begin < end:
+                        # Fails if there is no room; a later write would kill
+                        # us.
+                        os.posix_fallocate(
+                            descriptor,
+                            begin * self._dtype.itemsize,
+                            (end - begin) * self._dtype.itemsize,
+                        )
+            return np.frombuffer(mmap.mmap(descriptor, size), self._dtype)
+        finally:
+            os.close(descriptor)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            logger.debug("not using shared memory for gradients: %s", error)
+        self._failed = True
+        self._unlink()
+
+
+def _path(name: int) -> pathlib.Path:
+    return FOLDER / f"keras-towers-{name:x}"
+
+
+def _unlink(path: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.replicas.servers.direct import DirectSession
@@ -103,7 +102,7 @@ class DistributedParameterServerStrategy(BaseStrategy):
         """Place the copies: large ones are balanced."""
         homes = [tower_lib.short_name(device) for device in devices]
         if self.caching_device == "cpu":
-            homes = [reduction_lib.host_of(homes[0])]
+            homes = [devices_lib.host_of(homes[0])]
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)
         return lambda v: place(v.path, v.shape, v.dtype)
 

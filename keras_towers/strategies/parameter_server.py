@@ -7,7 +7,6 @@ from typing import Literal, Self, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers import reduction as reduction_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
@@ -77,7 +76,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.ps_device: Literal["cpu", "gpu"] = ps_device
         homes = devices
         if ps_device == "cpu":
-            homes = [reduction_lib.host_of(devices[0])]
+            homes = [devices_lib.host_of(devices[0])]
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
             [tower_lib.short_name(device) for device in homes]
         )

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction import segments
+from keras_towers.reduction import shared_memory
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
 
@@ -55,26 +55,26 @@ def difference(first, second):
 
 @check
 def shared_memory_is_exact_to_the_bit():
-    before = set(segments.FOLDER.iterdir())
+    before = set(shared_memory.FOLDER.iterdir())
     calls = []
-    collect = segments.SharedBucket.collect
+    collect = shared_memory.SharedBucket.collect
 
     def counted(bucket, ranks):
         calls.append(ranks)
         return collect(bucket, ranks)
 
-    with mock.patch.object(segments.SharedBucket, "collect", counted):
+    with mock.patch.object(shared_memory.SharedBucket, "collect", counted):
         assert difference(train(None), exactly()) == 0
     assert len(calls) == 3
-    left = set(segments.FOLDER.iterdir()) - before
+    left = set(shared_memory.FOLDER.iterdir()) - before
     assert not [p for p in left if p.name.startswith("keras-towers")]
 
 
 @check
 def a_rank_without_shared_memory():
     missing = pathlib.Path("/dev/shm/missing")
-    folder = missing if RANK == 1 else segments.FOLDER
-    with mock.patch.object(segments, "FOLDER", folder):
+    folder = missing if RANK == 1 else shared_memory.FOLDER
+    with mock.patch.object(shared_memory, "FOLDER", folder):
         assert difference(train(None), exactly()) == 0
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import reduction
+from keras_towers.devices import same_device
 from keras_towers.reduction.gradients import is_sparse
-from keras_towers.reduction.placed import same_device
 
 ROWS = 11
 

@@ -5,14 +5,20 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import compression, exact, with_error_feedback
+from keras_towers.reduction import (
+    GradientPacker,
+    chain,
+    error_feedback,
+    exact,
+    pack,
+)
 from keras_towers.reduction.compression import (
     bf16_shards,
     fp16,
     fp16_shards,
     resolve,
 )
-from keras_towers.reduction.exchange import buckets
+from keras_towers.reduction.ranks import buckets
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
@@ -117,11 +123,11 @@ def test_error_feedback_makes_up_for_rounding(exchange, dtype, bits):
         return (run() - 300 * value).numpy()
 
     assert np.abs(total(exchange)).min() > 0.05
-    assert np.abs(total(with_error_feedback(exchange, dtype))).max() < 0.02
+    assert np.abs(total(chain(error_feedback(dtype), exchange))).max() < 0.02
 
 
 def test_error_feedback_forgets_what_is_not_finite():
-    exchange = with_error_feedback(fp16_shards, tf.float16)
+    exchange = chain(error_feedback(tf.float16), fp16_shards)
     run = tf.function(lambda x: exchange(SingleProcess(), [x], "k")[0])
     assert np.isinf(run(tf.constant([1e6, 1.0]))[0])
     assert np.isnan(run(tf.constant([np.nan, 1.0]))[0])
@@ -129,7 +135,7 @@ def test_error_feedback_forgets_what_is_not_finite():
 
 
 def test_error_feedback_of_another_model_under_the_same_key():
-    exchange = with_error_feedback(fp16_shards, tf.float16)
+    exchange = chain(error_feedback(tf.float16), fp16_shards)
     for shape in ([3], [2, 2], [3]):
         (result,) = exchange(SingleProcess(), [tf.ones(shape)], "k")
         assert result.shape == shape
@@ -142,7 +148,11 @@ def test_names():
     assert resolve(fp16_shards) is fp16_shards
     # Each has a memory of its own.
     assert resolve("bf16-feedback") is not resolve("bf16-feedback")
-    with pytest.raises(TowerError) as error:
-        resolve("zip")
-    for name in (*compression._NAMED, *compression._WITH_FEEDBACK):
-        assert repr(name) in str(error.value)
+
+
+def test_links_of_a_chain():
+    exchange = chain(pack(GradientPacker(2, min_elements=1)), fp16)
+    inputs = [random_tensors(rank, SHAPES, tf.float32) for rank in range(2)]
+    results = summed(2, exchange, lambda rank: inputs[rank])
+    assert_sums(results, inputs, 4e-3)
+    assert [tensor.shape for tensor in results[0]] == SHAPES

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.reduction import GradientPacker, packed, sum_on_towers
-from keras_towers.reduction.placed import same_device
 from tests.reduction.cases import assert_sums, cpus, make_gradients
 
 pytestmark = pytest.mark.core

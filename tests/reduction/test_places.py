@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.devices import host_of, same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
     hierarchical_all_reduce,
@@ -17,8 +18,7 @@ from keras_towers.reduction import (
     sum_on_host,
     sum_on_towers,
 )
-from keras_towers.reduction.placed import host_of, same_device, same_devices
-from keras_towers.reduction.sparse import sum_slices
+from keras_towers.reduction.sums import sum_slices
 from tests.reduction.cases import assert_sums, cpus, make_gradients, ops_of
 
 FULL = "/job:localhost/replica:0/task:0"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.reduction import SharedMemoryExchange, segments
+from keras_towers.reduction import SharedMemoryExchange, shared_memory
 from keras_towers.reduction.shared_memory import MIN_BYTES, available
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
@@ -15,7 +15,7 @@ SHAPES = [(3, 5), (), (LARGE // 7, 7), (0, 2), (11,), (LARGE + 1,)]
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(segments, "FOLDER", tmp_path)
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -65,19 +65,19 @@ def test_other_dtypes_go_by_the_transport():
 
 
 def test_without_room_the_transport_sums(monkeypatch, folder):
-    monkeypatch.setattr(segments, "FOLDER", folder / "missing")
+    monkeypatch.setattr(shared_memory, "FOLDER", folder / "missing")
     assert plain(run(2, steps=2)) == ["k.0.plain"] * 2
 
 
 def test_a_rank_that_sees_no_other_one(monkeypatch, folder):
-    original = segments.SharedBucket._map
+    original = shared_memory.SharedBucket._map
 
     def map_own_only(bucket, rank, name, create):
         if not create and bucket._rank == 1:
             raise FileNotFoundError(name)
         return original(bucket, rank, name, create)
 
-    monkeypatch.setattr(segments.SharedBucket, "_map", map_own_only)
+    monkeypatch.setattr(shared_memory.SharedBucket, "_map", map_own_only)
     assert plain(run(3, steps=3)) == ["k.0.plain"] * 3
 
 
@@ -101,7 +101,7 @@ def test_a_rank_takes_no_room_for_its_own_share(folder):
     ones = np.ones(LARGE, np.float32)
     taken = []
     for rank in range(4):
-        bucket = segments.SharedBucket(rank, 4, [LARGE], ones.dtype)
+        bucket = shared_memory.SharedBucket(rank, 4, [LARGE], ones.dtype)
         bucket.post(ones)
         (file,) = folder.iterdir()
         taken.append(512 * file.stat().st_blocks / ones.nbytes)

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.placement import byte_size
-from keras_towers.reduction.placed import same_device
 
 
 class PlacedSlots:

@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.devices import same_devices
 from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.shares import BatchShares
-from keras_towers.reduction.placed import same_devices
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {

@@ -1,13 +1,20 @@
-"""Exchanges: how dense gradients are summed over processes."""
+"""Sums over processes: exchanges of dense gradients, and chains of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
-from keras_towers.transport import Transport
+from keras_towers.reduction.gradients import (
+    Gradient,
+    Gradients,
+    Reduction,
+    dense_of,
+    split_kinds,
+)
+from keras_towers.transport import Transport, next_key
 
 Exchange: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]
@@ -18,7 +25,43 @@ The string is a prefix for the keys of the collectives, the same on all ranks.
 The sums are bit-identical on every rank.
 """
 
+Decode: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+Link: TypeAlias = Callable[
+    [Sequence[tf.Tensor], str], tuple[list[tf.Tensor], Decode]
+]
+"""From N dense tensors and a key to M tensors that are summed instead, and to
+the function that makes N sums of those M."""
+
 BUCKET_BYTES = 16 * 2**20
+
+Summed = TypeVar("Summed", bound=Gradient)
+
+
+def chain(*parts: Link | Exchange) -> Exchange:
+    """Compose links, and an exchange as the last part, into an exchange.
+
+    Each link encodes what the one before it returned; the exchange sums; the
+    links decode the sums in reverse order.
+
+    Example:
+        >>> chain(pack(GradientPacker()), rounded(tf.float16), exact)
+    """
+    links = cast(Sequence[Link], parts[:-1])
+    exchange = cast(Exchange, parts[-1])
+
+    def exchange_chained(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        decoders = []
+        for link in links:
+            tensors, decode = link(tensors, key)
+            decoders.append(decode)
+        sums = exchange(transport, tensors, key)
+        for decode in reversed(decoders):
+            sums = decode(sums)
+        return sums
+
+    return exchange_chained
 
 
 def exact(
@@ -26,6 +69,50 @@ def exact(
 ) -> list[tf.Tensor]:
     """Sum tensors without loss, by the transport's all-reduce."""
     return transport.all_reduce(tensors, key)
+
+
+def across_ranks(
+    reduction: Reduction, transport: Transport, exchange: Exchange = exact
+) -> Reduction:
+    """Extend a reduction over towers to several processes.
+
+    Gradients are summed over the towers of each process first; each process
+    then sends its sums once, and every tower gets the result. All processes
+    have to call it with gradients of the same shapes.
+    """
+
+    def reduce(
+        grads: Gradients, devices: Sequence[str]
+    ) -> list[list[Gradient]]:
+        rows = grads if len(grads) == 1 else reduction(grads, devices)
+        sums = sum_over_ranks(transport, rows[0], exchange)
+        return [sums for _ in devices]
+
+    return reduce
+
+
+def sum_over_ranks(
+    transport: Transport,
+    grads: Sequence[Summed],
+    exchange: Exchange = exact,
+) -> list[Summed]:
+    """Sum each of N gradients over the ranks.
+
+    Dense ones go through the exchange. Sparse ones become the slices of all
+    ranks, concatenated in rank order.
+    """
+    key = next_key("sum")
+    dense, sparse = split_kinds(grads)
+    totals = exchange(transport, dense_of(grads), key)
+    sums: dict[int, Any] = dict(zip(dense, totals, strict=True))
+    for i in sparse:
+        grad: Any = grads[i]
+        sums[i] = tf.IndexedSlices(
+            transport.all_gather(grad.values, f"{key}.values.{i}"),
+            transport.all_gather(grad.indices, f"{key}.indices.{i}"),
+            grad.dense_shape,
+        )
+    return [sums[i] for i in range(len(grads))]
 
 
 def in_buckets(
