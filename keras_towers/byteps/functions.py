@@ -15,7 +15,7 @@ from keras_towers.dropin.values import (
     plain,
     refuse_global_variables,
 )
-from keras_towers.reduction import Exchange
+from keras_towers.reduction import CommunicationHook
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.byteps import BytePSTransport
 
@@ -46,7 +46,7 @@ def shutdown() -> None:
     models.restore_compile()
 
 
-def compressed_sums(compression: Any) -> Exchange:
+def compressed_sums(compression: Any) -> CommunicationHook:
     """Return the exchange that sends what ``compression`` makes of tensors."""
 
     def exchange(

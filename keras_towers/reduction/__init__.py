@@ -16,10 +16,10 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``across_ranks``               extends a reduction to several processes
-``exact``, ``fp16``, ...       exchanges: sums between processes
-``SharedMemoryExchange(...)``  without loss, between processes on one machine
-``chain(...)``                 an exchange of links (``pack``, ``rounded``,
-                               ``error_feedback``) and of another exchange
+``all_reduce``, ``fp16``, ...       hooks: sums between processes
+``SharedMemoryAllReduce(...)``  without loss, between processes on one machine
+``chain(...)``                 a hook of links (``pack``, ``rounded``,
+                               ``error_feedback``) and of another hook
 =============================  ==============================================
 """
 
@@ -43,14 +43,14 @@ from keras_towers.reduction.gradients import (
 from keras_towers.reduction.nccl import nccl_all_reduce, nccl_available
 from keras_towers.reduction.packing import GradientPacker, pack, packed
 from keras_towers.reduction.ranks import (
-    Exchange,
+    CommunicationHook,
     Link,
     across_ranks,
+    all_reduce,
     chain,
-    exact,
     sum_over_ranks,
 )
-from keras_towers.reduction.shared_memory import SharedMemoryExchange
+from keras_towers.reduction.shared_memory import SharedMemoryAllReduce
 from keras_towers.reduction.sums import (
     hierarchical_all_reduce,
     sum_at_variables,
@@ -61,20 +61,20 @@ from keras_towers.reduction.sums import (
 __all__ = [
     "CollectiveAllReduce",
     "CompressionName",
-    "Exchange",
+    "CommunicationHook",
     "Gradient",
     "GradientPacker",
     "Gradients",
     "Link",
     "Reduction",
     "ReductionCrossDeviceOps",
-    "SharedMemoryExchange",
+    "SharedMemoryAllReduce",
     "across_ranks",
     "bf16_shards",
     "chain",
     "divided",
     "error_feedback",
-    "exact",
+    "all_reduce",
     "fp16",
     "fp16_shards",
     "hierarchical_all_reduce",

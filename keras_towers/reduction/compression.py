@@ -1,7 +1,7 @@
-"""Exchanges that send gradients in 16 bits, and links of chains for them.
+"""Hooks that send gradients in 16 bits, and links of chains for them.
 
 =================  ============================================================
-``exact``          no compression
+``all_reduce``          no compression
 ``fp16``           the engine sums in float16: right for NCCL; slower than no
                    compression over Gloo, which adds float16 in software
 ``fp16_shards``    sends float16; each rank sums one shard in float32
@@ -25,11 +25,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.reduction.ranks import (
+    CommunicationHook,
     Decode,
-    Exchange,
     Link,
+    all_reduce,
     chain,
-    exact,
     in_buckets,
 )
 from keras_towers.transport import Transport
@@ -56,7 +56,7 @@ def rounded(dtype: tf.DType) -> Link:
     return link
 
 
-fp16: Exchange = chain(rounded(tf.float16), exact)
+fp16: CommunicationHook = chain(rounded(tf.float16), all_reduce)
 """Sum in float16, by the transport's all-reduce."""
 
 
@@ -191,8 +191,8 @@ CompressionName: TypeAlias = Literal[
     "none", "fp16", "fp16-shards", "bf16", "fp16-feedback", "bf16-feedback"
 ]
 
-_NAMED: dict[str, Callable[[], Exchange]] = {
-    "none": lambda: exact,
+_NAMED: dict[str, Callable[[], CommunicationHook]] = {
+    "none": lambda: all_reduce,
     "fp16": lambda: fp16,
     "fp16-shards": lambda: fp16_shards,
     "bf16": lambda: bf16_shards,
@@ -201,8 +201,10 @@ _NAMED: dict[str, Callable[[], Exchange]] = {
 }
 
 
-def resolve(compression: CompressionName | Exchange | None) -> Exchange:
-    """Return the exchange for a user's choice; None: ``exact``.
+def resolve(
+    compression: CompressionName | CommunicationHook | None,
+) -> CommunicationHook:
+    """Return the hook for a user's choice; None: ``all_reduce``.
 
     Example:
         >>> resolve("bf16") is bf16_shards

@@ -1,4 +1,4 @@
-"""Sums over processes: exchanges of dense gradients, and chains of them."""
+"""Sums over processes: communication hooks, and chains of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_towers.reduction.gradients import (
 )
 from keras_towers.transport import Transport, next_key
 
-Exchange: TypeAlias = Callable[
+CommunicationHook: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]
 ]
 """From this rank's N dense tensors to their N sums over the ranks.
@@ -37,34 +37,34 @@ BUCKET_BYTES = 16 * 2**20
 Summed = TypeVar("Summed", bound=Gradient)
 
 
-def chain(*parts: Link | Exchange) -> Exchange:
-    """Compose links, and an exchange as the last part, into an exchange.
+def chain(*parts: Link | CommunicationHook) -> CommunicationHook:
+    """Compose links, and a hook as the last part, into a hook.
 
-    Each link encodes what the one before it returned; the exchange sums; the
+    Each link encodes what the one before it returned; the hook sums; the
     links decode the sums in reverse order.
 
     Example:
-        >>> chain(pack(GradientPacker()), rounded(tf.float16), exact)
+        >>> chain(pack(GradientPacker()), rounded(tf.float16), all_reduce)
     """
     links = cast(Sequence[Link], parts[:-1])
-    exchange = cast(Exchange, parts[-1])
+    hook = cast(CommunicationHook, parts[-1])
 
-    def exchange_chained(
+    def chained(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         decoders = []
         for link in links:
             tensors, decode = link(tensors, key)
             decoders.append(decode)
-        sums = exchange(transport, tensors, key)
+        sums = hook(transport, tensors, key)
         for decode in reversed(decoders):
             sums = decode(sums)
         return sums
 
-    return exchange_chained
+    return chained
 
 
-def exact(
+def all_reduce(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
     """Sum tensors without loss, by the transport's all-reduce."""
@@ -72,7 +72,9 @@ def exact(
 
 
 def across_ranks(
-    reduction: Reduction, transport: Transport, exchange: Exchange = exact
+    reduction: Reduction,
+    transport: Transport,
+    hook: CommunicationHook = all_reduce,
 ) -> Reduction:
     """Extend a reduction over towers to several processes.
 
@@ -85,7 +87,7 @@ def across_ranks(
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         rows = grads if len(grads) == 1 else reduction(grads, devices)
-        sums = sum_over_ranks(transport, rows[0], exchange)
+        sums = sum_over_ranks(transport, rows[0], hook)
         return [sums for _ in devices]
 
     return reduce
@@ -94,16 +96,16 @@ def across_ranks(
 def sum_over_ranks(
     transport: Transport,
     grads: Sequence[Summed],
-    exchange: Exchange = exact,
+    hook: CommunicationHook = all_reduce,
 ) -> list[Summed]:
     """Sum each of N gradients over the ranks.
 
-    Dense ones go through the exchange. Sparse ones become the slices of all
+    Dense ones go through the hook. Sparse ones become the slices of all
     ranks, concatenated in rank order.
     """
     key = next_key("sum")
     dense, sparse = split_kinds(grads)
-    totals = exchange(transport, dense_of(grads), key)
+    totals = hook(transport, dense_of(grads), key)
     sums: dict[int, Any] = dict(zip(dense, totals, strict=True))
     for i in sparse:
         grad: Any = grads[i]
@@ -116,7 +118,7 @@ def sum_over_ranks(
 
 
 def in_buckets(
-    sum_bucket: Exchange,
+    sum_bucket: CommunicationHook,
     transport: Transport,
     tensors: Sequence[tf.Tensor],
     key: str,
@@ -131,7 +133,7 @@ def in_buckets(
         sum_bucket: sums tensors of the same dtype.
         transport: connects the ranks.
         tensors: N tensors.
-        key: as for an ``Exchange``.
+        key: as for an ``CommunicationHook``.
         chosen: the indices of those that are summed in buckets.
         others: the indices of those that the transport's all-reduce sums.
         limit: as for ``buckets``.
@@ -141,12 +143,12 @@ def in_buckets(
     """
     sums = list(tensors)
     groups = buckets(tensors, chosen, limit)
-    exchanges = [(sum_bucket, str(n), group) for n, group in enumerate(groups)]
+    hooks = [(sum_bucket, str(n), group) for n, group in enumerate(groups)]
     if others:
-        exchanges.append((exact, "others", list(others)))
-    for exchange, name, members in exchanges:
+        hooks.append((all_reduce, "others", list(others)))
+    for hook, name, members in hooks:
         parts = [tensors[i] for i in members]
-        totals = exchange(transport, parts, f"{key}.{name}")
+        totals = hook(transport, parts, f"{key}.{name}")
         for index, total in zip(members, totals, strict=True):
             sums[index] = total
     return sums

@@ -34,16 +34,16 @@ MIN_BYTES = 256 * 2**10
 BUCKET_BYTES = 64 * 2**20
 
 
-class SharedMemoryExchange:
-    """An ``Exchange`` for ranks that are all on one machine, without GPUs.
+class SharedMemoryAllReduce:
+    """A ``CommunicationHook`` for ranks of one machine without GPUs.
 
     If memory cannot be shared, because there is too little or the ranks are in
     different containers, it falls back to the transport's all-reduce. Small,
     integer and 16-bit gradients always use that.
 
     Example:
-        >>> exchange = SharedMemoryExchange()
-        >>> sums = exchange(transport, gradients, "kt.sum.1")
+        >>> hook = SharedMemoryAllReduce()
+        >>> sums = hook(transport, gradients, "kt.sum.1")
     """
 
     def __init__(self):
@@ -52,7 +52,7 @@ class SharedMemoryExchange:
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum N tensors over the ranks; see ``Exchange``."""
+        """Sum N tensors over the ranks; see ``CommunicationHook``."""
         shared = [i for i, t in enumerate(tensors) if _can_be_shared(t)]
         size = sum(
             tensors[i].shape.num_elements() * tensors[i].dtype.size
@@ -122,7 +122,7 @@ class SharedMemoryExchange:
 def available(transport: Transport) -> bool:
     """Whether the ranks appear to be on one machine.
 
-    All ranks get the same answer, because all must use the same exchange.
+    All ranks get the same answer, because all must use the same hook.
     """
     return 1 < transport.size == transport.local_size
 

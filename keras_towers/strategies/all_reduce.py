@@ -14,7 +14,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.strategies.modes import Mode
 from keras_towers.strategies.options import Options
-from keras_towers.strategies.ranks import exchange_of
+from keras_towers.strategies.ranks import hook_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -25,10 +25,10 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
     if transport.size > 1:
-        exchange = exchange_of(options.compression, transport, config.devices)
-        reduction = reduction_lib.across_ranks(reduction, transport, exchange)
+        hook = hook_of(options.compression, transport, config.devices)
+        reduction = reduction_lib.across_ranks(reduction, transport, hook)
         over_ranks = functools.partial(
-            reduction_lib.sum_over_ranks, transport, exchange=exchange
+            reduction_lib.sum_over_ranks, transport, hook=hook
         )
     if updates == "sharded" and config.num_replicas == 1:
         logger.warning(

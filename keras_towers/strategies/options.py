@@ -17,7 +17,11 @@ import numpy as np
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, StepOptions, Updates
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.reduction import CompressionName, Exchange, GradientPacker
+from keras_towers.reduction import (
+    CommunicationHook,
+    CompressionName,
+    GradientPacker,
+)
 from keras_towers.strategies.modes import ModeName
 
 RENAMED = {
@@ -95,7 +99,7 @@ class Options(StepOptions):
     mode: ModeName | None = None
     updates: Updates | None = None
     packer: GradientPacker | bool | None = None
-    compression: CompressionName | Exchange | None = None
+    compression: CompressionName | CommunicationHook | None = None
     scale_gradient: bool = True
     stall_shutdown_s: float = 600
     cluster: Cluster | None = None
@@ -136,7 +140,7 @@ class AllReduceKeywords(StepKeywords, total=False):
 class RankKeywords(AllReduceKeywords, total=False):
     """The ``Options`` of ranks that all-reduce their gradients."""
 
-    compression: CompressionName | Exchange | None
+    compression: CompressionName | CommunicationHook | None
 
 
 class ServerKeywords(TypedDict, total=False):

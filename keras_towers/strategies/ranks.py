@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.meeting.variables import OWN_GPUS
-from keras_towers.reduction import CompressionName, Exchange
+from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport
 
@@ -77,12 +77,12 @@ def devices_of_rank(
     return list(range(first, first + towers))
 
 
-def exchange_of(
-    compression: CompressionName | Exchange | None,
+def hook_of(
+    compression: CompressionName | CommunicationHook | None,
     transport: Transport,
     devices: Sequence[str],
-) -> Exchange:
-    """Return the exchange of gradients that ``compression`` asks for.
+) -> CommunicationHook:
+    """Return the hook of gradients that ``compression`` asks for.
 
     Raises:
         TowerError: there is none of that name.
@@ -92,7 +92,7 @@ def exchange_of(
 
     on_host = devices_lib.all_on_host(devices)
     if compression is None and on_host and shared_memory.available(transport):
-        return shared_memory.SharedMemoryExchange()
+        return shared_memory.SharedMemoryAllReduce()
     return compression_lib.resolve(compression)
 
 

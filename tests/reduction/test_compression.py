@@ -7,9 +7,9 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
     GradientPacker,
+    all_reduce,
     chain,
     error_feedback,
-    exact,
     pack,
 )
 from keras_towers.reduction.compression import (
@@ -24,7 +24,7 @@ from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
 SHAPES = [(7, 3), (), (5,), (0, 4), (1, 1), (1000,)]
 FORMS = [
-    (exact, 1e-6),
+    (all_reduce, 1e-6),
     (fp16, 4e-3),
     (fp16_shards, 2e-3),
     (bf16_shards, 2e-2),
@@ -143,7 +143,7 @@ def test_error_feedback_of_another_model_under_the_same_key():
 
 def test_names():
     names = (None, "none", "fp16", "fp16-shards", "bf16")
-    known = [exact, exact, fp16, fp16_shards, bf16_shards]
+    known = [all_reduce, all_reduce, fp16, fp16_shards, bf16_shards]
     assert [resolve(name) for name in names] == known
     assert resolve(fp16_shards) is fp16_shards
     # Each has a memory of its own.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.reduction import SharedMemoryExchange, shared_memory
+from keras_towers.reduction import SharedMemoryAllReduce, shared_memory
 from keras_towers.reduction.shared_memory import MIN_BYTES, available
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
@@ -30,7 +30,7 @@ def run(size, steps=1, dtype=tf.float32, shapes=SHAPES):
     ]
 
     def rank(transport):
-        exchange = SharedMemoryExchange()
+        exchange = SharedMemoryAllReduce()
         return [exchange(transport, row[transport.rank], "k") for row in inputs]
 
     results, keys = on_ranks(size, rank)
@@ -57,7 +57,7 @@ def test_what_is_small_goes_by_the_transport():
 def test_other_dtypes_go_by_the_transport():
     def rank(transport):
         tensors = [tf.ones([LARGE]), tf.constant([2]), tf.ones([1], tf.float16)]
-        return SharedMemoryExchange()(transport, tensors, "k")
+        return SharedMemoryAllReduce()(transport, tensors, "k")
 
     for result in on_ranks(2, rank)[0]:
         assert [t.dtype for t in result] == [tf.float32, tf.int32, tf.float16]
@@ -85,10 +85,10 @@ def test_a_rank_that_was_started_anew():
     meetings = []
 
     def rank(transport):
-        exchange = SharedMemoryExchange()
+        exchange = SharedMemoryAllReduce()
         for step in range(3):
             if step == 1 and transport.rank == 1:
-                exchange = SharedMemoryExchange()
+                exchange = SharedMemoryAllReduce()
             (total,) = exchange(transport, [tf.ones([LARGE])], "k")
             meetings.append(np.unique(total).tolist())
 
@@ -115,7 +115,7 @@ def test_infinities_arrive_and_results_survive_the_next_step():
     value[:3] = [np.inf, np.nan, 3e38]
 
     def rank(transport):
-        exchange = SharedMemoryExchange()
+        exchange = SharedMemoryAllReduce()
         (first,) = exchange(transport, [tf.constant(value)], "k")
         (second,) = exchange(transport, [3 * tf.ones([LARGE])], "k")
         return first, second
