@@ -150,7 +150,7 @@ def _connect() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     try:
-        from keras_towers import distribution
+        from keras_towers.strategies import distribution
         from keras_towers.transport import runtime
 
         runtime.prepare()

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat, distribution
+from keras_towers import compat
 from keras_towers.fit.context import patches
+from keras_towers.strategies import distribution
 
 pytestmark = pytest.mark.core
 

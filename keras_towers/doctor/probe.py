@@ -64,7 +64,7 @@ def _facts() -> dict[str, Any]:
     else:
         facts["known_to_work"] = compat.KNOWN_TO_WORK
         if facts["backend"] == "tensorflow":
-            from keras_towers import distribution
+            from keras_towers.strategies import distribution
 
             facts["distribution"] = distribution.is_connected()
     return facts

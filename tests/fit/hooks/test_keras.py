@@ -12,7 +12,7 @@ from tensorflow.python import ops as tensorflow_ops
 from tensorflow.python.framework import random_seed
 
 import keras_towers as kt
-from keras_towers import distribution
+from keras_towers.strategies import distribution
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, close, same_history, same_model
 from tests.kit.ordinary import Originals, assert_ordinary

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers import distribution
+from keras_towers.strategies import distribution
 from tests.kit.compare import assert_exact, assert_same, outcome
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, linear

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import distribution as distribution_lib
-from keras_towers import jobs
 from keras_towers.meeting import environments
+from keras_towers.strategies import distribution as distribution_lib
+from keras_towers.strategies import distribution_job as jobs
 from tests.kit.compare import (
     assert_exact,
     assert_towers_equal,

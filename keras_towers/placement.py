@@ -1,4 +1,7 @@
-"""Which device holds a variable: the one with the fewest bytes."""
+"""Which device holds a variable: the one with the fewest bytes.
+
+Nothing here depends on Keras or creates variables.
+"""
 
 from __future__ import annotations
 

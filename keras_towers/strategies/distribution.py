@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import jobs
 from keras_towers.errors import TowerError
 from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.strategies import distribution_job as jobs
 
 if TYPE_CHECKING:
     from keras_towers.strategies.base import BaseStrategy
