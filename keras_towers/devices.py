@@ -81,15 +81,7 @@ Towers: TypeAlias = (
 
 
 def resolve(towers: Towers | None) -> list[str]:
-    """Convert a user's ``towers`` argument to device names.
-
-    Args:
-        towers: a number of devices, GPU ids, device names, or None for all
-            that ``virtual_towers`` made; without it all visible GPUs, or all
-            logical CPUs if there are none.
-
-    Returns:
-        Names like ``"/device:GPU:0"``.
+    """Convert a user's ``towers`` argument to names like ``"/device:GPU:0"``.
 
     Raises:
         TowerError: no, too many, repeated or unknown devices.
@@ -183,19 +175,12 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def canonical(name: str) -> tuple[str, int, int, str | None, int]:
-    """The parts of a device name, independent of its spelling.
+    """Return job, replica, task, type and index of a device name.
 
-    Missing parts default to those of the first device of this process.
-
-    Returns:
-        Job, replica, task, type and index.
+    Missing parts are those of the first device of this process.
 
     Raises:
         ValueError: it is not a device name.
-
-    Example:
-        >>> canonical("/gpu:1")
-        ('localhost', 0, 0, 'GPU', 1)
     """
     spec = tf.DeviceSpec.from_string(name)
     return (
@@ -218,23 +203,13 @@ def all_on_host(devices: Sequence[str]) -> bool:
 
 
 def host_of(device: str) -> str:
-    """Return the first CPU of the machine that a device belongs to.
-
-    Example:
-        >>> host_of("/job:worker/replica:0/task:3/device:GPU:2")
-        '/job:worker/replica:0/task:3/device:CPU:0'
-    """
+    """Return the first CPU of the machine that a device belongs to."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.replace(device_type="CPU", device_index=0).to_string()
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names can refer to the same device.
-
-    A part missing from one name matches anything: ``"/device:CPU:1"`` matches
-    ``"/job:localhost/replica:0/task:0/device:CPU:1"``. Type and index are
-    required.
-    """
+    """Whether two names agree in type, index and the parts that both have."""
     a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
     if None in (a.device_index, b.device_index):
         return False

@@ -27,13 +27,7 @@ SMALL_BYTES = 64 * 1024 * 4
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A variable with its device.
-
-    Attributes:
-        name: its name, with a number appended if the name is taken.
-        bytes: its size, 0 if unknown.
-        device: the device.
-    """
+    """A variable by its own name, its bytes (0: unknown) and its device."""
 
     name: str
     bytes: int
@@ -189,11 +183,7 @@ class LeastLoadedPlacement:
 
 
 def byte_size(shape: Any, dtype: Any) -> int | None:
-    """The size of a variable in bytes, None if unknown.
-
-    Args:
-        shape: its shape, which may be partly known, or None.
-        dtype: its dtype; strings and handles have no known size.
+    """The size of a variable in bytes, None if its shape or dtype has none.
 
     Example:
         >>> byte_size((784, 512), "float32")
@@ -206,15 +196,7 @@ def byte_size(shape: Any, dtype: Any) -> int | None:
 
 
 def checked_devices(argument: str, devices: Any) -> list[str]:
-    """Validate device names given by a user and return them as a list.
-
-    Args:
-        argument: the name of the argument, for messages.
-        devices: the value of the argument.
-
-    Raises:
-        TowerError: no devices, or an invalid or repeated device name.
-    """
+    """Return device names as a list; refuse none, and those named twice."""
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     names = list(devices) if several else []
     if not names:
@@ -234,11 +216,7 @@ def checked_devices(argument: str, devices: Any) -> list[str]:
 
 
 def _parts(name: Any) -> tuple:
-    """The parts of a device name, independent of its spelling.
-
-    Raises:
-        TowerError: it is not a device name.
-    """
+    """The parts of a device name, independent of its spelling."""
     if isinstance(name, str) and name.startswith("/"):
         with contextlib.suppress(ValueError):
             parts = canonical(name)

@@ -143,11 +143,11 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps in the graph, modulo the number of slots.
+        """Count the steps in the graph atomically, modulo the number of slots.
 
         With a single key, two threads that run the same graph would mix up
         their buffers. With a new key for every step, TensorFlow would leak
-        memory. This op counts atomically.
+        memory.
         """
         with tf.device(self._host):
             step = tf.raw_ops.ResourceCountUpTo(

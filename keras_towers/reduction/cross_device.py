@@ -15,23 +15,13 @@ from keras_towers.transport import SingleProcess, Transport, next_key
 
 
 class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """Makes a reduction a ``tf.distribute.CrossDeviceOps``.
+    """Makes a reduction over all processes a ``tf.distribute.CrossDeviceOps``.
 
     All values of one call that are on the same devices are reduced together, so
     that the reduction can pack them. Everything but an all-reduce over the
     towers is left to TensorFlow's ``tf.distribute.ReductionToOneDevice``: other
     destinations, int32 values (which TensorFlow keeps on the host), means of
     integers, values that are not per replica, and gathering.
-
-    Args:
-        reduction: from K lists of N gradients and K device names to K lists of
-            N sums, over all processes.
-        transport: connects the processes.
-
-    Example:
-        >>> strategy = tf.distribute.MirroredStrategy(
-        ...     cross_device_ops=ReductionCrossDeviceOps(sum_on_towers)
-        ... )
     """
 
     def __init__(
@@ -64,12 +54,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: Any,
     ) -> list[Any]:
-        """Reduce several values; TensorFlow calls this.
-
-        Returns:
-            For each pair of a value and its destinations, the sum or the mean
-            over the replicas.
-        """
+        """Reduce several values; TensorFlow calls this."""
         results: list[Any] = [None] * len(value_destination_pairs)
         together: dict[tuple[str, ...], list[int]] = {}
         for index, (value, target) in enumerate(value_destination_pairs):

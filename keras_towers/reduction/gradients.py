@@ -30,19 +30,7 @@ def is_sparse(gradient: Gradient) -> bool:
 
 
 def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
-    """Separate the dense and the sparse gradients of one tower.
-
-    Args:
-        gradients: N gradients.
-
-    Returns:
-        The indices of the dense ones and of the sparse ones.
-
-    Example:
-        >>> slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([4]))
-        >>> split_kinds([tf.ones([3]), slices, tf.ones([])])
-        ([0, 2], [1])
-    """
+    """Return the indices of the dense and of the sparse ones of gradients."""
     sparse = [i for i, gradient in enumerate(gradients) if is_sparse(gradient)]
     dense = [
         i for i, gradient in enumerate(gradients) if not is_sparse(gradient)
@@ -67,12 +55,7 @@ def on_values(
 
 
 def scaled(gradient: Gradient, factor: Any) -> Gradient:
-    """Multiply a gradient by a number.
-
-    Args:
-        gradient: dense or sparse.
-        factor: a Python number or a scalar tensor; cast to its dtype.
-    """
+    """Multiply a gradient by a number or a scalar tensor, cast to its dtype."""
     if isinstance(factor, (int, float)) and factor == 1:
         return gradient
     return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
@@ -84,14 +67,7 @@ def divided(gradient: Gradient, number: Any) -> Gradient:
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
-    """Check that the towers' gradients can be summed.
-
-    Otherwise they might broadcast to a wrong shape, or a collective op might
-    hang.
-
-    Args:
-        grads: K lists of N gradients.
-        devices: K device names.
+    """Refuse gradients that would sum to a wrong shape, or hang a collective.
 
     Raises:
         TowerError: the numbers of lists and devices differ, or towers differ

@@ -47,20 +47,10 @@ def nccl_all_reduce(
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
-    """Whether NCCL can sum over these devices, and why (not).
+    """Whether NCCL can sum over these devices, and why (not), as a clause.
 
     It needs a TensorFlow built with GPU support and at least two different
     physical GPUs: NCCL refuses two ranks on one GPU.
-
-    Args:
-        devices: K device names.
-
-    Returns:
-        True or False, and the reason as a clause.
-
-    Example:
-        >>> nccl_available(["/device:CPU:0", "/device:CPU:1"])
-        (False, '/device:CPU:0 is not a GPU')
     """
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     for device, spec in zip(devices, specs, strict=True):

@@ -74,18 +74,7 @@ class GradientPacker:
         self._plans: dict[tuple, PackingPlan | None] = {}
 
     def plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
-        """Plan the packing of gradients with these dtypes and static shapes.
-
-        Plans are cached by dtypes and shapes, and gradients that are not packed
-        are logged once per plan.
-
-        Args:
-            grads: the N dense gradients of one tower; only their shapes and
-                dtypes are used.
-
-        Returns:
-            The plan, or None if no gradient would be packed.
-        """
+        """Plan for these dtypes and shapes; None if nothing is to be packed."""
         key = tuple((grad.dtype, _static(grad.shape)) for grad in grads)
         if key not in self._plans:
             self._plans[key] = self._make_plan(grads)
@@ -138,11 +127,7 @@ class GradientPacker:
 class _Group:
     """The gradients of one dtype, as one sequence cut into pieces.
 
-    Attributes:
-        members: the indices of the gradients.
-        shapes: their shapes.
-        by_gradient: for each gradient, the lengths of its pieces.
-        by_buffer: for each buffer, the lengths of the same pieces.
+    ``by_gradient`` and ``by_buffer`` have the lengths of the same pieces.
     """
 
     members: tuple[int, ...]

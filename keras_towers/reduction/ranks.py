@@ -127,19 +127,9 @@ def in_buckets(
     others: Sequence[int],
     limit: int = BUCKET_BYTES,
 ) -> list[tf.Tensor]:
-    """Sum some tensors in ``buckets``, and others by the transport.
+    """Sum ``chosen`` tensors in ``buckets``, ``others`` by an all-reduce.
 
-    Args:
-        sum_bucket: sums tensors of the same dtype.
-        transport: connects the ranks.
-        tensors: N tensors.
-        key: as for an ``CommunicationHook``.
-        chosen: the indices of those that are summed in buckets.
-        others: the indices of those that the transport's all-reduce sums.
-        limit: as for ``buckets``.
-
-    Returns:
-        N sums; what is neither chosen nor among the others is as it was.
+    Tensors that are neither stay as they are.
     """
     sums = list(tensors)
     groups = buckets(tensors, chosen, limit)
@@ -159,19 +149,12 @@ def buckets(
     indices: Iterable[int],
     limit: int = BUCKET_BYTES,
 ) -> list[list[int]]:
-    """Group tensors to be sent as one message.
+    """Group the indices of tensors that are sent as one message, by dtype.
 
     The backward pass computes the last variable's gradient first, so the groups
-    go from last to first: one is sent while the next is computed.
-
-    Args:
-        tensors: N tensors.
-        indices: the indices of those to group.
-        limit: a group is closed once it has this many bytes; a tensor without
-            a static shape forms its own group.
-
-    Returns:
-        Groups of indices; all tensors of a group have the same dtype.
+    go from last to first: one is sent while the next is computed. A group is
+    closed once it has ``limit`` bytes; a tensor without a static shape forms
+    its own.
     """
     groups: list[list[int]] = []
     open_groups: dict[tf.DType, tuple[list[int], int]] = {}

@@ -40,10 +40,6 @@ class SharedMemoryAllReduce:
     If memory cannot be shared, because there is too little or the ranks are in
     different containers, it falls back to the transport's all-reduce. Small,
     integer and 16-bit gradients always use that.
-
-    Example:
-        >>> hook = SharedMemoryAllReduce()
-        >>> sums = hook(transport, gradients, "kt.sum.1")
     """
 
     def __init__(self):
@@ -120,10 +116,7 @@ class SharedMemoryAllReduce:
 
 
 def available(transport: Transport) -> bool:
-    """Whether the ranks appear to be on one machine.
-
-    All ranks get the same answer, because all must use the same hook.
-    """
+    """Whether the ranks appear to be on one machine; alike on all ranks."""
     return 1 < transport.size == transport.local_size
 
 
@@ -147,12 +140,6 @@ class SharedBucket:
     The caller ensures that no rank starts a phase before all have finished the
     previous one. Each element is summed by a single rank, in a fixed order, so
     the results are bit-identical on every rank.
-
-    Args:
-        rank: this process.
-        size: number of processes.
-        lengths: number of elements of each array.
-        dtype: their dtype.
     """
 
     def __init__(
@@ -178,11 +165,7 @@ class SharedBucket:
         self._unlink = weakref.finalize(self, _unlink, _path(self._name))
 
     def post(self, *arrays: np.ndarray) -> np.int64:
-        """Write the elements that the other ranks sum.
-
-        Returns:
-            A number by which they find this memory, or 0 if there is no room.
-        """
+        """Write what others sum; return the memory's number, 0 if no room."""
         if self._failed:
             return np.int64(0)
         try:
@@ -198,15 +181,7 @@ class SharedBucket:
         return np.int64(self._name)
 
     def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
-        """Sum this rank's share, after all ranks have written theirs.
-
-        Args:
-            names: what ``post`` returned on all ranks.
-            *arrays: the arrays given to ``post`` on this rank.
-
-        Returns:
-            1, or 0 if the others' memory cannot be read.
-        """
+        """Sum this rank's share; return 1, or 0 if memory cannot be read."""
         try:
             self._open(names)
         except (OSError, ValueError) as error:

@@ -66,9 +66,6 @@ def reduce_each(
         dense: returns the K sums for i and gradient i of the K towers.
         sparse_on: returns the device on which the slices of gradient i are
             concatenated. None: tower i mod K, which spreads the work.
-
-    Returns:
-        K lists of N sums; for one tower, the gradients themselves.
     """
     check_towers(grads, devices)
     if len(grads) == 1:
@@ -130,17 +127,9 @@ def sum_on_towers(
 def sum_at_variables(
     grads: Gradients, devices: Sequence[str], places: Sequence[str]
 ) -> list[Gradient]:
-    """Sum gradient i of all towers on the device of variable i, only there.
+    """Sum gradient i of all towers on place i, only there; return N sums.
 
     Ports tensorpack's ``SyncMultiGPUParameterServerBuilder``.
-
-    Args:
-        grads: K lists of N gradients.
-        devices: the K devices of the towers.
-        places: the N devices of the variables.
-
-    Returns:
-        N sums.
     """
     check_towers(grads, devices)
     if len(grads) == 1:
@@ -203,12 +192,6 @@ def reduce_in_graph(
     and those whose shapes are empty or unknown at tracing time. In eager code
     that applies to all gradients, because an operation would wait forever for
     peers that are launched after it.
-
-    Args:
-        grads: K lists of N gradients.
-        devices: K device names.
-        dtypes: those that the operation supports.
-        operation: sums one gradient of the K towers; returns K sums.
     """
     if tf.executing_eagerly():
         return sum_on_towers(grads, devices)

@@ -107,13 +107,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _compose(
         self, update: UpdateOnce | None = None, calls: Calls | None = None
     ) -> None:
-        """Put the components together.
-
-        Args:
-            update: where weights live, and who updates them; None: towers that
-                all-reduce their gradients.
-            calls: runs Keras's methods; None: steps on all towers together.
-        """
+        """Put the components together; by default gradients are all-reduced."""
         if update is None:
             update = all_reduce.update_of(
                 self._config, self._options, self._mode

@@ -37,11 +37,11 @@ _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
 
 
 class _InThread(threading.local):
-    """What a thread does; Keras keeps the distribution for each thread too.
+    """The state of a thread, for which Keras keeps a distribution, too.
 
     Attributes:
-        strategy: the one that the thread's models are placed on.
-        patched: keeps Keras patched as long as they are.
+        strategy: the strategy of the thread's models.
+        patched: keeps Keras patched as long as there is one.
         running: whether a call runs.
     """
 
@@ -54,11 +54,7 @@ _here = _InThread()
 
 
 def connect() -> None:
-    """Connect ``keras.distribution`` to towers; called after Keras's import.
-
-    Raises:
-        AttributeError, ImportError: this Keras lacks what is replaced.
-    """
+    """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
         _connected = hooks.connect(_entered, _chosen, jobs.BACKEND)

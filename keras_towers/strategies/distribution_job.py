@@ -37,17 +37,7 @@ def _initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Join the job that a launcher started.
-
-    Args:
-        original: unused.
-        job_addresses: not needed: the launcher tells the ranks where to meet.
-        num_processes: if given, has to be the launcher's.
-        process_id: if given, has to be the launcher's.
-
-    Raises:
-        TowerError: there is no such job.
-    """
+    """Join the job that a launcher started; the numbers have to be its own."""
     global _job
     if not horovod.was_launched():
         if num_processes not in (None, 1):
@@ -114,23 +104,14 @@ BACKEND: dict[str, Callable[..., Any]] = {
 
 
 def batches_of(distribution: Any) -> Batches:
-    """How a ``DataParallel`` wants its batches distributed.
-
-    ``auto_shard_dataset`` is about processes: True where all have the same
-    data, False where each has its own.
-    """
+    """How a ``DataParallel`` wants its batches distributed over processes."""
     if distribution.auto_shard_dataset or _num_processes() == 1:
         return "split"
     return "each"
 
 
 def strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
-    """Create the strategy that trains on the devices of a ``DataParallel``.
-
-    Raises:
-        TowerError: unknown devices; or the job is not joined, or a rank of it
-            has no device, or fewer than others.
-    """
+    """Create the strategy that trains on the devices of a ``DataParallel``."""
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job is None or _job.size == 1:
         _refuse_unjoined()

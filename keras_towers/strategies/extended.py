@@ -18,11 +18,7 @@ from keras_towers.transport import Transport
 
 @contextlib.contextmanager
 def _not_repeated() -> Iterator[None]:
-    """Drop what TensorFlow logs in a notebook although it is known anyway.
-
-    Which devices a strategy has, and, with a second traceback, an error that
-    is about to be raised.
-    """
+    """Drop what TensorFlow logs in a notebook: devices, and errors twice."""
 
     def is_news(record: logging.LogRecord) -> bool:
         known = record.module in ("coordinator", "mirrored_strategy")
@@ -37,14 +33,7 @@ def _not_repeated() -> Iterator[None]:
 
 
 class TowerExtended(compat.MirroredExtended):
-    """What a strategy does for TensorFlow, over all processes.
-
-    Args:
-        strategy: the strategy it belongs to.
-        devices: the towers of this process.
-        cross_device_ops: reduces over all processes.
-        transport: connects the processes.
-    """
+    """A strategy's ``extended`` part, over all processes."""
 
     def __init__(
         self,

@@ -40,8 +40,8 @@ class ModeEntry(NamedTuple):
 
     Attributes:
         make: creates the reduction for the devices.
-        obstacle: returns why it cannot run on the devices, or None.
-        note: returns what to add to the reason, from the reduction.
+        obstacle: returns the reason why it cannot run there, or None.
+        note: returns an addition to the reason, from the reduction.
     """
 
     make: Callable[[Sequence[str]], reduction.Reduction]
@@ -66,13 +66,7 @@ MODES: dict[ModeName, ModeEntry] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A reduction that can run here.
-
-    Attributes:
-        name: one of ``MODES``.
-        reason: why this mode was chosen, in one sentence.
-        reduce: from K lists of N gradients and K devices to K lists of N sums.
-    """
+    """A reduction that can run here, its name and why it was chosen."""
 
     name: ModeName
     reason: str
@@ -84,23 +78,13 @@ def choose(
     wanted: ModeName | None,
     packer: reduction.GradientPacker | bool | None = None,
 ) -> Mode:
-    """Choose the reduction for the given devices.
+    """Choose the reduction for devices; warn if the wanted one cannot run.
 
     The default is ``cpu`` if all towers are on the host, so that gradients are
     summed where the weights are updated. On GPUs it is ``hierarchical`` for
     eight (as on a DGX-1) and ``nccl`` for other numbers, as in tensorpack's
-    replicated trainer, or ``gpu`` if NCCL cannot run.
-
-    Args:
-        devices: the towers.
-        wanted: one of ``MODES``, or None.
-        packer: packs gradients for the reduction. True: default settings;
-            False: none; None: pack on accelerators, where few large transfers
-            beat many small ones. On the host, packing costs more than it
-            saves.
-
-    Returns:
-        The mode; if the wanted one cannot run, another one, with a warning.
+    replicated trainer, or ``gpu`` if NCCL cannot run. On the host, packing
+    costs more than it saves.
     """
     on_host = devices_lib.all_on_host(devices)
     if wanted is None:

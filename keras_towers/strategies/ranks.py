@@ -39,18 +39,12 @@ class Place(Protocol):
 def devices_of_rank(
     place: Place, towers: devices_lib.Towers
 ) -> devices_lib.Towers:
-    """Return this rank's share of the machine's GPUs.
-
-    If TensorFlow has not started yet, it will see no others.
+    """Return this rank's GPUs; show TensorFlow no others.
 
     Args:
         place: this process among the others.
         towers: how many devices, which are assigned by local rank unless the
-            launcher shows each rank its own, or names or GPU ids, which are
-            returned as they are.
-
-    Returns:
-        A number of devices where there are no GPUs, else GPU ids.
+            launcher shows each rank its own; names and ids stay as they are.
 
     Raises:
         TowerError: the machine has too few GPUs.
@@ -82,11 +76,7 @@ def hook_of(
     transport: Transport,
     devices: Sequence[str],
 ) -> CommunicationHook:
-    """Return the hook of gradients that ``compression`` asks for.
-
-    Raises:
-        TowerError: there is none of that name.
-    """
+    """Return the communication hook that ``compression`` asks for."""
     from keras_towers.reduction import compression as compression_lib
     from keras_towers.reduction import shared_memory
 

@@ -37,11 +37,9 @@ class Registered(NamedTuple):
 
     Attributes:
         path: its class, in the syntax of entry points.
-        one_process: whether it works in a single process only. In a job with
-            several, each would train its own model.
-        roles: the roles of ``TF_CONFIG`` that it needs in a job with several
-            processes; none if it is not TensorFlow's runtime that connects
-            them.
+        one_process: whether each process of a job would train its own model.
+        roles: the roles of ``TF_CONFIG`` that a job with several processes
+            needs; none if it is not TensorFlow's runtime that connects them.
     """
 
     path: str
@@ -176,11 +174,7 @@ def _load(entry: EntryPoint) -> Callable[..., Any]:
 
 
 def find(name: str) -> EntryPoint:
-    """Find a strategy by name without importing it.
-
-    Raises:
-        TowerError: no strategy has this name.
-    """
+    """Find a strategy by name without importing it."""
     if not isinstance(name, str):
         raise TowerError(
             f"{name!r} is not the name of a strategy: give one of "

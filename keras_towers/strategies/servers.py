@@ -25,21 +25,6 @@ class Servers:
 
     In a task of the role ``ps`` creating one serves, and ends the process when
     training has ended.
-
-    Args:
-        strategy: the name of the strategy, for messages.
-        towers: the devices of a worker, as for ``HorovodStrategy``.
-        options: those of the strategy.
-
-    Raises:
-        SystemExit: this was a ps task.
-        TowerError: no parameter servers, no such devices, or no connection.
-
-    Attributes:
-        options: as given.
-        connection: with the parameter servers.
-        peers: the workers.
-        devices: the towers of this worker.
     """
 
     def __init__(
@@ -70,13 +55,7 @@ class Servers:
         session: Callable[..., Session],
         dropped: Dropped | None = None,
     ) -> ServedCalls:
-        """Create the calls of a strategy.
-
-        Args:
-            update: gives the gradients to the servers.
-            session: creates a session, given the arguments of ``Session``.
-            dropped: counts dropped gradients; None: none can be.
-        """
+        """Create the calls of a strategy, with the sessions of its kind."""
         stall_s = self.options.stall_shutdown_s
 
         def session_of(number: int) -> Session:
