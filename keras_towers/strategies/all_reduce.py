@@ -14,7 +14,6 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.strategies.modes import Mode
 from keras_towers.strategies.options import Options
-from keras_towers.strategies.ranks import hook_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -25,6 +24,8 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
     if transport.size > 1:
+        from keras_towers.strategies.ranks import hook_of
+
         hook = hook_of(options.compression, transport, config.devices)
         reduction = reduction_lib.across_ranks(reduction, transport, hook)
         over_ranks = functools.partial(

@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments
-from keras_towers.transport import horovod
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import Batches
     from keras_towers.strategies.base import BaseStrategy
+    from keras_towers.transport import horovod
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -39,6 +38,8 @@ def _initialize(
 ) -> None:
     """Join the job that a launcher started; the numbers have to be its own."""
     global _job
+    from keras_towers.transport import horovod
+
     if not horovod.was_launched():
         if num_processes not in (None, 1):
             raise TowerError(
@@ -169,6 +170,8 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
+    from keras_towers.meeting import environments
+
     member = environments.detect()
     # One of an unknown number may be meant to train by itself.
     if member is None or member.size in (None, 1) or _job is not None:
