@@ -106,7 +106,10 @@ class Options(StepOptions):
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            check(name, getattr(self, name), hint)
+            value = getattr(self, name)
+            check(name, value, hint)
+            if isinstance(value, np.bool_):
+                object.__setattr__(self, name, bool(value))
         for name in ("batch_norm", "random"):
             given = getattr(self, name)
             if self.exact and given == "tower":
