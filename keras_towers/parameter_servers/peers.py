@@ -28,17 +28,17 @@ class ServerPeers:
         connection: this worker's.
         prefix: what the names of shared objects begin with; another one for
             each instance in a process.
-        stall_timeout_s: how long to wait for another worker.
+        stall_shutdown_s: how long to wait for another worker.
     """
 
     name = "TensorFlow's parameter servers"
 
     def __init__(
-        self, connection: Connection, prefix: str, stall_timeout_s: float
+        self, connection: Connection, prefix: str, stall_shutdown_s: float
     ):
         self._connection = connection
         self._prefix = prefix
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_shutdown_s = stall_shutdown_s
         self._number = 0
         self._look: Callable[[], None] = lambda: None
 
@@ -116,7 +116,7 @@ class ServerPeers:
         begun = time.monotonic()
         while True:
             waited_s = time.monotonic() - begun
-            left_s = self._stall_timeout_s - waited_s
+            left_s = self._stall_shutdown_s - waited_s
             try:
                 return note.wait(max(0.0, min(settings.LOOK_S, left_s)))
             except TimeoutError:
@@ -125,7 +125,7 @@ class ServerPeers:
             me = worker_name(self._connection, self.rank)
             if left_s <= settings.LOOK_S:
                 raise TowerError(
-                    f"{me} has waited {self._stall_timeout_s:g} s for {who}. "
+                    f"{me} has waited {self._stall_shutdown_s:g} s for {who}. "
                     "Every task that TF_CONFIG names has to run the script, "
                     "and to call the same methods in the same order; "
                     "stall_shutdown_s waits for longer."

@@ -63,7 +63,7 @@ class Servers:
                 connection=self.connection,
                 name=f"{self._name}/model_{number}",
                 peers=self.peers,
-                stall_timeout_s=stall_s,
+                stall_shutdown_s=stall_s,
             )
 
         def workers_of(number: int) -> Workers:

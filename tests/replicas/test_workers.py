@@ -11,13 +11,13 @@ from keras_towers.replicas.servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 
-def of(job, *ranks, stall_timeout_s=1.5):
+def of(job, *ranks, stall_shutdown_s=1.5):
     """The workers of some ranks of a job, each of which sees the others."""
     found = []
     for rank in ranks:
         connection = job.connect(rank)
         name = f"{connection.prefix}fit_1"
-        found.append(Workers(connection, name, stall_timeout_s))
+        found.append(Workers(connection, name, stall_shutdown_s))
     return found
 
 
@@ -80,7 +80,7 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
 
 def test_the_chief_does_not_wait_when_all_is_over(job, caplog):
     caplog.set_level("INFO", "keras_towers")
-    chief, slow = of(job(2), 0, 1, stall_timeout_s=60)
+    chief, slow = of(job(2), 0, 1, stall_shutdown_s=60)
     ended = soon(chief.wait_for_others, lambda: True)
     meanwhile(2, slow.beat)
     ends_with(ended)
@@ -106,19 +106,19 @@ def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(job, what):
 
 
 def test_a_chief_that_fails_or_dies_ends_the_others(job):
-    chief, worker = of(job(2), 0, 1, stall_timeout_s=60)
+    chief, worker = of(job(2), 0, 1, stall_shutdown_s=60)
     ended = soon(worker.wait_for_end)
     chief.fail(Boom("full disk"))
     ends_with(ended, "the chief's fit has failed, and with it this one: Boom")
     it = job(2)
-    _, worker = of(it, 0, 1, stall_timeout_s=60)
+    _, worker = of(it, 0, 1, stall_shutdown_s=60)
     it.kill(0)
     ends_with(soon(worker.wait_for_end), "the chief cannot be reached any more")
 
 
 def test_a_chief_that_was_not_started_yet_is_waited_for(job):
     it = job(2)
-    (worker,) = of(it, 1, stall_timeout_s=60)
+    (worker,) = of(it, 1, stall_shutdown_s=60)
     it.kill(0)
     meanwhile(1.5, worker.watching())
 

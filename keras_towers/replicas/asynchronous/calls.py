@@ -39,11 +39,11 @@ class AsyncCalls(TowerCalls):
     Attributes:
         update: as given.
         staleness: the staleness of the steps of the last epoch.
-        stall_timeout_s: how long to wait for the end of any step; None: for
+        stall_shutdown_s: how long to wait for the end of any step; None: for
             ever.
     """
 
-    stall_timeout_s: float | None = None
+    stall_shutdown_s: float | None = None
 
     def __init__(self, update: UpdateAlone):
         super().__init__(update)
@@ -137,7 +137,7 @@ class _AsyncCall(TowerCall):
             self._steps.threads = TowerThreads(
                 self.config.num_towers,
                 pace,
-                self._calls.stall_timeout_s,
+                self._calls.stall_shutdown_s,
                 recorder_of(model),
             )
 

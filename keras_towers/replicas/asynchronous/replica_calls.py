@@ -28,7 +28,7 @@ class ReplicaCalls(AsyncCalls):
         aggregate: how many gradients an update averages.
         shared: whether any replica may take any token.
         also: what to do with each update, or None.
-        stall_timeout_s: how long to wait for the end of any step.
+        stall_shutdown_s: how long to wait for the end of any step.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class ReplicaCalls(AsyncCalls):
         aggregate: int,
         shared: bool,
         also: Callable[[Sequence[Any]], Any] | None,
-        stall_timeout_s: float,
+        stall_shutdown_s: float,
     ):
         super().__init__(update)
-        self.stall_timeout_s = stall_timeout_s
+        self.stall_shutdown_s = stall_shutdown_s
         self._aggregate = aggregate
         self._shared = shared
         self._also = also
@@ -68,7 +68,7 @@ class ReplicaCalls(AsyncCalls):
             self._shared,
             self._begin,
             self._also,
-            self.stall_timeout_s,
+            self.stall_shutdown_s,
         )
 
     def _begin(self, replicas: InStep) -> None:

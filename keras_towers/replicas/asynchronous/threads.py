@@ -26,7 +26,7 @@ class TowerThreads:
     Args:
         towers: number of towers.
         pace: when they may take a batch.
-        stall_timeout_s: how long to wait for the end of any step; None: for
+        stall_shutdown_s: how long to wait for the end of any step; None: for
             ever.
         recorder: records the steps; None: nothing does.
 
@@ -38,13 +38,13 @@ class TowerThreads:
         self,
         towers: int,
         pace: Pace,
-        stall_timeout_s: float | None = None,
+        stall_shutdown_s: float | None = None,
         recorder: Recorder | None = None,
     ):
         self._towers = towers
         self._recorder = recorder
         self._pace = pace
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_shutdown_s = stall_shutdown_s
         # The towers that are in a step.
         self._busy: set[int] = set()
         self._ended_steps = 0
@@ -118,11 +118,11 @@ class TowerThreads:
             def moves(ended: int = ended) -> bool:
                 return bool(ready()) or self._ended_steps != ended
 
-            if not self._progress.wait_for(moves, self._stall_timeout_s):
+            if not self._progress.wait_for(moves, self._stall_shutdown_s):
                 self._hangs = True
                 self._raise()
                 raise TowerError(
-                    f"no step has ended for {self._stall_timeout_s:g} s: "
+                    f"no step has ended for {self._stall_shutdown_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are in "
                     "one. A device hangs, or a step is very slow; "
                     "stall_shutdown_s=..., in seconds, waits for longer."

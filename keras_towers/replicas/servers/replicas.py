@@ -181,7 +181,7 @@ class ReplicaSession(Session):
             self._failed,
             self._until_left,
             self._group.tell,
-            self.stall_timeout_s,
+            self.stall_shutdown_s,
         )
         self._coordinator.start()
 

@@ -28,7 +28,7 @@ class Session:
         connection: this worker's.
         name: prefix of the names of what the workers share; the same in all.
         peers: the workers.
-        stall_timeout_s: how long a worker waits for others.
+        stall_shutdown_s: how long a worker waits for others.
 
     Attributes:
         workers: those of the ``fit`` that runs.
@@ -46,11 +46,11 @@ class Session:
         connection: Connection,
         name: str,
         peers: Transport,
-        stall_timeout_s: float,
+        stall_shutdown_s: float,
     ):
         self.connection = connection
         self.name = name
-        self.stall_timeout_s = stall_timeout_s
+        self.stall_shutdown_s = stall_shutdown_s
         self._peers = peers
         self.rank: int = connection.rank
         self._fits = 0

@@ -30,15 +30,15 @@ class Workers:
         connection: this worker's.
         name: prefix of the names of what the workers share; another one for
             each ``fit``.
-        stall_timeout_s: how long to wait for one that gives no sign of life.
+        stall_shutdown_s: how long to wait for one that gives no sign of life.
     """
 
     def __init__(
-        self, connection: Connection, name: str, stall_timeout_s: float
+        self, connection: Connection, name: str, stall_shutdown_s: float
     ):
         self._connection = connection
         self._name = name
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_shutdown_s = stall_shutdown_s
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._server = connection.devices[0]
@@ -105,7 +105,7 @@ class Workers:
             silent_s = watch.silent_s(0)
             if self.batches() is not None:
                 return
-            if silent_s > self._stall_timeout_s:
+            if silent_s > self._stall_shutdown_s:
                 raise TowerError(
                     f"{self._who(self._rank)} waits for the chief, which has "
                     f"given no sign of life for {silent_s:.0f} s: it hangs, or "
@@ -229,7 +229,7 @@ class Workers:
         if watch.is_gone(rank):
             return "cannot be reached any more"
         silent_s = watch.silent_s(rank)
-        if silent_s > self._stall_timeout_s:
+        if silent_s > self._stall_shutdown_s:
             return f"has given no sign of life for {silent_s:.0f} s"
         return ""
 
@@ -243,13 +243,13 @@ class Workers:
         look = self.watching(in_step)
         with self._connection.naming_lost_servers():
             try:
-                return remote.run(function, self._stall_timeout_s, look)
+                return remote.run(function, self._stall_shutdown_s, look)
             except TimeoutError:
                 raise self._stalled() from None
 
     def _stalled(self) -> TowerError:
         """Say who may be the reason of a wait that was too long."""
-        timeout_s = self._stall_timeout_s
+        timeout_s = self._stall_shutdown_s
         failed = self._failed.items()
         told = []
         for rank in self._others:
