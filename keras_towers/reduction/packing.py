@@ -201,7 +201,7 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-        if len(grads) == 1:
+        if len(grads) == 1 or packer.plan(dense_of(grads[0])) is None:
             return reduction(grads, devices)
         dense, sparse = split_kinds(grads[0])
         link = pack(packer, like=dense_of(grads[0]))
