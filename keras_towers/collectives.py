@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.scaling import is_differentiable
+from keras_towers.fit.context.tower import is_differentiable
 from keras_towers.fit.step import gather as gather_lib
 from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.reduction import scaled

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Hashable, Iterator
+import weakref
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+import keras
 import tensorflow as tf
+
+from keras_towers._notices import announce
+from keras_towers.fit.contract import KerasStrategy, TowerConfig
 
 logger = logging.getLogger("keras_towers")
 
@@ -18,13 +23,7 @@ About: TypeAlias = Literal[
 
 
 class Told(NamedTuple):
-    """One thing that differs, or may differ.
-
-    Attributes:
-        about: what it is.
-        subject: its name; of a ``tf.Variable``, the variable.
-        message: what the user reads.
-    """
+    """One thing that differs, or may differ."""
 
     about: About
     subject: str | tf.Variable
@@ -44,9 +43,6 @@ def differs(
     """Warn that something differs from one device, or may.
 
     Args:
-        about: what.
-        subject: its name; of a ``tf.Variable``, the variable.
-        message: what the user reads.
         once: what is told only once in a process; None: tell it every time.
     """
     if _heard is not None:
@@ -56,10 +52,8 @@ def differs(
 
 
 def is_news(key: Hashable) -> bool:
-    """Whether something is to be said now, as it has not been said yet.
-
-    Not where steps run only to hear what there is to tell.
-    """
+    """Whether something is to be said now, as it has not been said yet."""
+    # Not where steps run only to hear what there is to tell.
     if _heard is not None or key in _said:
         return False
     _said.add(key)
@@ -68,13 +62,68 @@ def is_news(key: Hashable) -> bool:
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[Told]]:
-    """Hear what a block has to tell, also if it was told before.
-
-    Nothing of it is logged, and all of it will be news afterwards.
-    """
+    """Hear what a block has to tell, also if it was told before."""
     global _heard
     before, _heard = _heard, []
     try:
         yield _heard
     finally:
         _heard = before
+
+
+_not_reduced: weakref.WeakSet[KerasStrategy] = weakref.WeakSet()
+
+
+def warn_not_reduced(strategy: KerasStrategy) -> None:
+    """Warn, once, where a step joins the values of one worker's towers only."""
+    config = strategy._components.config
+    joined = config.peers.size == config.transport.size
+    if joined or config.batches == "each" or strategy in _not_reduced:
+        return
+    _not_reduced.add(strategy)
+    differs(
+        "couples",
+        "the step",
+        "the step joins values of the whole batch (for a mask, for sample "
+        "weights in a denominator, for synchronized BatchNormalization or by "
+        f"kt.gather), but workers with {config.name} join those of their own "
+        "part of it only: weights will differ a little from those of one "
+        "device. "
+        "HorovodStrategy and MultiWorkerTowerStrategy join all.",
+    )
+
+
+_OWN_SHARE = {
+    "batch_norm": (
+        "BatchNormalization ({}) takes the statistics of each tower's share of "
+        "the batch"
+    ),
+    "random": "{} draw from a stream of each tower's own",
+}
+
+
+def tell_own_share(
+    config: TowerConfig,
+    model: keras.Model,
+    alone: Mapping[str, Sequence[str]],
+) -> None:
+    """Say once, as training begins, what one device would do otherwise."""
+    chosen = {"batch_norm": config.batch_norm, "random": config.random}
+    reasons = [
+        said.format(_named(alone[option]))
+        for option, said in _OWN_SHARE.items()
+        if chosen[option] == "tower" and option in alone
+    ]
+    # Towers with batches of their own are not compared with one device.
+    if not reasons or config.batches == "each" or config.peers.rank:
+        return
+    if is_news(("own share", model.name, *reasons)):
+        announce(
+            f"{config.name}: {model.name!r} does not train as on one device: "
+            f"{', and '.join(reasons)}. exact=True makes that equal."
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:3])
+    return f"{listed} and {len(names) - 3} more" if len(names) > 3 else listed

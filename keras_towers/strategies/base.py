@@ -19,7 +19,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import blocks, interrupts
+from keras_towers.fit.context import blocks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     Batches,
@@ -283,7 +283,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
-            with interrupts.deferred():
+            with blocks.interrupts_deferred():
                 self._components.adoption.release()
 
     def __copy__(self) -> Self:

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.fit.calls import suitable
-from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.synchronous import TowerCalls, check_splits
 from keras_towers.fit.contract import (
     Extent,
     NamedGradients,
@@ -93,7 +92,7 @@ class SharedDeviceStrategy(BaseStrategy):
 
     def step_of(self, model: keras.Model) -> Callable[[Any], Any]:
         """Place a model; return its step on all towers, which gives logs."""
-        suitable.check(model, self._config)
+        check_splits(model, self._config)
         adoption = self._calls.adoption
         adoption.claim(model)
         adoption.bind(model)

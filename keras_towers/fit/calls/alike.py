@@ -37,25 +37,11 @@ def check(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Check that all ranks call the same method with the same settings.
-
-    Compared are the arguments of the call that decide on its steps, and, for
-    training, the loss and the optimizer that were compiled. Learning rates may
-    differ, since all ranks train with that of rank 0: a warning names them.
-
-    Args:
-        config: the towers.
-        kind: the name of the method.
-        method: the method, as Keras defines it.
-        model: the model whose method was called.
-        args: the user's positional arguments, without the model.
-        kwargs: the user's keyword arguments.
-
-    Raises:
-        TowerError: a rank differs; raised on every rank, naming the setting.
-    """
-    if config.peers.size == 1:
-        return
+    """Check that all ranks call the same method with the same settings."""
+    # Compared are the arguments of the call that decide on its steps, and, for
+    # training, the loss and the optimizer that were compiled. Learning rates
+    # may differ, since all ranks train with that of rank 0: a warning names
+    # them.
     given = callbacks_lib.by_name(method, args, kwargs)
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":
@@ -128,10 +114,8 @@ def _compiled(model: keras.Model) -> dict[str, str]:
 
 
 def described(value: Any) -> str:
-    """Describe a setting in the same words on all ranks that have it.
-
-    Objects that cannot be looked into are described by their class alone.
-    """
+    """Describe a setting in the same words on all ranks that have it."""
+    # Objects that cannot be looked into are described by their class alone.
     text = _described(value)
     if len(text) <= _SHOWN:
         return text

@@ -20,14 +20,7 @@ logger = logging.getLogger("keras_towers")
 
 
 def batch_spec(iterator: Any) -> Any:
-    """Return the element spec of one tower's batch.
-
-    Args:
-        iterator: a ``TowerEpochIterator``.
-
-    Returns:
-        A structure of ``tf.TypeSpec``.
-    """
+    """Return the element spec of one tower's batch."""
     return tf.nest.map_structure(
         lambda spec: (
             spec._value_specs[0]
@@ -43,17 +36,10 @@ def build(
 ) -> Exception | None:
     """Build the model, its metrics and its optimizer as on one device.
 
-    Only shapes and dtypes of a batch are used, so no data is consumed.
-
-    Args:
-        model: the model.
-        batch: structure of tensors or specs, as given to ``train_step``.
-        kind: the running method; parts that it does not use stay unbuilt.
-        with_optimizer: whether to build the optimizer, if the method uses it.
-
     Returns:
         Why it could not be built; None if it is.
     """
+    # Only shapes and dtypes of a batch are used, so no data is consumed.
     later = []
     if not with_optimizer or not uses_optimizer(model, kind):
         # _symbolic_build would build it; leave that to its first use.
@@ -82,10 +68,7 @@ def build(
 
 
 def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
-    """Build a model by tracing a step on one device, without running it.
-
-    If that fails too, the step on the towers reports the error.
-    """
+    """Build a model by tracing a step on one device, without running it."""
     step: Callable[[Any], Any] = model.predict_step
     if _trains(kind):
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import keras
 
@@ -15,14 +15,16 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TRAINING, TowerConfig
-from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.adoption import Adoption
+
+if TYPE_CHECKING:
+    from keras_towers.fit.data.ranks import Order
 
 _calls: Slot[TowerCall] = Slot()
 
@@ -105,11 +107,6 @@ class TowerCall:
     strategy, builds and ends an epoch's steps are shadowed by this object's.
 
     Args:
-        step: runs a step on all towers.
-        adoption: the models placed on the towers.
-        model: the model whose method was called.
-        kind: the name of the method.
-        prepared: whether all variables are on the towers already.
         start: the position in the data where ``fit`` resumes, or None.
     """
 
@@ -130,7 +127,7 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
         self.not_built: Exception | None = None
-        self.order: ranks_lib.Order | None = None
+        self.order: Order | None = None
         self._step = step
         self._prepared = prepared
         self.logs: Logs = Logs(
@@ -180,11 +177,9 @@ class TowerCall:
         return getattr(type(self.model), name).__get__(self.model)
 
     def _make(self, kind: str, force: bool = False) -> None:
-        """Replacement for ``make_train_function`` and its like.
-
-        A function that was traced outside of any call knows no towers, and may
-        be compiled by XLA.
-        """
+        """Replacement for ``make_train_function`` and its like."""
+        # A function that was traced outside of any call knows no towers, and
+        # may be compiled by XLA.
         if kind == "predict" and self.epoch_iterator is not None:
             self.prepare(building.batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
@@ -193,7 +188,7 @@ class TowerCall:
         with trainers.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
-        if self.config.random == "global" and not mine:
+        if self._step.hidden is not None and not mine:
             run = self._step.hidden.retrying(
                 self.model, getattr(self.model, name)
             )
@@ -216,11 +211,7 @@ class TowerCall:
         )
 
     def settle(self, trains: bool) -> None:
-        """Wait for steps running in other threads, if any.
-
-        Args:
-            trains: whether training follows, not evaluation.
-        """
+        """Wait for steps running in other threads, if any."""
 
     def close(self) -> None:
         """End those threads."""
@@ -235,11 +226,7 @@ class TowerCall:
         return result
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
-        """Create an iterator over per-tower batches.
-
-        Args:
-            **kwargs: as for Keras's own iterator.
-        """
+        """Create an iterator over per-tower batches."""
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
@@ -260,11 +247,7 @@ class TowerCall:
         self.prepare(data_batch)
 
     def prepare(self, batch: Any) -> None:
-        """Build the model, then place all its variables on the towers.
-
-        Args:
-            batch: structure of tensors or specs, as given to ``train_step``.
-        """
+        """Build the model, then place all its variables on the towers."""
         if not self._prepared:
             self._prepare(batch)
         if self.kind == "train_on_batch":
@@ -312,15 +295,7 @@ class TowerCall:
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
-    """Reject a call without any batch, for which Keras only warns.
-
-    Args:
-        kind: the name of the method.
-        model: the model whose method was called.
-
-    Raises:
-        TowerError: always.
-    """
+    """Reject a call without any batch, for which Keras only warns."""
     raise TowerError(
         f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
         "Give at least one example."

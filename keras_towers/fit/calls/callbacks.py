@@ -42,16 +42,7 @@ def are_taken_by(method: Callable[..., Any]) -> bool:
 def by_name(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Bind all arguments of a call to their names.
-
-    Args:
-        method: the method, as Keras defines it.
-        args: the user's positional arguments, without the model.
-        kwargs: the user's keyword arguments.
-
-    Returns:
-        The arguments given, by name.
-    """
+    """Bind all arguments of a call to their names."""
     given = inspect.signature(method).bind(None, *args, **kwargs).arguments
     del given["self"]
     given.update(given.pop("kwargs", {}))
@@ -66,11 +57,9 @@ def listed(callbacks: Any) -> list[Any]:
 
 
 def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
-    """Return callbacks with one of ours at the end.
-
-    A user's ``CallbackList``, which may be used again, gets it in the place of
-    the one of an earlier call.
-    """
+    """Return callbacks with one of ours at the end."""
+    # A user's ``CallbackList``, which may be used again, gets it in the place
+    # of the one of an earlier call.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [*listed(callbacks), mine]
     others = [c for c in callbacks.callbacks if type(c) is not type(mine)]
@@ -83,16 +72,7 @@ def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
 def resuming(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ResumesFit | None:
-    """Find the callback that makes ``fit`` go on in the middle, if any.
-
-    Args:
-        method: the method, as Keras defines it.
-        args: the user's positional arguments, without the model.
-        kwargs: the user's keyword arguments.
-
-    Raises:
-        TowerError: there are several, or one is not given by itself.
-    """
+    """Find the callback that makes ``fit`` go on in the middle, if any."""
     found = _of_kind(ResumesFit, method, args, kwargs)
     if len(found) > 1:
         names = " and ".join(type(c).__name__ for c in found)
@@ -109,11 +89,7 @@ def _of_kind(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[_Kind]:
-    """Find the callbacks of a kind that a ``fit`` got.
-
-    Raises:
-        TowerError: one is not given by itself.
-    """
+    """Find the callbacks of a kind that a ``fit`` got."""
     if method.__name__ != "fit":
         return []
     callbacks = listed(by_name(method, args, kwargs).get("callbacks"))
@@ -132,16 +108,7 @@ def _of_kind(
 def observing(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ObservesFit | None:
-    """Find the callback that observes a ``fit``, if any.
-
-    Args:
-        method: the method, as Keras defines it.
-        args: the user's positional arguments, without the model.
-        kwargs: the user's keyword arguments.
-
-    Raises:
-        TowerError: there are several, or one is not given by itself.
-    """
+    """Find the callback that observes a ``fit``, if any."""
     found = _of_kind(ObservesFit, method, args, kwargs)
     if len(found) > 1:
         raise TowerError(
@@ -162,14 +129,7 @@ def observed(
     """Let a callback observe the ``fit`` in this block, if one does.
 
     Args:
-        method: the method, as Keras defines it.
-        model: the model it is called on.
-        args: the user's positional arguments, without the model.
-        kwargs: the user's keyword arguments.
         config: the towers; None: Keras trains as without a strategy.
-
-    Yields:
-        The arguments with which to call the method.
     """
     observer = observing(method, args, kwargs)
     if observer is None:
@@ -190,11 +150,7 @@ def observed(
 
 
 def warn_of_counters(given: dict[str, Any]) -> None:
-    """Name the callbacks that begin to count anew where ``fit`` goes on.
-
-    Args:
-        given: the arguments of ``fit``, by name.
-    """
+    """Name the callbacks that begin to count anew where ``fit`` goes on."""
     names = [
         type(callback).__name__
         for callback in listed(given.get("callbacks"))

@@ -26,13 +26,6 @@ class NoOpCalls:
 
     Keras's own method runs epochs, counts steps and calls callbacks; only its
     iterator and step function are replaced.
-
-    Args:
-        update: as for ``TowerCalls``, of one tower.
-        logs: the logs that every step reports.
-
-    Attributes:
-        adoption: the models placed there.
     """
 
     def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
@@ -48,12 +41,7 @@ class NoOpCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call, as ``keras_towers.fit.contract.Calls``.
-
-        Raises:
-            TowerError: the model is placed on another strategy, or there is
-                no step to train.
-        """
+        """Run one call, as ``keras_towers.fit.contract.Calls``."""
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
@@ -143,10 +131,6 @@ class Steps(compat.TFEpochIterator):
 
     Args:
         x: the data, as for ``fit``, or None.
-        **kwargs: as for Keras's own iterator.
-
-    Raises:
-        TowerError: there is neither data nor ``steps_per_epoch``.
     """
 
     data_adapter: Any
@@ -175,15 +159,7 @@ class Steps(compat.TFEpochIterator):
             self.data_adapter = _Unread(batches)
 
     def refuse_none(self, kind: str, model: keras.Model) -> None:
-        """Reject training with zero steps an epoch.
-
-        Args:
-            kind: the method that trains.
-            model: the model it is called on.
-
-        Raises:
-            TowerError: the data is empty, or a size is negative.
-        """
+        """Reject training with zero steps an epoch."""
         for name, value in self._given.items():
             if value is not None and value < 0:
                 raise TowerError(

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
-from keras_towers.fit.calls import alike, callbacks, chief, suitable
 from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TRAINING, TowerConfig
-from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption
 
 
 class TowerCalls:
-    """Runs Keras's methods on towers.
-
-    Args:
-        update: where weights live, and who updates them.
-
-    Attributes:
-        adoption: the models placed on the towers.
-    """
+    """Runs Keras's methods on towers."""
 
     def __init__(self, update: UpdateOnce):
         self._config = update.config
@@ -79,7 +72,7 @@ class TowerCalls:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_alone(kind, original, model, args, kwargs)
-        suitable.check(model, self._config)
+        check_splits(model, self._config)
         outer = call_lib.current()
         if outer is not None:
             outer.settle(kind in TRAINING)
@@ -90,8 +83,10 @@ class TowerCalls:
         if outer is None:
             self._config.transport.mark(f"the beginning of {kind}")
         try:
-            if outer is None and not prepared:
-                config = self._config_of(kind)
+            config = self._config_of(kind)
+            if outer is None and not prepared and config.peers.size > 1:
+                from keras_towers.fit.calls import alike
+
                 alike.check(config, kind, original, model, args, kwargs)
             with self._config.strategy.scope():
                 if not prepared:
@@ -103,7 +98,7 @@ class TowerCalls:
                 else:
                     self.adoption.average()
                 call = self.open(model, kind, prepared, start)
-                with suitable.causes_noted(call):
+                with causes_noted(call):
                     return self._run(call, original, args, kwargs)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
@@ -140,15 +135,20 @@ class TowerCalls:
     ) -> Any:
         order: Any = contextlib.nullcontext()
         if call.kind == "fit" and (call.start or self._config.peers.size > 1):
-            call.order = ranks_lib.Order(self._config.peers, call.start)
+            from keras_towers.fit.data.ranks import Order
+
+            call.order = Order(self._config.peers, call.start)
             order = call.order.of_sequences()
         nested = call_lib.current() is not None
         with call.opened():
             if call.kind == "predict_on_batch":
                 call.prepare((args or (kwargs["x"],))[:1])
-            args, kwargs = chief.arguments(
-                self._config, self.adoption, original, args, kwargs, nested
-            )
+            if self._config.peers.size > 1:
+                from keras_towers.fit.calls import rank_callbacks
+
+                args, kwargs = rank_callbacks.arguments(
+                    self._config, self.adoption, original, args, kwargs, nested
+                )
             with (
                 order,
                 callbacks.on_one_device(original, args, kwargs),
@@ -176,3 +176,58 @@ def run_alone(
         ),
     ):
         return original(model, *args, **kwargs)
+
+
+def check_splits(model: keras.Model, config: TowerConfig) -> None:
+    """Check that a model can be given a part of a batch."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True:
+            raise TowerError(
+                f"layer {layer.name!r} of model {model.name!r} is stateful: it "
+                "keeps a state for each row of the batch, but each of the "
+                f"{config.num_replicas} towers gets other rows. Build it with "
+                "stateful=False, or train this model on one device, outside of "
+                f"{config.name}."
+            )
+
+
+@contextlib.contextmanager
+def causes_noted(call: TowerCall) -> Iterator[None]:
+    """Add to any error what may have caused it."""
+    # Towers get parts of a batch of a fixed size: most models that were built
+    # for batches of one size, as a ``Sequential`` is by its first batch, run on
+    # others all the same. And a model that cannot be built on one device is
+    # tried on the towers, where it may fail otherwise.
+    model, config = call.model, call.config
+    try:
+        yield
+    except Exception as error:
+        reason = call.not_built
+        if reason is not None and type(reason) is not type(error):
+            error.add_note(
+                f"Before, model {model.name!r} could not be built on one "
+                f"device: {type(reason).__name__}: {reason}"
+            )
+        for size, name in _fixed(model):
+            error.add_note(
+                f"Model {model.name!r} was built for batches of exactly {size} "
+                f"rows (input {name!r}), but each of the "
+                f"{config.num_replicas} towers gets only a part of a batch. If "
+                "that is the reason, build it with keras.Input(shape), without "
+                "batch_size."
+            )
+        raise
+
+
+def _fixed(model: keras.Model) -> list[tuple[int, str]]:
+    """Return the fixed batch sizes of a model's inputs, with their names."""
+    try:
+        inputs: list[Any] = keras.tree.flatten(model.inputs)
+    except (AttributeError, ValueError):
+        # A subclassed model, or one without a graph of layers yet.
+        return []
+    return [
+        (tensor.shape[0], tensor.name)
+        for tensor in inputs
+        if getattr(tensor, "shape", None) and tensor.shape[0] is not None
+    ]

@@ -17,8 +17,8 @@ from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import GraphFunction, Way
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
+from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.step.draws import graphs_inside
 
 
 class TracedStep:

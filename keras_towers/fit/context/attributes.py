@@ -56,7 +56,6 @@ class Taken:
     """What ``take`` found.
 
     Attributes:
-        values: for each owner whether it was built, and its attributes.
         draws: the states of the random generators, Python's and NumPy's; None
             if they are nobody's business.
     """
@@ -79,10 +78,6 @@ class Attributes:
 
     Those of a model, its layers, and of objects of the user's own classes that
     can be reached from there.
-
-    Args:
-        model: the model whose step runs.
-        draws: whether the states of random generators are part of them.
     """
 
     def __init__(self, model: keras.Model, draws: bool = False):

@@ -1,21 +1,21 @@
-"""Which thread has entered a strategy's block."""
+"""Blocks: values of a thread in one, strategies entered, Ctrl-C at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 _open: list[tuple[str, threading.Thread]] = []
 
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Note that this thread is inside a block of a strategy.
-
-    Args:
-        name: the class name of the strategy.
-    """
+    """Note that this thread is inside a block of a strategy."""
     block = name, threading.current_thread()
     _open.append(block)
     try:
@@ -35,3 +35,52 @@ def elsewhere() -> tuple[str, str] | None:
     if any(thread is here for _, thread in blocks):
         return None
     return next(((name, thread.name) for name, thread in blocks), None)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defer a Ctrl-C to the end of the block."""
+    # Python handles signals in the main thread only.
+    handler = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or handler is None:
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
+
+
+class Slot(Generic[T]):
+    """Holds at most one value per thread.
+
+    Example:
+        >>> depth: Slot[int] = Slot()
+        >>> with depth.filled(1):
+        ...     depth.get()
+        1
+        >>> depth.get() is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def get(self) -> T | None:
+        """Return this thread's value, or None outside of any block."""
+        return getattr(self._local, "value", None)
+
+    @contextlib.contextmanager
+    def filled(self, value: T | None) -> Iterator[None]:
+        """Set this thread's value inside a block, then restore it."""
+        before = self.get()
+        self._local.value = value
+        try:
+            yield
+        finally:
+            self._local.value = before

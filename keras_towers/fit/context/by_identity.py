@@ -11,11 +11,7 @@ V = TypeVar("V")
 
 
 class ByIdentity(Generic[K, V]):
-    """A mapping from objects, by identity, in the order of insertion.
-
-    Args:
-        weak: forget an object that nobody else holds. Else it is kept.
-    """
+    """A mapping from objects, by identity, in the order of insertion."""
 
     def __init__(self, weak: bool = True):
         self._weak = weak

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.context.blocks import Slot
 
 Point = Literal["begun", "computed", "reduced", "updated"]
 # In the order in which a step comes to them.
@@ -30,13 +30,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 class Recorder:
     """Records the steps of one model.
 
-    Args:
-        model: the model.
-        kept: how many steps to keep: the last ones.
-
     Attributes:
-        traces: how often the step was traced.
-        count: how many steps were recorded, and read.
         spans: of towers that run by themselves, each step that is kept as its
             tower, its begin and its end, in seconds since 1970.
     """
@@ -99,9 +93,6 @@ class StepMarks:
 
     Their operations are added behind all others: a random operation without a
     seed takes one from the number of those before it.
-
-    Args:
-        devices: the K towers of this process.
     """
 
     def __init__(self, devices: Sequence[str]):
@@ -113,13 +104,7 @@ class StepMarks:
         self._queues: list[Any] = []
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
-        """Mark where a tower has come to a point.
-
-        Args:
-            tower: its index among the towers of this process.
-            point: the point.
-            ends: the tensors and operations that have to be ready.
-        """
+        """Mark where a tower has come to a point."""
         if compat.get_default_graph() is self._graph:
             column = POINTS.index(point)
             update = sum(c == column for _, c in self._columns[tower])
@@ -148,11 +133,9 @@ class StepMarks:
             self._begin_behind(times[0].op, ends[0])
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
-        """Let a tower that calls its step as a function begin behind a mark.
-
-        Single operations stay as they are: TensorFlow fuses none that has to
-        wait for another one, and fused ones round otherwise.
-        """
+        """Let a tower that calls its step as a function begin behind a mark."""
+        # Single operations stay as they are: TensorFlow fuses none that has to
+        # wait for another one, and fused ones round otherwise.
         for operation in {o for piece in pieces for o in piece.consumers()}:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)
@@ -209,13 +192,7 @@ def recorder_of(model: Any) -> Recorder | None:
 def marked(
     model: Any, devices: Sequence[str], pieces: Sequence[Any]
 ) -> Iterator[None]:
-    """Let the step that is traced in this block be marked, if it is recorded.
-
-    Args:
-        model: the model whose step it is.
-        devices: the K towers of this process.
-        pieces: their K parts of the batch.
-    """
+    """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)
     if recorder is None or tf.executing_eagerly():
         with _marks.filled(None):
@@ -230,13 +207,7 @@ def marked(
 
 
 def reached(tower: int, point: Point, ends: Any) -> None:
-    """Mark where a tower has come to a point.
-
-    Args:
-        tower: its index among the towers of this process.
-        point: the point.
-        ends: a structure with the tensors that have to be ready.
-    """
+    """Mark where a tower has come to a point."""
     marks = _marks.get()
     if marks is not None:
         marks.reached(tower, point, _tensors(ends))

@@ -28,11 +28,9 @@ class Origins:
         self._common |= _operations(values)
 
     def depends_on_data(self, value: Any) -> bool:
-        """Whether a tensor is computed from the data.
-
-        What is read from a variable is not; neither is anything that cannot be
-        seen, in eager mode or inside of nested functions.
-        """
+        """Whether a tensor is computed from the data."""
+        # What is read from a variable is not; neither is anything that cannot
+        # be seen, in eager mode or inside of nested functions.
         if not isinstance(value, tf.Tensor) or tf.executing_eagerly():
             return False
         graph = compat.get_default_graph()

@@ -18,11 +18,9 @@ _installing: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def held(install: Callable[[], None]) -> Iterator[None]:
-    """Keep the patches that ``install`` makes for the length of the block.
-
-    Blocks may overlap in several threads: the first one installs the patches,
-    the last one to exit undoes them.
-    """
+    """Keep the patches that ``install`` makes for the length of the block."""
+    # Blocks may overlap in several threads: the first one installs the patches,
+    # the last one to exit undoes them.
     global _installing
     with _lock:
         _users[install] += 1
@@ -50,18 +48,11 @@ def _undo_all(undo: list[Callable[[], None]]) -> None:
 
 
 def replace(owner: Any, name: str, ours: Callable) -> None:
-    """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
-
-    It is undone with the others that the function of ``held`` makes, or else
-    when the last block of all is left. A decorated method is replaced inside
-    its decorator's closure, so that references taken earlier call the
-    replacement too. For a property the getter is replaced.
-
-    Args:
-        owner: a class or a module.
-        name: the attribute.
-        ours: called with the original and the arguments of the call.
-    """
+    """Patch ``owner.name`` with ``ours(original, ...)``; at most once."""
+    # It is undone with the others that the function of ``held`` makes, or else
+    # when the last block of all is left. A decorated method is replaced inside
+    # its decorator's closure, so that references taken earlier call the
+    # replacement too. For a property the getter is replaced.
     with _lock:
         there = getattr(owner, name)
         if name in vars(owner) and _is_ours(there):
@@ -84,19 +75,9 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
-    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
-
-    What ``replace`` patches later lies inside: ``inner`` looks it up when it is
-    called. A decorated method is wrapped inside its decorator, as there.
-
-    Args:
-        owner: a class or a module.
-        name: the attribute.
-        ours: called with ``inner`` and the arguments of the call.
-
-    Returns:
-        the function that undoes it.
-    """
+    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone."""
+    # What ``replace`` patches later lies inside: ``inner`` looks it up when it
+    # is called.
     with _lock:
         there = getattr(owner, name)
         cell = _cell_of_wrapped(there)
@@ -188,15 +169,8 @@ class _Shadow:
 
 
 def shadow(instance: Any, methods: Shadows) -> None:
-    """Replace methods of one object until ``unshadow``.
-
-    The object keeps its class, and ``super()`` calls reach the originals.
-    Methods that are shadowed already stay as they are.
-
-    Args:
-        instance: the object.
-        methods: the replacements.
-    """
+    """Replace methods of one object until ``unshadow``."""
+    # The object keeps its class, and ``super()`` calls reach the originals.
     own = vars(instance)
     for name, ours in methods.items():
         if not is_shadowed(instance, name):
@@ -225,14 +199,7 @@ def _is_over(there: Any, attribute: Any) -> TypeGuard[_Shadow]:
 
 @contextlib.contextmanager
 def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Override attributes of an object inside a block.
-
-    An attribute that other code sets in the block keeps that value.
-
-    Args:
-        instance: the object.
-        attributes: values, or methods, by name.
-    """
+    """Override attributes of an object inside a block."""
     # Bypasses Keras's __setattr__, which tracks attributes.
     own = vars(instance) if attributes else {}
     before = {name: own[name] for name in attributes if name in own}

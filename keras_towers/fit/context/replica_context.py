@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import own_part
+from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 
 
@@ -58,10 +58,7 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
         return result
 
     def all_reduce(self, reduce_op, value, options=None):
-        """Reduce over the towers that have examples.
-
-        Its gradient is that of the global batch's loss.
-        """
+        """Reduce over the towers that have examples."""
         tower = tower_lib.current()
         if tower is None:
             return super().all_reduce(reduce_op, value, options)
@@ -76,13 +73,11 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
     def _all_reduce(
         self, reduce_op: Any, values: Sequence[Any], options: Any = None
     ) -> list[Any]:
-        """Reduce N tensors as TensorFlow does, but trace it faster.
-
-        TensorFlow searches all that the results depend on for variables: on
-        other towers that is their whole step, once for each all-reduce. Where
-        gradients are stopped it does not look further.
-        """
-        own_part.warn(self.strategy)
+        """Reduce N tensors as TensorFlow does, but trace it faster."""
+        # TensorFlow searches all that the results depend on for variables: on
+        # other towers that is their whole step, once for each all-reduce. Where
+        # gradients are stopped it does not look further.
+        told.warn_not_reduced(self.strategy)
         kind = getattr(reduce_op, "value", reduce_op).upper()
         reduce_op = tf.distribute.ReduceOp(kind)
 
@@ -118,11 +113,7 @@ def _ask_which() -> None:
 
 
 def check_exchange(tower: tower_lib.Tower) -> None:
-    """Check that a tower's step may exchange values here.
-
-    Raises:
-        TowerError: it may not, inside a function of its own.
-    """
+    """Check that a tower's step may exchange values here."""
     tower.is_whole("exchanges values with other towers")
     if tower.attributes is None or tf.executing_eagerly():
         return
@@ -136,6 +127,18 @@ def check_exchange(tower: tower_lib.Tower) -> None:
         "train_step; to skip an update on a condition, multiply the gradients "
         "by 0 there."
     )
+
+
+def graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:
+    """The loops and conditionals around the current code, inside of a step."""
+    # None inside a function that may be called again by another step.
+    graph, found = compat.get_default_graph(), []
+    while graph is not step:
+        if not isinstance(graph, compat.ControlFlowFuncGraph):
+            return None
+        found.append(graph)
+        graph = graph.outer_graph
+    return found
 
 
 @contextlib.contextmanager

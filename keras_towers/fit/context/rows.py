@@ -15,15 +15,7 @@ class Rows:
     """A tower's rows of the global batch during a step.
 
     Attributes:
-        start: index of the tower's first row in the global batch.
-        count: number of rows the tower computes, including a borrowed one.
-        total: number of rows of the global batch.
         graph: the graph in which the step is traced; None in eager mode.
-        known: the dimension that has the tower's rows, and its blocks (see
-            ``Dimension``), by references to tensors: its data, and draws. No
-            dimension of what all towers have in common has any.
-        explained: the dimensions of tensors that draws have been followed to.
-        foreign: the last counter that a ``tf.random.Generator`` gave.
         static: the number of rows, where static shapes show it; else None.
     """
 
@@ -71,9 +63,6 @@ class Rows:
 
     def mark(self, data: Any) -> Any:
         """Hide the number of rows of a tower's data from static shapes.
-
-        A dimension that is the number of rows can then be told from one that
-        has the same length by chance.
 
         Args:
             data: a structure of tensors; those of shape [count, ...] are

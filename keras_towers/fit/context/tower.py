@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from keras_towers.fit.context.attributes import Attributes
+from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.context.scaling import with_gradient_times
-from keras_towers.fit.context.slots import Slot
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
 
@@ -97,31 +96,18 @@ class Tower:
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
 
     def differs(self, why: str) -> None:
-        """Note that the trace of the step cannot be another tower's too.
-
-        Args:
-            why: what the step does, such as "asks which tower it runs on".
-        """
+        """Note that the trace of the step cannot be another tower's too."""
         if self.shared is not None:
             self.shared(why)
 
     def note_alone(self, option: str, name: str) -> None:
-        """Note what uses this tower's share of the batch only.
-
-        Args:
-            option: the option that would change that.
-            name: what does.
-        """
+        """Note what uses this tower's share of the batch only."""
         names = self.alone.setdefault(option, [])
         if name not in names:
             names.append(name)
 
     def is_whole(self, why: str) -> None:
-        """Note that the step cannot be cut where its optimizer begins.
-
-        Args:
-            why: what the step does, such as "exchanges values".
-        """
+        """Note that the step cannot be cut where its optimizer begins."""
         if self.cut is not None:
             self.cut(why)
 
@@ -143,14 +129,9 @@ class Tower:
         return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
 
     def weight_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Weight a loss of the step, given to ``scale_loss``.
-
-        A loss is weighted if that saves weighting its gradients.
-
-        Args:
-            loss: a mean over this tower's examples; or, if it is not a scalar,
-                one whose elements' gradients are added up.
-        """
+        """Weight a loss of the step, given to ``scale_loss``."""
+        # A scalar is a mean over this tower's examples; of another loss the
+        # gradients of all elements are added up.
         is_sum = loss.shape.rank != 0
         if self.keras_step and not self.mixes:
             self.loss_is_weighted = True
@@ -165,14 +146,9 @@ class Tower:
         return loss
 
     def mixed(self, values: Any) -> Any:
-        """Prepare values that other towers are about to use.
-
-        A gradient through another tower is weighted there, by
-        ``weigh_gradient``, and must not be weighted here again.
-
-        Args:
-            values: a structure of tensors.
-        """
+        """Prepare values that other towers are about to use."""
+        # A gradient through another tower is weighted there, by
+        # ``weigh_gradient``, and must not be weighted here again.
         if self._all_weigh_the_same:
             return values
         self.mixes = True
@@ -182,11 +158,7 @@ class Tower:
         )
 
     def weigh_gradient(self, values: Any) -> Any:
-        """Weight the gradient of values that come from other towers.
-
-        Args:
-            values: a structure of tensors.
-        """
+        """Weight the gradient of values that come from other towers."""
         if not self._all_weigh_the_same:
             values = with_gradient_times(self.loss_weight, values)
         if not tf.executing_eagerly():
@@ -246,3 +218,27 @@ def note_first_write() -> None:
     tower = current()
     if tower is not None:
         tower.is_whole("writes a variable that the towers had in common")
+
+
+def with_gradient_times(factor: Any, values: Any) -> Any:
+    """Return the values; their gradient is multiplied by a factor."""
+
+    @tf.custom_gradient
+    def identity(value):
+        return tf.identity(
+            value
+        ), lambda grad: grad * tf.cast(factor, grad.dtype)
+
+    return tf.nest.map_structure(
+        lambda value: (
+            identity(value)
+            if isinstance(value, tf.Tensor) and is_differentiable(value)
+            else value
+        ),
+        values,
+    )
+
+
+def is_differentiable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor's dtype can have a gradient."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex

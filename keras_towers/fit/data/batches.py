@@ -18,16 +18,10 @@ class TowerBatch(NamedTuple):
     """One step's data for the K towers of this process.
 
     Attributes:
-        pieces: K structures, one for each tower. A tower without examples
-            borrows the first one of the batch.
         counts: number of examples of each piece, 0 for a borrowed one, int64 of
             shape [K]; an empty tuple if no piece is borrowed.
         parts: what ``counts`` is for all towers of all processes, for a batch
             that is split: R ints or a tensor of shape [R].
-        total: number of examples of the step on all towers of all processes;
-            an empty tuple if it takes communication to find out.
-        start: index of this process's first example in the step; an empty
-            tuple if it takes communication to find out.
     """
 
     pieces: tuple[Any, ...]
@@ -78,17 +72,7 @@ def split(
     Args:
         batch: structure of dense, ragged or sparse tensors of shape
             [examples, ...]; scalars go to every tower.
-        replicas: number of pieces; larger ones come first.
-        first: index of the first piece to return.
         towers: number of pieces to return; None for all.
-        check: checks that all parts of the batch can be split alike.
-
-    Returns:
-        The requested pieces and their sizes.
-
-    Raises:
-        TowerError: the parts of the batch have different numbers of rows, and
-            cannot be split alike.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
@@ -229,22 +213,7 @@ def distribute(
     to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
     whole: bool = False,
 ) -> Any:
-    """Prefetch a dataset of batches for the towers.
-
-    For towers in host memory batches are split when they are used. For
-    accelerators TensorFlow's multi-device iterator copies the next batches
-    while the current one computes.
-
-    Args:
-        config: the towers.
-        dataset: yields what ``train_step`` takes.
-        each: whether every tower gets its own batch.
-        to_one_end: gives all ranks the same number of ``TowerBatch``es.
-        whole: whether towers take whole batches as they come.
-
-    Returns:
-        An iterable with one element per step, for ``as_tower_batch``.
-    """
+    """Prefetch a dataset of batches for the towers."""
     if whole:
         return dataset.prefetch(max(_PREFETCHED_BATCHES, config.num_towers))
     if config.prefetches_to_towers:
@@ -263,10 +232,8 @@ def distribute(
 
 @tf.autograph.experimental.do_not_convert
 def _with_equal_rows(*batch: Any) -> Any:
-    """Fail if the parts of a batch have different numbers of rows.
-
-    TensorFlow's own split would cut them all by the first.
-    """
+    """Fail if the parts of a batch have different numbers of rows."""
+    # TensorFlow's own split would cut them all by the first.
     rows = [_rows(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
     checks = [
         tf.debugging.assert_equal(
@@ -286,11 +253,9 @@ def _with_equal_rows(*batch: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def _forget_sizes(*batch: Any) -> Any:
-    """Erase the static batch size.
-
-    With it, TensorFlow would drop the last batches if there are too few for
-    all towers.
-    """
+    """Erase the static batch size."""
+    # With it, TensorFlow would drop the last batches if there are too few for
+    # all towers.
 
     def forget(leaf):
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):

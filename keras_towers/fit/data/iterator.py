@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,8 +14,10 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import ranks as ranks_lib
 from keras_towers.transport import Transport
+
+if TYPE_CHECKING:
+    from keras_towers.fit.data.ranks import Order
 
 logger = logging.getLogger("keras_towers")
 
@@ -27,15 +29,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
     Args:
-        config: the towers.
-        kind: the Keras method that it is for.
         order: makes several ranks shuffle identically; None for one rank.
-        whole: whether towers take whole batches as they come.
-        **kwargs: as for Keras's own iterator.
-
-    Raises:
-        TowerError: there is too little training data to occupy all towers
-            once, or the ranks were given different data.
     """
 
     _distributed_dataset: Any
@@ -46,7 +40,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self,
         config: TowerConfig,
         kind: str,
-        order: ranks_lib.Order | None = None,
+        order: Order | None = None,
         whole: bool = False,
         **kwargs: Any,
     ):
@@ -65,7 +59,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                own = ranks_lib.of_arrays(self.data_adapter, config)
+                from keras_towers.fit.data.ranks import of_arrays
+
+                own = of_arrays(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -104,6 +100,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         replicas: int,
     ) -> None:
         """Make all ranks run the same number of steps."""
+        from keras_towers.fit.data import ranks as ranks_lib
+
         adapter = self.data_adapter
         numbers, digests = ranks_lib.agree(
             transport, kind, adapter.num_batches, ranks_lib.digest(adapter)
@@ -139,7 +137,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Give this rank the agreed number of ``TowerBatch``es."""
         if self._agreed is None:
             return dataset
-        dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
+        from keras_towers.fit.data.ranks import endless
+
+        dataset = endless(dataset, self._towers, self._first_batch)
         return dataset.take(self._agreed)
 
     def _first_batch(self) -> tf.data.Dataset:
@@ -195,17 +195,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._whole = self.steps_per_epoch, self._num_batches
 
     def pass_over(self, batches: int) -> tuple[int, int]:
-        """Read batches without training on them, as ``fit`` would read them.
-
-        The next epoch that is read begins behind them.
-
-        Args:
-            batches: how many.
-
-        Returns:
-            The number of epochs that they fill; and how many of them have to be
-            left out of the next ``steps_per_execution`` ones.
-        """
+        """Read batches without training on them, as ``fit`` would read them."""
         epochs = 0
         while batches:
             before = batches

@@ -32,7 +32,6 @@ class Order:
     process. Otherwise all ranks shuffle with a seed drawn by rank 0.
 
     Args:
-        transport: connects the processes.
         start: the position where ``fit`` resumes, or None; orders then depend
             only on its seed and on the epoch.
     """
@@ -99,16 +98,10 @@ def agree(
     """Gather what data each rank has for a Keras method.
 
     Args:
-        transport: connects the processes.
-        kind: the method that this rank runs.
         batches: its number of batches; None if unknown.
-        data: a digest of it.
 
     Returns:
         The number of batches of each rank, None if unknown; and the digests.
-
-    Raises:
-        TowerError: the ranks run different methods.
     """
     where = f"begins to read the data of {kind}"
     plans = objects.gather(transport, (batches, data), where)
@@ -137,15 +130,7 @@ def _content(array: np.ndarray) -> Any:
 
 
 def check_alike(numbers: list[int | None], digests: list[str]) -> None:
-    """Check that all ranks have the same data, as far as that is cheap.
-
-    Args:
-        numbers: of batches, for each rank.
-        digests: of examples, for each rank.
-
-    Raises:
-        TowerError: they do not.
-    """
+    """Check that all ranks have the same data, as far as that is cheap."""
     for rank, other in enumerate(digests):
         if other != digests[0] and numbers[rank] == numbers[0]:
             raise TowerError(
@@ -170,13 +155,6 @@ def check_alike(numbers: list[int | None], digests: list[str]) -> None:
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
     """Read only this process's examples from arrays.
-
-    Keras shuffles the indices of the examples; this process then gathers its
-    part of each batch from the arrays.
-
-    Args:
-        adapter: Keras's adapter for the arrays.
-        config: the towers.
 
     Returns:
         A dataset of ``TowerBatch``, or None if an array is sparse or ragged.
@@ -237,18 +215,8 @@ def _parts(dataset: Any) -> Iterator[Any]:
 def endless(
     dataset: tf.data.Dataset, towers: int, first: Callable[[], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """Extend a dataset endlessly by steps without examples.
-
-    A rank whose data has ended thus still takes part in collectives.
-
-    Args:
-        dataset: yields ``TowerBatch``.
-        towers: number of towers in this process.
-        first: returns a dataset whose first element is a batch.
-
-    Returns:
-        An infinite dataset of ``TowerBatch``.
-    """
+    """Extend a dataset endlessly by steps without examples."""
+    # A rank whose data has ended thus still takes part in collectives.
 
     def borrowed(*batch: Any) -> data_lib.TowerBatch:
         batch = batch[0] if len(batch) == 1 else batch

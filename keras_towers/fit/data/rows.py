@@ -21,9 +21,6 @@ class RowCheck:
     Parts may have different numbers of rows, such as labelled and unlabelled
     examples. Each is then split by its own rows, if every tower can get the
     same fraction of each part.
-
-    Attributes:
-        refused: why a batch could not be split, found out while a step ran.
     """
 
     def __init__(self) -> None:
@@ -34,17 +31,8 @@ class RowCheck:
         """Return into how many equal units a batch can be divided.
 
         Args:
-            batch: a structure of tensors.
             rows: the number of rows of each of its parts that has rows: ints
                 or scalar int64 tensors.
-            replicas: the number of towers.
-
-        Returns:
-            The number of rows, if all parts have the same; else the greatest
-            number that divides all of them. An int or a scalar tensor.
-
-        Raises:
-            TowerError: there are fewer units than towers.
         """
         if all(isinstance(count, int) for count in rows):
             return self._units(names_of(batch), rows, replicas)

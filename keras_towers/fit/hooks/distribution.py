@@ -30,15 +30,11 @@ def connect(
     """Connect ``keras.distribution`` to towers.
 
     Args:
-        entered: the block in which every call of a model's methods runs.
         chosen: called with the function that stores a distribution, and the
             distribution, or None.
         backend: the functions of Keras's TensorFlow backend, by name. Each is
             called with the function of Keras that it replaces, or None, and
             the arguments of the call.
-
-    Returns:
-        what puts Keras back when it is closed.
     """
 
     def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -77,11 +73,7 @@ def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:
 def unsharded(
     distribution: Any,
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep Keras from splitting data over processes inside a block.
-
-    Towers split each batch themselves, also one that does not divide evenly,
-    and data that is no ``tf.data.Dataset``.
-    """
+    """Keep Keras from splitting data over processes inside a block."""
     return patches.shadowed(distribution, {"_is_multi_process": False})
 
 

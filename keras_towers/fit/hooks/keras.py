@@ -41,15 +41,13 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.capture.checks import owner_of
 from keras_towers.fit.context import blocks, patches
+from keras_towers.fit.context import draws as draws_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
-from keras_towers.fit.step import draws as draws_lib
 from keras_towers.fit.step import logs as logs_lib
-from keras_towers.fit.step import losses as losses_lib
-from keras_towers.fit.step import metrics as metrics_lib
 from keras_towers.fit.step import whole_batch
 from keras_towers.fit.update import optimizers as optimizers_lib
-from keras_towers.fit.weights import native as native_lib
+from keras_towers.fit.weights import spread as spread_lib
 from keras_towers.fit.weights import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")
@@ -59,11 +57,7 @@ _warned_of_threads: set[tuple[str, str]] = set()
 
 @contextlib.contextmanager
 def installed(draws: bool = False) -> Iterator[None]:
-    """Patch Keras until the last of all such blocks exits.
-
-    Args:
-        draws: whether random draws of towers become those of one device.
-    """
+    """Patch Keras until the last of all such blocks exits."""
     with patches.held(_install), contextlib.ExitStack() as stack:
         if draws:
             stack.enter_context(patches.held(_install_draws))
@@ -90,9 +84,9 @@ def _install() -> None:
     patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
-    patches.replace(compat.BaseResourceVariable, "handle", native_lib.handle)
+    patches.replace(compat.BaseResourceVariable, "handle", spread_lib.handle)
     read = "_read_variable_op"
-    patches.replace(compat.BaseResourceVariable, read, native_lib.read)
+    patches.replace(compat.BaseResourceVariable, read, spread_lib.read)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
     seeds = compat.seed_generator_module
     patches.replace(seeds, "global_seed_generator", _unseeded)
@@ -103,8 +97,8 @@ def _install() -> None:
     patches.replace(optimizer, look_up, optimizers_lib.attribute_of_optimizer)
     # Loss denominators have to be those of the global batch.
     losses = compat.loss_module
-    patches.replace(losses, "reduce_values", losses_lib.reduce_values)
-    patches.replace(losses, "apply_mask", losses_lib.apply_mask)
+    patches.replace(losses, "reduce_values", whole_batch.reduce_values)
+    patches.replace(losses, "apply_mask", whole_batch.apply_mask)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)
@@ -116,7 +110,7 @@ def _install() -> None:
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
     # A scalar per batch is weighted by the tower's share of the batch.
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
-        patches.replace(metric, "update_state", metrics_lib.update_state)
+        patches.replace(metric, "update_state", whole_batch.update_state)
     # Draws begin with these.
     stateful = draws_lib.unmatched("a stateful random operation")
     patches.replace(compat.random_seeds, "get_seed", stateful)
@@ -129,6 +123,8 @@ def _install() -> None:
 
 def _install_draws() -> None:
     """Match random draws, by the operations that all of them end in."""
+    from keras_towers.fit.step.draws import counted, whole
+
     for name, rejects in (
         ("stateless_random_uniform_v2", False),
         ("stateless_random_normal_v2", False),
@@ -136,7 +132,7 @@ def _install_draws() -> None:
         ("stateless_random_uniform_full_int_v2", False),
         ("stateless_truncated_normal_v2", True),
     ):
-        draw = draws_lib.counted(name, rejects)
+        draw = counted(name, rejects)
         patches.replace(compat.stateless_ops, name, draw)
     for owner, name, shaped in (
         (compat.stateless_ops, "stateless_random_gamma_v3", ("alpha",)),
@@ -149,7 +145,7 @@ def _install_draws() -> None:
             ("means", "stddevs", "minvals", "maxvals"),
         ),
     ):
-        patches.replace(owner, name, draws_lib.whole(name, shaped))
+        patches.replace(owner, name, whole(name, shaped))
     for owner, name in (
         (compat.keras_random, "shuffle"),
         (compat.stateless_ops, "stateless_shuffle"),
@@ -250,10 +246,8 @@ def _made_model(
 
 
 def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
-    """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
-
-    Under one XLA could not compile a whole step; here it need not.
-    """
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy."""
+    # Under one XLA could not compile a whole step; here it need not.
     if contract.owner_of(model) is None:
         return original(model)
     with patches.shadowed(model, {"_distribute_strategy": None}):
@@ -301,10 +295,8 @@ def _next_seed(
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
-    """Take the scopes of strategies along into the new default graph.
-
-    TensorFlow keeps them in the old one, and they end there.
-    """
+    """Take the scopes of strategies along into the new default graph."""
+    # TensorFlow keeps them in the old one, and they end there.
     scopes = compat.get_default_graph()._thread_local
     original()
     compat.get_default_graph()._thread_local = scopes
@@ -313,12 +305,10 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
-    """Call a function of a model that was loaded.
-
-    On a tower it reads the tower's variables, also if it was loaded before the
-    block. Elsewhere TensorFlow refuses one that was loaded inside; here it
-    reads those of the first tower.
-    """
+    """Call a function of a model that was loaded."""
+    # On a tower it reads the tower's variables, also if it was loaded before
+    # the block. Elsewhere TensorFlow refuses one that was loaded inside; here
+    # it reads those of the first tower.
     outside = tf.distribute.get_replica_context() is None
     if not outside and tower_lib.current() is not None:
         # By its handle it would be that of the first tower everywhere.

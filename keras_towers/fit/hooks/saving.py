@@ -53,14 +53,13 @@ _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
 def every_rank() -> Iterator[None]:
     """Let every rank write what it saves in this block.
 
-    For scripts that run with ``keras-towers run --strategy``, in which
-    otherwise only rank 0 writes what Keras saves at a path that is the same on
-    all ranks. Elsewhere every rank writes anyway.
-
     Example:
         >>> with kt.every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
+    # For scripts that run with ``keras-towers run --strategy``, in which
+    # otherwise only rank 0 writes what Keras saves at a path that is the same
+    # on all ranks. Elsewhere every rank writes anyway.
     token = _on_every_rank.set(True)
     try:
         yield

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.step import gather as gather_lib
 
 
 def moments(
@@ -24,11 +23,7 @@ def moments(
     inputs: tf.Tensor,
     mask: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Replace ``BatchNormalization._moments`` on a tower.
-
-    Returns:
-        Mean and variance of each channel.
-    """
+    """Replace ``BatchNormalization._moments`` on a tower."""
     strategy = contract.in_force()
     if strategy is None or not (
         layer.synchronized or strategy._components.config.batch_norm == "global"
@@ -37,6 +32,8 @@ def moments(
         if tower is not None:
             tower.note_alone("batch_norm", layer.name)
         return original(layer, inputs, mask)
+    from keras_towers.fit.step import gather as gather_lib
+
     context = gather_lib.replica_context("batch_norm")
     if context is None:
         return original(layer, inputs, mask)

@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.draws import rows_of_draw, warn
+from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.step import parts
 from keras_towers.fit.step.dimensions import Dimension, Dimensions
@@ -32,17 +33,12 @@ EAGER = "run_eagerly"
 
 
 def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
-    """Return the replacement of an operation whose counter can be advanced.
-
-    Args:
-        name: the operation, for messages.
-        rejects: whether it rejects numbers and draws again.
-    """
+    """Return the replacement of an operation whose counter can be advanced."""
 
     def draw(
         original: Callable[..., tf.Tensor], *args: Any, **kwargs: Any
     ) -> tf.Tensor:
-        rows = _rows()
+        rows = rows_of_draw()
         if rows is None:
             return original(*args, **kwargs)
         given = inspect.signature(original).bind(*args, **kwargs).arguments
@@ -67,17 +63,12 @@ def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
 
 
 def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
-    """Return the replacement of an operation that is drawn whole, then cut.
-
-    Args:
-        name: the operation, for messages.
-        shaped: its arguments that may have an entry for each example.
-    """
+    """Return the replacement of an operation that is drawn whole, then cut."""
 
     def draw(
         original: Callable[..., tf.Tensor], *args: Any, **kwargs: Any
     ) -> tf.Tensor:
-        rows = _rows()
+        rows = rows_of_draw()
         if rows is None:
             return original(*args, **kwargs)
         given = inspect.signature(original).bind(*args, **kwargs).arguments
@@ -114,56 +105,6 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
     return draw
 
 
-def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replace what a stateless draw calls first, to note that it draws."""
-    _rows()
-    return original(*args, **kwargs)
-
-
-def unmatched(name: str) -> Callable[..., Any]:
-    """Return the replacement of an operation that towers cannot match."""
-
-    def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if _rows() is not None:
-            _warn(
-                name,
-                f"{name} on a tower differs from one device, although "
-                'random="global" is given: '
-                + (
-                    "a permutation of the global batch cannot be cut into "
-                    "towers."
-                    if "shuffle" in name
-                    else "only stateless draws (keras.random, "
-                    "tf.random.stateless_*) can be matched. Use these."
-                ),
-            )
-        return original(*args, **kwargs)
-
-    return draw
-
-
-def of_generator(
-    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Replacement for the key and counter of a ``tf.random.Generator``."""
-    key, counter = unmatched("tf.random.Generator")(
-        original, generator, *args, **kwargs
-    )
-    rows = _rows()
-    if rows is not None:
-        rows.foreign = counter
-    return key, counter
-
-
-def _rows() -> Rows | None:
-    tower = tower_lib.with_a_share()
-    if tower is None:
-        return None
-    if tower.rows is None:
-        tower.note_alone("random", "random layers")
-    return tower.rows
-
-
 def _plan(
     name: str, shape: tf.Tensor, rows: Rows
 ) -> tuple[int | None, tuple[int, ...]] | None:
@@ -184,7 +125,7 @@ def _plan(
             _warn_unmatched(name, shape, ", in a tf.function of its own,")
             return None
         if any(isinstance(g, compat.WhileBodyFuncGraph) for g in inside or ()):
-            _warn(
+            warn(
                 name,
                 f"{name} of shape {_described(shape)} is drawn in a loop: it "
                 "is that of one device only if the loop runs equally often on "
@@ -209,7 +150,7 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
         return None
     found: list[Dimension] = known.as_list()
     if found and found[0] == rows.count:
-        _warn(
+        warn(
             EAGER,
             "run_eagerly=True: a random draw is taken for one row per example "
             "if it has as many rows as the tower has examples, as that of "
@@ -227,7 +168,7 @@ def _by_size(
     """Take a static dimension for the rows of the examples, by its size."""
     if not found or rows.static is None or not isinstance(found[0], int):
         return found
-    _warn(
+    warn(
         "x.shape",
         "the step needs static numbers of rows (x.shape[0]), so a random draw "
         "is taken for one row per example if it has as many rows as the tower "
@@ -241,20 +182,6 @@ def _by_size(
         return [(1,), *found[1:]]
     several = found[0] and found[0] % rows.static == 0
     return [None, *found[1:]] if several else found
-
-
-def graphs_inside(step: tf.Graph) -> list[tf.Graph] | None:
-    """The loops and conditionals around the current code, inside of a step.
-
-    None inside a function that may be called again by another step.
-    """
-    graph, found = compat.get_default_graph(), []
-    while graph is not step:
-        if not isinstance(graph, compat.ControlFlowFuncGraph):
-            return None
-        found.append(graph)
-        graph = graph.outer_graph
-    return found
 
 
 def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +199,7 @@ def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warn_unmatched(name: str, shape: tf.Tensor, where: str = "") -> None:
-    _warn(
+    warn(
         name,
         f"{name} of shape {_described(shape)}{where} differs from one device, "
         'although random="global" is given: it is not known which of its rows '
@@ -282,7 +209,3 @@ def _warn_unmatched(name: str, shape: tf.Tensor, where: str = "") -> None:
 
 def _described(shape: tf.Tensor) -> str:
     return str(compat.constant_value_as_shape(shape)).replace("None", "?")
-
-
-def _warn(name: str, message: str, once: str = "") -> None:
-    told.differs("random", name, message, once or message)

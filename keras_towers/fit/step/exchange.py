@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.fit.context import own_part
-from keras_towers.fit.context.scaling import is_differentiable
+from keras_towers.fit import told
+from keras_towers.fit.context.tower import is_differentiable
 from keras_towers.transport import Transport, next_key
 
 
@@ -56,7 +56,7 @@ def gather(
         transport: joins the processes.
         tensors: N tensors of shape [rows, ...].
     """
-    own_part.warn(context.strategy)
+    told.warn_not_reduced(context.strategy)
     differentiable = [
         index
         for index, tensor in enumerate(tensors)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -12,18 +13,20 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit import told
 from keras_towers.fit.capture.sharing import StepTraces
-from keras_towers.fit.context import marks, own_share, replica_context
+from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
-from keras_towers.fit.step.hidden import HiddenRows
 from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
+
+if TYPE_CHECKING:
+    from keras_towers.fit.step.hidden import HiddenRows
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -40,10 +43,14 @@ class GlobalStep:
     def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
-        self.hidden: HiddenRows = HiddenRows()
+        self.hidden: HiddenRows | None = None
         self.config: TowerConfig = config or update.config
         self.update = update
         self._spread = update.spread
+        if self.config.random == "global":
+            from keras_towers.fit.step.hidden import HiddenRows
+
+            self.hidden = HiddenRows()
         self._devices = [tower_lib.short_name(d) for d in self.config.devices]
 
     def alone(self) -> GlobalStep:
@@ -175,7 +182,7 @@ class GlobalStep:
                 keras_step=trainers.has_keras_step(model),
                 apart=apart and self.config.transport.size > 1,
             )
-            if starts is not None:
+            if starts is not None and self.hidden is not None:
                 start = starts[index]
                 data = self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
@@ -186,13 +193,16 @@ class GlobalStep:
             if index == 0:
                 after = attributes.take()
                 if training:
-                    own_share.tell(self.config, model, tower.alone)
+                    told.tell_own_share(self.config, model, tower.alone)
             return output
 
         towers = range(self.config.num_towers)
         recorded = model if training else None
+        tried: Any = contextlib.nullcontext()
+        if self.hidden is not None:
+            tried = self.hidden.tried(model, batch.pieces)
         with (
-            self.hidden.tried(model, batch.pieces),
+            tried,
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):

@@ -3,6 +3,12 @@
 Some losses and image layers of Keras compare, mix or count the examples of a
 batch. With ``exact=True`` every tower computes them from the global batch, as
 one device does, and goes on with its own rows; otherwise the user is told.
+
+A tower's loss is weighted by its share of the examples. That is exact if the
+loss divides by a multiple of the number of examples, but not for a sum, a mean
+over sample weights or a mean over unmasked entries. Their denominators are
+those of the global batch, so that the weighted mean of the towers' losses is
+its loss.
 """
 
 from __future__ import annotations
@@ -17,7 +23,6 @@ from keras_towers import compat
 from keras_towers.fit import contract, told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.step import gather as gather_lib
 
 # Over all axes, unless they are given others.
 _OVER_AXES = (keras.losses.dice, keras.losses.tversky)
@@ -113,11 +118,7 @@ def _computed(
     """Compute a tower's rows from the global batch, or tell that it is not.
 
     Args:
-        compute: takes what ``values`` are, of any number of examples.
         values: a structure of the tower's tensors of shape [rows, ...].
-        what: what is computed, for messages.
-        why: what couples examples, for messages.
-        obstacle: why that cannot be done, if so.
     """
     strategy, tower = contract.in_force(), tower_lib.with_a_share()
     if strategy is None or tower is None:
@@ -135,6 +136,8 @@ def _computed(
             once=("couples", what, id(strategy)),
         )
         return compute(values)
+    from keras_towers.fit.step import gather as gather_lib
+
     context, rows = gather_lib.replica_context(what), tower.rows
     if context is None or rows is None:
         return compute(values)
@@ -171,3 +174,86 @@ def _own(result: Any, rows: Rows) -> Any:
     if mask is not None:
         compat.set_keras_mask(own, rows.own(mask))
     return own
+
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def reduce_values(
+    original: Callable,
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+    reduction: str | None = "sum_over_batch_size",
+) -> tf.Tensor:
+    """Replace Keras's ``reduce_values`` on a tower."""
+    tower = tower_lib.with_a_share()
+    if (
+        tower is None
+        or not tower.average
+        or reduction not in (*_MEANS, "sum")
+        or values.shape.rank == 0
+    ):
+        return original(values, sample_weight, reduction)
+    if reduction == "sum":
+        total = tf.ones((), values.dtype)
+    elif reduction == "mean_with_sample_weight" and sample_weight is not None:
+        total = _over_towers(tf.reduce_sum(sample_weight))
+    elif values.shape[1:].is_fully_defined():
+        return original(values, sample_weight, reduction)
+    else:
+        total = _over_towers(tf.cast(tf.size(values), values.dtype))
+    share = tf.cast(tower.share, values.dtype)
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(values), tf.cast(total, values.dtype) * share
+    )
+
+
+def apply_mask(
+    original: Callable,
+    sample_weight: tf.Tensor | None,
+    mask: tf.Tensor | None,
+    dtype: Any,
+    reduction: str | None,
+) -> tf.Tensor | None:
+    """Replace ``apply_mask``, by which Keras weights samples, on a tower."""
+    # Keras weights valid entries by total / valid, so that the mean over all
+    # entries becomes the mean over the valid ones. On a tower both numbers have
+    # to be those of the global batch.
+    weights = original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    tower = tower_lib.with_a_share()
+    if (
+        tower is None
+        or not tower.average
+        or mask is None
+        or reduction not in ("mean", "sum_over_batch_size")
+    ):
+        return weights
+    total = tf.cast(tf.size(mask), dtype)
+    valid = tf.reduce_sum(tf.cast(mask, dtype))
+    here = tf.math.divide_no_nan(total, valid)
+    everywhere = tf.math.divide_no_nan(_over_towers(total), _over_towers(valid))
+    return weights * tf.math.divide_no_nan(everywhere, here)
+
+
+def update_state(
+    original: Callable,
+    metric: Any,
+    values: Any,
+    sample_weight: Any | None = None,
+) -> Any:
+    """Replace ``update_state`` of ``Mean`` and ``Sum`` on a tower."""
+    # On one device a scalar, such as a loss, counts once per batch. That of a
+    # tower describes its part of the batch, so the tower's share weights it.
+    tower = tower_lib.with_a_share()
+    if tower is not None and sample_weight is None:
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank == 0:
+            values = tf.cast(values, metric.dtype)
+            sample_weight = share = tf.cast(tower.share, metric.dtype)
+            if not tower.average:
+                values = tf.math.divide_no_nan(values, share)
+    return original(metric, values, sample_weight=sample_weight)
+
+
+def _over_towers(count: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().sum_counts(count)

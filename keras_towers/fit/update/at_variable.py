@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.held_once import HeldOnce
+from keras_towers.fit.weights.moved import MovedVariables
+from keras_towers.fit.weights.slots import slots_of
 from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
 
@@ -33,20 +35,28 @@ class UpdateAtVariable(UpdateOnce):
         self, config: TowerConfig, place: Callable[[keras.Variable], str]
     ):
         super().__init__(config)
-        self._held = HeldOnce(place)
+        self._place = place
+        self._held = MovedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
         """Hold a trainable weight once; spread any other."""
         spread = isinstance(variable._value, variables_lib.TowerVariable)
-        if variable.trainable and not spread:
-            return self._held.hold(variable)
-        return super().place(variable)
+        if not variable.trainable or spread:
+            return super().place(variable)
+        if variable in self._held:
+            return False
+        if isinstance(variable._value, compat.DistributedVariable):
+            variable._value = variables_lib.unbind(variable._value)
+        self._held.place(variable, self._place(variable))
+        return True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept its calls; put its slots on their weights' devices."""
         super().place_optimizer(optimizer)
         if optimizer.built:
-            self._held.hold_slots(optimizer)
+            for slot, weight in slots_of(optimizer):
+                if weight in self._held and slot not in self._held:
+                    self._held.place(slot, weight._value.device)
 
     def take_back(self, variable: keras.Variable) -> bool:
         """Move a weight or slot variable back to where it was."""

@@ -20,7 +20,7 @@ from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.gradients import name_of
 from keras_towers.fit.update.one_device import as_one_device

@@ -22,7 +22,7 @@ from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import slots as slots_lib
 from keras_towers.fit.weights.elsewhere import SlotsOverRanks
-from keras_towers.fit.weights.slots import PlacedSlots
+from keras_towers.fit.weights.moved import MovedVariables
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import component
 from keras_towers.reduction import (
@@ -67,7 +67,7 @@ class UpdateSharded(UpdateOnce):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = Shares(config)
-        self._slots = PlacedSlots()
+        self._slots = MovedVariables()
         self._of_ranks = SlotsOverRanks(config.transport)
         if config.transport.size > 1:
             self._only = self._shares

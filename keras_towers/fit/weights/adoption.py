@@ -23,13 +23,7 @@ from keras_towers.transport import Transport
 
 @dataclasses.dataclass
 class _Notes:
-    """What calls of a model's methods have found out.
-
-    Attributes:
-        known: the compilation for which a method is prepared, by its name.
-        log_sources: which logs come from which metric, in training or not.
-        functions: weak references to the functions that calls made, by name.
-    """
+    """What calls of a model's methods have found out."""
 
     known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     log_sources: dict[bool, dict[int, Any]] = dataclasses.field(
@@ -46,11 +40,6 @@ class Adoption:
     A model built outside gets copies of its variables on towers 1 to K - 1; its
     own ``tf.Variable``s become the components of tower 0. The ``Update`` places
     trained weights and optimizers.
-
-    Args:
-        config: the towers.
-        spread: the variables with a component on every tower.
-        update: places and updates the weights.
     """
 
     def __init__(
@@ -73,11 +62,9 @@ class Adoption:
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
-        """Bind a model created in the scope to the strategy.
-
-        It may be trained outside the scope, so its methods enter the scope
-        themselves.
-        """
+        """Bind a model created in the scope to the strategy."""
+        # It may be trained outside the scope, so its methods enter the scope
+        # themselves.
         if self._tracks:
             self._created.add(model)
         trainers.run_in_scope(model, self._config)
@@ -92,11 +79,7 @@ class Adoption:
         self._update.take_optimizer(optimizer)
 
     def claim(self, model: keras.Model) -> None:
-        """Bind ``model``, its optimizers and nested models to the strategy.
-
-        Raises:
-            TowerError: the model is placed on another strategy.
-        """
+        """Bind ``model``, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
             self._update.place_optimizer(optimizer)
@@ -106,11 +89,7 @@ class Adoption:
             trainers.settle(trainer, self._config)
 
     def refuse_others(self, model: keras.Model) -> None:
-        """Reject a model that is placed on another strategy.
-
-        Raises:
-            TowerError: it is.
-        """
+        """Reject a model that is placed on another strategy."""
         for trainer in state_lib.trainers(model):
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
@@ -147,23 +126,14 @@ class Adoption:
         self._notes_of(model).functions[name] = made
 
     def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
-        """Return which logs of the model's steps come from which metric.
-
-        Args:
-            model: the model.
-            training: whether the steps train or evaluate.
-        """
+        """Return which logs of the model's steps come from which metric."""
         return self._notes_of(model).log_sources.setdefault(training, {})
 
     def _notes_of(self, model: keras.Model) -> _Notes:
         return self._models.setdefault(model, _Notes())
 
     def bind(self, model: keras.Model) -> bool:
-        """Place all variables of ``model`` that are not on the towers yet.
-
-        Returns:
-            Whether any were placed.
-        """
+        """Place all variables of ``model`` that are not on the towers yet."""
         state = state_lib.collect(model)
         moved = [
             *(
@@ -185,15 +155,7 @@ class Adoption:
         return any(moved)
 
     def synchronise(self, model: keras.Model, peers: Transport) -> None:
-        """Broadcast weights, optimizer state and seeds from rank 0.
-
-        Args:
-            model: the model.
-            peers: the ranks that have to have the same variables.
-
-        Raises:
-            TowerError: the ranks do not have the same variables.
-        """
+        """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
             agreement.check_same(peers, held_in_common(model))
         if self._config.transport.size > 1:
@@ -219,10 +181,8 @@ class Adoption:
         self._update.gather_slots()
 
     def average(self) -> None:
-        """Average per-tower state, such as moving statistics, over all towers.
-
-        Weights that the optimizer updates are equal on all towers anyway.
-        """
+        """Average state of each tower, such as moving statistics, over all."""
+        # Weights that the optimizer updates are equal on all towers anyway.
         transport = self._config.transport
         if transport.size == 1 or self._trained:
             self._spread.average_written()

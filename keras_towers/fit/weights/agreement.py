@@ -21,15 +21,7 @@ _SHOWN = 5
 def check_same(
     transport: Transport, variables: Sequence[keras.Variable]
 ) -> None:
-    """Check that all ranks have the same variable names, shapes and dtypes.
-
-    Args:
-        transport: connects the processes.
-        variables: the variables of this rank.
-
-    Raises:
-        TowerError: they differ; raised on every rank, naming the differences.
-    """
+    """Check that all ranks have the same variable names, shapes and dtypes."""
     mine = [
         (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
         for v in variables
@@ -58,13 +50,12 @@ def _kind(entry: tuple | None) -> tuple | None:
 def unnumbered(path: str) -> str:
     """Return a path without the numbers that make Keras names unique.
 
-    They count what a process has built, and rank 0 may have built more models
-    than the others.
-
     Example:
         >>> unnumbered("sequential_2/dense_11/kernel")
         'sequential/dense/kernel'
     """
+    # They count what a process has built, and rank 0 may have built more models
+    # than the others.
     return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
 
 
@@ -79,11 +70,7 @@ def _listed(entries: Sequence[tuple]) -> str:
 
 
 def unlike_gradients(odd: Sequence[Iterable[str]]) -> str:
-    """Say that the ranks have different gradients.
-
-    Args:
-        odd: for each rank, the gradients that not all ranks have.
-    """
+    """Say that the ranks have different gradients."""
     told = (
         f"rank {rank}: {', '.join(sorted(own)) or 'no others'}"
         for rank, own in enumerate(odd)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.weights.slots import PlacedSlots, overwrite
+from keras_towers.fit.weights.moved import MovedVariables, overwrite
 from keras_towers.placement import byte_size
 from keras_towers.transport import Transport, next_key
 
@@ -27,11 +27,6 @@ class _Absent:
     """What stands for the value of a slot variable that another rank holds.
 
     Reading it is an error, which says where the value is.
-
-    Args:
-        slot: the Keras variable.
-        held: where its value is written when it comes back.
-        rank: the rank that has it.
     """
 
     def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
@@ -86,9 +81,6 @@ class SlotsOverRanks:
     """Slot variables that one rank each holds while steps run.
 
     Between calls every rank has all of them, those of others on the host.
-
-    Args:
-        transport: connects the ranks.
     """
 
     def __init__(self, transport: Transport):
@@ -97,17 +89,11 @@ class SlotsOverRanks:
         self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
         # Those that steps use, and whether one rank alone has them now.
         self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
-        self._on_host = PlacedSlots()
+        self._on_host = MovedVariables()
         self._are_all_shared = False
 
     def add(self, slot: keras.Variable, rank: int, home: str) -> None:
-        """Note which rank needs a slot variable, unless it is known.
-
-        Args:
-            slot: the variable.
-            rank: the rank.
-            home: the device where it is to be in the end.
-        """
+        """Note which rank needs a slot variable, unless it is known."""
         if slot in self._ranks:
             return
         self._ranks[slot] = rank
@@ -115,10 +101,9 @@ class SlotsOverRanks:
             self._on_host.place(slot, _HOST, home)
 
     def make_ready(self, variables: Iterable[keras.Variable]) -> None:
-        """Let the known ones among some variables be shared from now on.
-
-        Until then their values are those of rank 0, which may have loaded them.
-        """
+        """Let the known ones among some variables be shared from now on."""
+        # Until then their values are those of rank 0, which may have loaded
+        # them.
         for slot in variables:
             if slot in self._ranks and slot not in self._shared:
                 self._shared[slot] = self._are_all_shared = False
@@ -142,10 +127,8 @@ class SlotsOverRanks:
             overwrite(held, tf.zeros([0], held.dtype))
 
     def gather(self) -> None:
-        """Give all ranks all values, if they do not have them.
-
-        Collective: every rank has to call it.
-        """
+        """Give all ranks all values, if they do not have them."""
+        # Collective: every rank has to call it.
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
                 values = self._transport.broadcast(
@@ -183,11 +166,7 @@ class SlotsOverRanks:
             return tf.identity(value.read_value())
 
     def give_back(self, slot: keras.Variable) -> bool:
-        """Restore the original ``tf.Variable``, with its value if it is here.
-
-        Returns:
-            Whether the slot variable is another rank's.
-        """
+        """Restore the original; return whether the slot is another rank's."""
         rank = self._ranks.get(slot, self._transport.rank)
         for notes in (self._ranks, self._shared):
             if slot in notes:

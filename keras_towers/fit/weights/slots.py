@@ -2,104 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.placement import byte_size
-
-
-class PlacedSlots:
-    """Moves slot variables to chosen devices, and back.
-
-    A variable that has been moved keeps no memory on its first device: it is
-    the same object, but empty, until its value comes back.
-    """
-
-    def __init__(self) -> None:
-        # The original tf.Variable of each, and the device that it goes back to.
-        self._before: ByIdentity[keras.Variable, tuple[tf.Variable, str]] = (
-            ByIdentity()
-        )
-
-    def place(self, slot: keras.Variable, device: str, home: str) -> None:
-        """Move a slot variable, unless it has been placed already.
-
-        Args:
-            slot: the variable.
-            device: where it is to be.
-            home: where it is to be in the end.
-        """
-        value = slot._value
-        if slot in self._before:
-            slot._value = variables_lib.moved(value, device)
-            return
-        # Recorded first, so that a Ctrl-C in between is undone too.
-        self._before[slot] = value, home
-        slot._value = variables_lib.moved(value, device)
-        if slot._value is not value:
-            overwrite(value, tf.zeros([0], value.dtype))
-
-    def forget(self, slot: keras.Variable) -> tf.Variable:
-        """Return the original ``tf.Variable`` without restoring it."""
-        before, _ = self._before[slot]
-        del self._before[slot]
-        return before
-
-    def bytes_on(self, device: str) -> int:
-        """Return the bytes of all placed slot variables on a device."""
-        return sum(
-            byte_size(slot.shape, slot.dtype) or 0
-            for slot in self._before
-            if same_device(slot._value.device, device)
-        )
-
-    def give_back(self, slot: keras.Variable) -> bool:
-        """Restore the original ``tf.Variable``, with the current value.
-
-        Returns:
-            Whether the variable had been placed.
-        """
-        if slot not in self._before:
-            return False
-        before, home = self._before[slot]
-        if before is not slot._value:
-            overwrite(before, slot._value.read_value())
-        slot._value = variables_lib.moved(before, home)
-        del self._before[slot]
-        return True
-
-    def give_all_back(self) -> None:
-        """Restore every slot variable that is still placed, whatever fails."""
-        with contextlib.ExitStack() as stack:
-            for slot in self._before:
-                stack.callback(self.give_back, slot)
-
-
-def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assign a value of any shape."""
-    with tf.device(variable.device):
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Iterator[tuple[keras.Variable, Any]]:
-    """Find the slot variables of a built optimizer.
-
-    Args:
-        optimizer: the optimizer.
-
-    Yields:
-        Each slot variable with the weight that it belongs to.
-    """
+    """Find the slot variables of a built optimizer."""
     # Names are not unique, and Adafactor gives its slots others.
     by_place = _by_place(optimizer)
     by_prefix = {
@@ -138,21 +52,13 @@ def lists_by_weight(
 def of_update_rule(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """Return the slot variables that only the update of their weight uses.
-
-    Keras computes moving averages and accumulated gradients for all weights.
-    """
+    """Return the slot variables that only the update of their weight uses."""
     others = {id(slot) for slot in _of_every_optimizer(optimizer)}
     return [s for s, _ in slots_of(optimizer) if id(s) not in others]
 
 
 def check_known(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check that it is known which weights an optimizer's variables belong to.
-
-    Raises:
-        TowerError: it is a user's own, which keeps its slots in another way
-            than Keras's do.
-    """
+    """Check that each variable of an optimizer is known to be a weight's."""
     if type(optimizer).__module__.startswith("keras."):
         return
     known = {*_by_place(optimizer), *map(id, _of_every_optimizer(optimizer))}

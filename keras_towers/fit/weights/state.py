@@ -17,16 +17,7 @@ _NOT_USER_STATE = frozenset(
 
 @dataclasses.dataclass
 class ModelState:
-    """Every Keras variable that a step of the model may use, by role.
-
-    Attributes:
-        seeds: states of seed generators.
-        weights: weights of the model, trainable or not.
-        of_keras_layers: those weights that a layer of Keras itself made and
-            does not train.
-        metrics: metric state.
-        optimizers: every optimizer, wrapped ones after their wrapper.
-    """
+    """Every Keras variable that a step of the model may use, by role."""
 
     seeds: list[keras.Variable]
     weights: list[keras.Variable]

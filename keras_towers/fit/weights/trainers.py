@@ -89,10 +89,7 @@ def renew_functions(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Make a model's functions without XLA, which cannot span devices.
-
-    XLA compiles what each tower computes instead.
-    """
+    """Make a model's functions without XLA, which cannot span devices."""
     wanted = trainer._jit_compile
     trainer._jit_compile = False
     try:
@@ -104,17 +101,9 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
 def log_without_xla(
     trainer: keras.Model, training: bool, why: str, for_now: bool = False
 ) -> None:
-    """Log that XLA compiles none of a model's steps of a kind; once.
-
-    It is a warning where the user has asked for XLA: where Keras would not turn
-    it on by itself.
-
-    Args:
-        trainer: the model.
-        training: whether these are steps of training.
-        why: such as "the step uses strings".
-        for_now: whether that may change with the next trace.
-    """
+    """Log that XLA compiles none of a model's steps of a kind; once."""
+    # It is a warning where the user has asked for XLA: where Keras would not
+    # turn it on by itself.
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if told.is_news(line):

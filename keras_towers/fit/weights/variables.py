@@ -14,7 +14,6 @@ from keras_towers.devices import same_devices
 from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.shares import BatchShares
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
 _AGGREGATION = {
@@ -30,6 +29,83 @@ TowerOf: TypeAlias = int | Callable[[Any], int]
 # Offset between the towers in the first word of a seed (the second one counts
 # draws), large enough that their random streams do not overlap.
 _SEED_STRIDE = 1_000_003
+
+
+class BatchShares:
+    """The towers' shares of the last global batch.
+
+    A tower's moving statistics and other averages describe its part of the
+    batch, so their mean over the towers is weighted by these shares. As long as
+    all batches are divided alike, such a mean may be taken once, at the end;
+    only where the shares change, the states have to be averaged before the next
+    step.
+    """
+
+    def __init__(self, config: TowerConfig):
+        self._config = config
+        self._counts: tf.Variable | None = None
+
+    @property
+    def _last(self) -> tf.Variable:
+        """Each tower's part of the last batch; 0 if all states are equal."""
+        if self._counts is None:
+            with (
+                tf.init_scope(),
+                compat.single_device_mode(),
+                tf.device("CPU:0"),
+            ):
+                self._counts = tf.Variable(
+                    tf.zeros([self._config.num_replicas], tf.int64),
+                    trainable=False,
+                    name="last_batch",
+                )
+        return self._counts
+
+    def weights(self) -> tf.Tensor | None:
+        """Return the K weights of this process's towers, of mean 1 over all."""
+        if self._counts is None:
+            return None
+        counts = self._counts.read_value()
+        if tf.executing_eagerly() and not _are_uneven(counts):
+            return None
+        weights = tf.cast(tf.where(_are_uneven(counts), counts, 1), tf.float32)
+        weights /= tf.reduce_mean(weights)
+        first = self._config.first_tower
+        return weights[first : first + self._config.num_towers]
+
+    def begin_step(self, parts: Any, average: Callable[[], None]) -> Any:
+        """Average the towers' states if the shares are about to change."""
+        last = self._last.read_value()
+        parts = tf.cast(tf.stack(parts), tf.int64)
+
+        def averaged() -> int:
+            average()
+            return 0
+
+        changed = tf.reduce_any(parts != last) & (
+            _are_uneven(parts) | _are_uneven(last)
+        )
+        if tf.executing_eagerly():
+            return averaged() if changed else 0
+        return tf.cond(
+            changed,
+            lambda: tf.py_function(averaged, [], tf.int32),
+            lambda: tf.constant(0),
+        )
+
+    def end_step(self, parts: Any) -> None:
+        """Record the parts of a batch that the towers got."""
+        parts = tf.cast(tf.stack(parts), tf.int64)
+        self._last.assign(parts, read_value=False)
+
+    def forget(self) -> None:
+        """Record that the towers' states are equal."""
+        if self._counts is not None:
+            self._counts.assign(tf.zeros_like(self._counts), read_value=False)
+
+
+def _are_uneven(counts: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(counts != counts[0])
 
 
 class TowerVariable(compat.SyncOnReadVariable):
@@ -57,17 +133,7 @@ class TowerVariable(compat.SyncOnReadVariable):
     and optimizers that look it up by its id stay valid.
 
     Args:
-        config: the towers.
-        values: one component for each tower of this process.
-        merge: ``"sum"``, ``"mean"``, ``"first"`` or ``"stream"``.
         shares: the towers' shares of the batch; None: equal ones.
-
-    Attributes:
-        written_by_towers: whether a tower has written it.
-        sums_over_ranks: whether a sum is also taken over the processes at the
-            end of an epoch. Of metrics, logs take it whenever they need it.
-        warns_of: its name, if a write that depends on a tower's examples is to
-            be warned of, once.
     """
 
     def __init__(
@@ -128,11 +194,9 @@ class TowerVariable(compat.SyncOnReadVariable):
         return tf.cast(tf.bitwise.bitwise_and(words, 2**32 - 1), value.dtype)
 
     def assign_everywhere(self, value) -> None:
-        """Write all components so that ``merged_value()`` is ``value``.
-
-        A sum is stored on the first tower of all and zero on the others:
-        dividing it over the towers would round integer counts.
-        """
+        """Write all components so that ``merged_value()`` is ``value``."""
+        # A sum is stored on the first tower of all and zero on the others:
+        # dividing it over the towers would round integer counts.
         primary, *others = self._values
         with tf.device(primary.device):
             value = tf.convert_to_tensor(value, primary.dtype)
@@ -242,13 +306,7 @@ def spread(
     """Copy ``primary`` to the other towers and combine the copies.
 
     Args:
-        config: the towers.
-        primary: a plain variable, which becomes component 0.
-        merge: how reads outside the towers merge the components.
         shares: the towers' shares of the batch; None: equal ones.
-
-    Returns:
-        The combined variable, whose merged value is that of ``primary``.
     """
     start = primary.read_value()
     components = [primary]
@@ -271,12 +329,7 @@ def spread(
 
 
 def merge_of(aggregation: str, value: Any) -> str:
-    """Return how towers' writes to a variable are merged.
-
-    Args:
-        aggregation: Keras's name for it.
-        value: the ``tf.Variable``.
-    """
+    """Return how towers' writes to a variable are merged."""
     without = MEAN if value.dtype.is_floating else FIRST
     return {
         "mean": MEAN,
@@ -286,10 +339,7 @@ def merge_of(aggregation: str, value: Any) -> str:
 
 
 def moved(variable: tf.Variable, device: str) -> tf.Variable:
-    """Return a copy of a variable on a device, or itself if it is there.
-
-    The copy keeps the id by which optimizers identify variables.
-    """
+    """Return a copy of a variable on a device, or itself if it is there."""
     if same_devices([variable.device], [device]):
         return variable
     with compat.single_device_mode(), tf.device(device):
@@ -322,12 +372,7 @@ def viewed(
     variables: Iterable[keras.Variable],
     resolve: Callable[[Any], Any],
 ) -> Iterator[None]:
-    """Replace the values of distributed Keras variables inside a block.
-
-    Args:
-        variables: Keras variables; those on one device are left unchanged.
-        resolve: maps a distributed variable to its replacement.
-    """
+    """Replace the values of distributed Keras variables inside a block."""
     swapped = []
     try:
         for variable in variables:
@@ -351,14 +396,7 @@ def component(variable: Any, index: TowerOf = 0) -> Any:
 
 
 def copy_to_towers(variables: Sequence[Any], index: TowerOf = 0) -> None:
-    """Copy one component of every variable to all other towers.
-
-    Logical devices of one host share the buffer instead of copying it.
-
-    Args:
-        variables: variables of any kind.
-        index: the tower that has the new values.
-    """
+    """Copy one component of every variable to all other towers."""
     for variable in variables:
         value = getattr(variable, "_value", variable)
         if not isinstance(value, compat.DistributedVariable):

@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce

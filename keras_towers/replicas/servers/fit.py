@@ -15,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.slots import Slot
+from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.replicas.asynchronous.dropped import Dropped
 from keras_towers.replicas.servers.session import Session

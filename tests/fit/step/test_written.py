@@ -48,12 +48,8 @@ def test_exact(kind, strategy, options):
 
 def copies_of_mean(model):
     """The mean of a native variable's copies."""
-    strategy = tf.distribute.get_strategy()
-    (found,) = {
-        id(v): v
-        for v in strategy._components.update.spread.native.values()
-        if v.name == model.mean.name
-    }.values()
+    native = tf.distribute.get_strategy()._components.update.spread.native
+    (found,) = (native[v] for v in native if v.name == model.mean.name)
     return [float(np.mean(part)) for part in found.values]
 
 

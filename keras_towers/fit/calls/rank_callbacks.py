@@ -1,15 +1,23 @@
-"""Propagating what a callback does on one rank to all ranks."""
+"""Callbacks of several ranks: which rank runs which, and what all take over."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from keras_towers.fit.callbacks import NEVER_STOPS
+from keras_towers.fit.callbacks import (
+    NEVER_STOPS,
+    ChiefOnly,
+    EveryRank,
+    saves_by_itself,
+)
+from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, objects
@@ -33,7 +41,62 @@ _NEVER_STOP = (
 )
 
 
-class Together(keras.callbacks.Callback):
+# Ranks would overwrite each other's files or repeat each other's output.
+_CHIEF_ONLY = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+
+
+def arguments(
+    config: TowerConfig,
+    adoption: Adoption,
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nested: bool = False,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Keep this rank's callbacks only, and a progress bar on rank 0 only."""
+    if not callbacks_lib.are_taken_by(method):
+        return args, kwargs
+    given = callbacks_lib.by_name(method, args, kwargs)
+    callbacks = given.get("callbacks")
+    if config.peers.rank > 0:
+        given["verbose"] = 0
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = _of_this_rank(config.peers, callbacks)
+    listed = callbacks_lib.listed(callbacks)
+    # The validation of fit has its callbacks.
+    has_one = nested and any(isinstance(c, SyncedCallbacks) for c in listed)
+    if config.transport.size > 1 and not has_one:
+        others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
+        together = SyncedCallbacks(config.transport, adoption, others)
+        callbacks = callbacks_lib.with_added(callbacks, together)
+    given["callbacks"] = callbacks
+    return (), given
+
+
+def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = [] if callbacks is None else [callbacks]
+    mine = []
+    for callback in callbacks:
+        chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
+        own = saving.is_once() and (
+            chief_only or isinstance(callback, EveryRank)
+        )
+        if isinstance(callback, (ChiefOnly, EveryRank)):
+            callback = callback.callback
+        if transport.rank == 0 or not chief_only:
+            mine.append(saves_by_itself(callback) if own else callback)
+    return mine
+
+
+class SyncedCallbacks(keras.callbacks.Callback):
     """Propagates the effects of callbacks to all ranks.
 
     It runs behind all others: one on rank 0 may have restored weights, and one
@@ -41,11 +104,6 @@ class Together(keras.callbacks.Callback):
     would be waited for in the next step. The ranks agree behind every batch
     only if one of them has a callback with a method that Keras runs there, and
     before the first one only if one has a callback.
-
-    Args:
-        transport: connects the processes.
-        adoption: the models placed on the towers.
-        callbacks: the other callbacks of this rank.
     """
 
     def __init__(
@@ -73,21 +131,13 @@ class Together(keras.callbacks.Callback):
         """Find out which callbacks there are; in ``fit`` it is known."""
         self._begin()
 
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """Find out which callbacks there are."""
-        self._begin()
+    on_predict_begin = on_test_begin
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Forget them."""
+        """Forget them, unless an outer loop goes on."""
         self._depth -= 1
 
-    def on_test_end(self, logs: Any = None) -> None:
-        """Forget them, unless ``fit`` goes on."""
-        self._depth -= 1
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        """Forget them."""
-        self._depth -= 1
+    on_test_end = on_predict_end = on_train_end
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Take over a stop from before the first batch."""

@@ -5,7 +5,6 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers.fit import told
-from keras_towers.fit.context import own_share
 from tests.kit.training import X, Y, linear
 
 WORDS = {"statistics", "random layers"}
@@ -16,7 +15,7 @@ def said(monkeypatch):
     lines = []
     # Models of other tests may have had the same names.
     monkeypatch.setattr(told, "_said", set())
-    monkeypatch.setattr(own_share, "announce", lines.append)
+    monkeypatch.setattr(told, "announce", lines.append)
     return lines
 
 

@@ -1,0 +1,66 @@
+"""Random draws on towers: noticed by their seeds, and told if unmatched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_towers.fit import told
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context.rows import Rows
+
+
+def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replace what a stateless draw calls first, to note that it draws."""
+    rows_of_draw()
+    return original(*args, **kwargs)
+
+
+def unmatched(name: str) -> Callable[..., Any]:
+    """Return the replacement of an operation that towers cannot match."""
+
+    def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if rows_of_draw() is not None:
+            warn(
+                name,
+                f"{name} on a tower differs from one device, although "
+                'random="global" is given: '
+                + (
+                    "a permutation of the global batch cannot be cut into "
+                    "towers."
+                    if "shuffle" in name
+                    else "only stateless draws (keras.random, "
+                    "tf.random.stateless_*) can be matched. Use these."
+                ),
+            )
+        return original(*args, **kwargs)
+
+    return draw
+
+
+def of_generator(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Replacement for the key and counter of a ``tf.random.Generator``."""
+    key, counter = unmatched("tf.random.Generator")(
+        original, generator, *args, **kwargs
+    )
+    rows = rows_of_draw()
+    if rows is not None:
+        rows.foreign = counter
+    return key, counter
+
+
+def rows_of_draw() -> Rows | None:
+    """The tower's rows, if its draws are to be those of one device."""
+    tower = tower_lib.with_a_share()
+    if tower is None:
+        return None
+    if tower.rows is None:
+        tower.note_alone("random", "random layers")
+    return tower.rows
+
+
+def warn(name: str, message: str, once: str = "") -> None:
+    """Warn of a draw that differs from one device."""
+    told.differs("random", name, message, once or message)
