@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor.findings import Finding, Status
+from keras_towers.doctor.checks import INSTALL_HOROVOD, Finding, Status, look
 
 _MARKS = {
-    Status.OK: "[green]✓[/]",
-    Status.NOTE: "[dim]–[/]",
-    Status.WARNING: "[yellow]![/]",
     Status.BAD: "[red]✗[/]",
+    Status.WARNING: "[yellow]![/]",
+    Status.NOTE: "[dim]–[/]",
+    Status.OK: "[green]✓[/]",
 }
 # The strategies that connect the two processes, by what carries their tensors.
 _SELF_TESTS = {
@@ -46,11 +46,9 @@ def doctor(
     The exit code is 1 if something required does not work or the self-test
     fails.
     """
-    from keras_towers.doctor import checks
-
     console = Console(highlight=False, quiet=as_json)
     with console.status("checking"):
-        findings = checks.look()
+        findings = look()
     _show(console, findings)
     output = ""
     if self_test:
@@ -74,7 +72,6 @@ def doctor(
 def _self_test(name: str, findings: list[Finding]) -> tuple[Finding, str]:
     """Run it if possible; return the finding and the processes' output."""
     from keras_towers.doctor import self_test
-    from keras_towers.doctor.checks import INSTALL_HOROVOD
 
     group, what = "Self-test", f"over {name}"
     horovod = next((f for f in findings if f.name == "Horovod"), None)
@@ -114,8 +111,7 @@ def _show(console: Console, findings: list[Finding]) -> None:
 
 def _advise(console: Console, findings: list[Finding]) -> None:
     """Print what to do next, most severe problems first."""
-    order = [Status.BAD, Status.WARNING, Status.NOTE, Status.OK]
-    ranked = sorted(findings, key=lambda f: order.index(f.state))
+    ranked = (f for state in _MARKS for f in findings if f.state is state)
     advice = list(dict.fromkeys(f.advice for f in ranked if f.advice))
     if not advice:
         console.print("No problems found.")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,8 @@ from typing import Any
 from keras_towers.building import nvidia, toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
-from keras_towers.building.recipe import Found
-from keras_towers.doctor import byteps, probe
-from keras_towers.doctor.findings import Finding, Status
+from keras_towers.building.recipe import Found, Recipe
+from keras_towers.doctor import probe
 from keras_towers.system import usable_cores
 
 INSTALL_HOROVOD = "keras-towers install horovod"
@@ -23,204 +26,203 @@ _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
 )
+# Of each engine: when it is wanted, its installation for another machine, and
+# how it works without NCCL.
+_ENGINES = {
+    "Horovod": (
+        "For several processes or machines",
+        INSTALL_HOROVOD,
+        "sums on the host; to sum on the GPUs",
+    ),
+    "BytePS": (
+        "To sum gradients on servers",
+        "keras-towers install byteps --rebuild",
+        "takes gradients from the host; to take them from GPUs",
+    ),
+}
+
+
+class Status(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    # Something optional that is missing.
+    NOTE = "note"
+    # May not work; the advice says what to do.
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of a table, and advice.
+
+    Attributes:
+        group: the table.
+        name: what was checked.
+        value: the result, as text.
+        state: its severity.
+        advice: what to do, if anything.
+    """
+
+    group: str
+    name: str
+    value: str
+    state: Status = Status.OK
+    advice: str = ""
 
 
 def look() -> list[Finding]:
     """Run all checks that need no training."""
+    recipes: tuple[Recipe, ...] = (Horovod(), BytePS())
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
-        horovod_later = pool.submit(Horovod().look)
-        byteps_later = pool.submit(BytePS().look)
-        facts, horovod = facts_later.result(), horovod_later.result()
-        byteps_found = byteps_later.result()
+        engines_later = [pool.submit(recipe.look) for recipe in recipes]
+        facts = facts_later.result()
+        horovod, byteps = (later.result() for later in engines_later)
     return [
         *versions(facts),
         *devices(facts),
-        *engines(facts, horovod),
-        byteps.finding(facts, byteps_found),
+        *engines(facts, {"Horovod": horovod, "BytePS": byteps}),
         *build_tools(needed=horovod is None or not horovod.loads),
     ]
 
 
-def versions(facts: dict[str, Any]) -> list[Finding]:
-    """Python, TensorFlow and Keras, and whether they are compatible."""
-    group = "Versions"
-    packages: dict[str, dict[str, str]] = facts.get("packages", {})
-    found = [
-        _python(),
-        Finding(group, "keras-towers", _own_version()),
-        *(
-            _side_by_side(*item)
-            for item in packages.items()
-            if len(item[1]) > 1
-        ),
-    ]
+def versions(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check whether Python, TensorFlow and Keras are compatible."""
+    finding = partial(Finding, "Versions")
+    yield _python()
+    yield finding("keras-towers", _own_version())
+    for name, packages in facts.get("packages", {}).items():
+        if len(packages) > 1:
+            yield _side_by_side(name, packages)
     backend = facts.get("backend", "tensorflow")
     if backend != "tensorflow":
         advice = "Set KERAS_BACKEND=tensorflow (or change ~/.keras/keras.json)."
-        found.append(
-            Finding(group, "Keras's backend", backend, Status.BAD, advice)
-        )
+        yield finding("Keras's backend", backend, Status.BAD, advice)
     if "error" in facts:
-        return [
-            *found,
-            Finding(
-                group,
-                "TensorFlow",
-                f"does not import: {facts['error']}",
-                Status.BAD,
-                f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}.",
-            ),
-        ]
+        value = f"does not import: {facts['error']}"
+        advice = f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}."
+        yield finding("TensorFlow", value, Status.BAD, advice)
+        return
     known = known_versions(facts.get("known_to_work", ""))
-    found.append(_library("TensorFlow", facts, known))
-    if "keras_error" in facts:
-        if backend != "tensorflow":
-            return found
+    yield _library("TensorFlow", facts, known)
+    if "keras_error" not in facts:
+        yield _library("Keras", facts, known)
+    elif backend == "tensorflow":
         value = f"does not import: {facts['keras_error']}"
         advice = "Install Keras 3: pip install --upgrade keras."
-        return [*found, Finding(group, "Keras", value, Status.BAD, advice)]
-    found.append(_library("Keras", facts, known))
+        yield finding("Keras", value, Status.BAD, advice)
     if "compat_error" in facts:
-        found.append(
-            Finding(
-                group,
-                "keras_towers",
-                "does not work with these versions",
-                Status.BAD,
-                facts["compat_error"],
-            )
+        value, advice = (
+            "does not work with these versions",
+            facts["compat_error"],
         )
-    return found
+        yield finding("keras_towers", value, Status.BAD, advice)
 
 
-def devices(facts: dict[str, Any]) -> list[Finding]:
-    """The devices to train on."""
-    group = "Devices"
-    found = [Finding(group, "CPU cores", str(usable_cores()))]
+def devices(facts: dict[str, Any]) -> Iterator[Finding]:
+    """Check which devices there are to train on."""
+    finding = partial(Finding, "Devices")
+    yield finding("CPU cores", str(usable_cores()))
     if "gpus" not in facts:
-        return found
+        return
     gpus = facts["gpus"]
     if gpus:
         kinds = {name: gpus.count(name) for name in gpus}
         value = ", ".join(f"{n} x {name}" for name, n in kinds.items())
-        found.append(Finding(group, "GPUs", value))
+        yield finding("GPUs", value)
     elif Path("/dev/nvidia0").exists():
-        found.append(
-            Finding(
-                group,
-                "GPUs",
-                "present, but not visible to TensorFlow",
-                Status.WARNING,
-                "To train on the GPU: pip uninstall tensorflow-cpu; pip "
-                "install 'keras-towers[gpu]'; then check nvidia-smi and "
-                "CUDA_VISIBLE_DEVICES.",
-            )
-        )
-    else:
-        found.append(Finding(group, "GPUs", "none", Status.NOTE))
-    if not facts["built_with_cuda"]:
-        value, state = "not in this TensorFlow (built for CPUs)", Status.NOTE
-    elif len(gpus) < 2:
-        value, state = "in TensorFlow; needs two GPUs", Status.NOTE
-    else:
-        value, state = f"in TensorFlow, for {len(gpus)} GPUs", Status.OK
-    return [*found, Finding(group, "NCCL", value, state)]
-
-
-def engines(facts: dict[str, Any], horovod: Found | None) -> list[Finding]:
-    """The engines that connect devices and processes."""
-    group = "Engines"
-    works = "error" not in facts and "keras_error" not in facts
-    works = works and "compat_error" not in facts
-    found = [
-        Finding(
-            group,
-            "TowerStrategy",
-            "in this package" if works else "see the problems above",
-            Status.OK if works else Status.NOTE,
-        )
-    ]
-    if "distribution" in facts:
-        found.append(_distribution(facts["distribution"]))
-    if horovod is None:
-        advice = f"For several processes or machines: {INSTALL_HOROVOD}."
-        return [
-            *found,
-            Finding(group, "Horovod", "not installed", Status.NOTE, advice),
-        ]
-    running = facts.get("tensorflow")
-    value = f"{horovod.version} for TensorFlow {horovod.tensorflow or '?'}"
-    if not horovod.loads:
-        return [
-            *found,
-            Finding(
-                group,
-                "Horovod",
-                f"{value}; does not load: {horovod.error}",
-                Status.BAD,
-                f"Build Horovod for this TensorFlow: {INSTALL_HOROVOD}.",
-            ),
-        ]
-    value += f"; built in: {horovod.built_in}"
-    if running and horovod.tensorflow not in (None, running):
-        advice = f"Build Horovod for TensorFlow {running}: {INSTALL_HOROVOD}."
-        found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
-    elif facts.get("gpus") and not horovod.parts.get("NCCL"):
+        value = "present, but not visible to TensorFlow"
         advice = (
-            "Horovod was built without NCCL and sums on the host; to sum on "
-            f"the GPUs: {INSTALL_HOROVOD} --with-nccl."
+            "To train on the GPU: pip uninstall tensorflow-cpu; pip install "
+            "'keras-towers[gpu]'; then check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES."
         )
-        found.append(Finding(group, "Horovod", value, Status.WARNING, advice))
+        yield finding("GPUs", value, Status.WARNING, advice)
     else:
-        found.append(Finding(group, "Horovod", value))
-    return found
+        yield finding("GPUs", "none", Status.NOTE)
+    if not facts["built_with_cuda"]:
+        value = "not in this TensorFlow (built for CPUs)"
+        yield finding("NCCL", value, Status.NOTE)
+    elif len(gpus) < 2:
+        yield finding("NCCL", "in TensorFlow; needs two GPUs", Status.NOTE)
+    else:
+        yield finding("NCCL", f"in TensorFlow, for {len(gpus)} GPUs")
 
 
-def _distribution(connected: bool) -> Finding:
-    if connected:
+def engines(
+    facts: dict[str, Any], found: dict[str, Found | None]
+) -> Iterator[Finding]:
+    """Check the engines that connect devices and processes."""
+    finding = partial(Finding, "Engines")
+    if facts.keys() & {"error", "keras_error", "compat_error"}:
+        yield finding("TowerStrategy", "see the problems above", Status.NOTE)
+    else:
+        yield finding("TowerStrategy", "in this package")
+    if facts.get("distribution"):
         value = "DataParallel trains on towers, after `import keras_towers`"
-        return Finding("Engines", "keras.distribution", value)
-    return Finding(
-        "Engines",
-        "keras.distribution",
-        "not connected: it trains on one device",
-        Status.WARNING,
-        "Use keras_towers.TowerStrategy instead of keras.distribution, or "
-        "install a Keras that is known to work.",
-    )
+        yield finding("keras.distribution", value)
+    elif "distribution" in facts:
+        value = "not connected: it trains on one device"
+        advice = (
+            "Use keras_towers.TowerStrategy instead of keras.distribution, or "
+            "install a Keras that is known to work."
+        )
+        yield finding("keras.distribution", value, Status.WARNING, advice)
+    for name, engine in found.items():
+        yield finding(name, *_engine(name, engine, facts))
 
 
-def build_tools(needed: bool) -> list[Finding]:
-    """The tools for compiling engines.
+def _engine(
+    name: str, found: Found | None, facts: dict[str, Any]
+) -> tuple[str, Status, str]:
+    """Return the value, the severity and the advice of an engine."""
+    wanted, again, without_nccl = _ENGINES[name]
+    install = f"keras-towers install {name.lower()}"
+    if found is None:
+        return "not installed", Status.NOTE, f"{wanted}: {install}."
+    running, value = facts.get("tensorflow"), found.version
+    if found.tensorflow:
+        value += f" for TensorFlow {found.tensorflow}"
+    if not found.loads:
+        advice = f"Build {name} for this TensorFlow and this machine: {again}."
+        return f"{value}; does not load: {found.error}", Status.BAD, advice
+    value += f"; built in: {found.built_in}"
+    if running and found.tensorflow and found.tensorflow != running:
+        advice = f"Build {name} for TensorFlow {running}: {again}."
+        return value, Status.WARNING, advice
+    if facts.get("gpus") and not found.parts.get("NCCL"):
+        advice = f"{name} was built without NCCL and {without_nccl}: {install}"
+        return value, Status.WARNING, f"{advice} --with-nccl."
+    return value, Status.OK, ""
+
+
+def build_tools(needed: bool) -> Iterator[Finding]:
+    """Check the tools for compiling engines.
 
     Args:
         needed: whether an engine still has to be built.
     """
-    group = "To build engines"
-    found = []
+    finding = partial(Finding, "To build engines")
     for tool in (toolchain.find_compiler(), toolchain.find_make()):
         if tool.path:
-            found.append(Finding(group, tool.name, tool.version))
+            yield finding(tool.name, tool.version)
             continue
         state = Status.WARNING if needed else Status.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
-        found.append(Finding(group, tool.name, "missing", state, advice))
+        yield finding(tool.name, "missing", state, advice)
     cmake = toolchain.find_cmake(Horovod.prefix)
     brought = "missing or too old; the build installs its own"
-    found.append(
-        Finding(group, "CMake", cmake.version if cmake.path else brought)
-    )
+    yield finding("CMake", cmake.version if cmake.path else brought)
     for tool in (
         toolchain.find_mpi(),
         nvidia.find_nvcc(Horovod.prefix),
         nvidia.find_nccl(Horovod.prefix),
     ):
         value = tool.version or tool.path or "none (optional)"
-        state = Status.OK if tool.path else Status.NOTE
-        found.append(Finding(group, tool.name, value, state))
-    return found
+        yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)
 
 
 def known_versions(text: str) -> dict[str, tuple[str, str]]:
@@ -237,7 +239,7 @@ def known_versions(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
-    """Packages that contain the same module, of which one is enough."""
+    """Tell of packages with the same module, of which one is enough."""
     names = list(packages)
     kept = name.lower() if name.lower() in names else names[0]
     advice = (
@@ -252,12 +254,11 @@ def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
 def _library(
     name: str, facts: dict[str, Any], known: dict[str, tuple[str, str]]
 ) -> Finding:
+    """Compare a library's version with the tested ones."""
     version = facts[name.lower()]
     packages = ", ".join(facts.get("packages", {}).get(name, ()))
     shown = f"{version} ({packages})" if packages else version
-    if name not in known:
-        return Finding("Versions", name, shown)
-    first, last = known[name]
+    first, last = known.get(name, (version, version))
     if _minor(first) <= _minor(version) <= _minor(last):
         return Finding("Versions", name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."
@@ -269,6 +270,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _python() -> Finding:
+    """Compare Python's version with the one that the package requires."""
     version = platform.python_version()
     try:
         allowed = metadata.metadata("keras-towers")["Requires-Python"] or ""
@@ -276,8 +278,8 @@ def _python() -> Finding:
         allowed = ""
     least = re.search(r">=\s*([\d.]+)", allowed)
     below = re.search(r"<\s*([\d.]+)", allowed)
-    if (least and _minor(version) < _minor(least.group(1))) or (
-        below and _minor(version) >= _minor(below.group(1))
+    if (least and _minor(version) < _minor(least[1])) or (
+        below and _minor(version) >= _minor(below[1])
     ):
         advice = f"Create an environment with Python {allowed}."
         return Finding("Versions", "Python", version, Status.BAD, advice)

@@ -13,7 +13,7 @@ from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
-from keras_towers.doctor.findings import Status
+from keras_towers.doctor.checks import Status
 from tests.kit import warm
 
 FACTS = {
