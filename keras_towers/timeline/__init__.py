@@ -20,6 +20,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.advice import advise
 from keras_towers.timeline.host import First, Host
+from keras_towers.timeline.measured import summarise
 from keras_towers.timeline.ranks import (
     OfRank,
     align,
@@ -27,7 +28,6 @@ from keras_towers.timeline.ranks import (
     facts_of,
     rows_of,
 )
-from keras_towers.timeline.summary import summarise
 from keras_towers.transport import objects
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -176,18 +176,17 @@ class Timeline(ObservesFit):
         align(ranks)
         self._write(path, ranks)
         host = self.first.host
-        summary = summarise(ranks, host, model, config, x)
-        self.phases = {n: 1e3 * s for n, s in summary.measured.phases.items()}
-        self.advice = advise(summary.measured)
-        if summary.missing:
-            logger.warning("%s", summary.missing)
-        steps = f"{summary.total} steps"
-        if summary.steps < summary.total:
-            steps = f"the last {summary.steps} of {steps}"
+        measured = summarise(ranks, host, model, config, x)
+        self.phases = {n: 1e3 * s for n, s in measured.phases.items()}
+        self.advice = advise(measured)
+        if measured.missing:
+            logger.warning("%s", measured.missing)
+        number, total = measured.steps
+        steps = f"{total} steps"
+        if number < total:
+            steps = f"the last {number} of {steps}"
         title = f"fit of {model.name!r}: {steps}, {self.path}"
-        report.show(
-            Console(), title, summary.measured, summary.towers, self.advice
-        )
+        report.show(Console(), title, measured, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[OfRank]) -> None:
         events = events_of(ranks, self._last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from rich import box
@@ -19,7 +19,6 @@ def show(
     console: Console,
     title: str,
     measured: Measured,
-    towers: dict[str, np.ndarray],
     advice: Sequence[str],
 ) -> None:
     """Print the phases of a step, those of each tower, and advice.
@@ -28,7 +27,6 @@ def show(
         console: where to.
         title: what was measured.
         measured: the phases.
-        towers: mean seconds of each tower, by the name of the phase.
         advice: what to change.
     """
     console.print(title, highlight=False, markup=False, soft_wrap=True)
@@ -36,8 +34,8 @@ def show(
         console.print(line, highlight=False, markup=False)
     if measured.phases:
         console.print(_phases(measured))
-    if len(measured.names) > 1 and towers:
-        console.print(_towers(measured.names, towers))
+    if len(measured.names) > 1 and measured.of_towers:
+        console.print(_towers(measured.names, measured.of_towers))
     for line in advice or ["nothing stands out."]:
         console.print(f"- {line}", highlight=False, markup=False)
 
@@ -67,7 +65,7 @@ def _phases(measured: Measured) -> Table:
     return table
 
 
-def _towers(names: Sequence[str], towers: dict[str, np.ndarray]) -> Table:
+def _towers(names: Sequence[str], towers: Mapping[str, np.ndarray]) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("tower")
     shown = {n: v for n, v in towers.items() if not np.isnan(v).all()}
