@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TaskProgressColumn as Percentage
 from typer.core import TyperGroup
 
+from keras_towers.cli.refusing import refuse
 from keras_towers.system import handled
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class _Engines(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None:
             known = ", ".join(self.list_commands(ctx))
-            _refuse(f"unknown engine '{args[0]}'; choose {known}", 2)
+            refuse("install", f"unknown engine '{args[0]}'; choose {known}")
         return super().resolve_command(ctx, args)
 
 
@@ -124,11 +125,11 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
             else:
                 built, found = build.install(recipe, built, tell)
     except InstallError as error:
-        _refuse(str(error), 1, command)
+        refuse(command, error, 1)
     except UnusableFolder as error:
-        _refuse(str(error), 2, command)
+        refuse(command, error)
     except KeyboardInterrupt:
-        _refuse("interrupted; nothing was installed", 130, command)
+        refuse(command, "interrupted; nothing was installed", 130)
     how = (
         "from the cache" if built.cached else f"built in {built.seconds:.0f} s"
     )
@@ -192,8 +193,3 @@ def _plain(console: Console):
         console.print(f"{what}{percent}", soft_wrap=True)
 
     return tell
-
-
-def _refuse(reason: str, status: int, command: str = "install") -> NoReturn:
-    typer.echo(f"keras-towers {command}: {reason}", err=True)
-    raise typer.Exit(status)

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
-
-import typer
 
 from keras_towers.errors import TowerError
 from keras_towers.launching import inside
 from keras_towers.strategies.registry import STRATEGIES
-
-_RUNTIME = "Jobs on TensorFlow's own runtime, with tasks on this machine"
-
-Ps = Annotated[
-    int | None,
-    typer.Option(
-        "--ps",
-        metavar="N",
-        help="Number of parameter servers.",
-        show_default=False,
-        rich_help_panel=_RUNTIME,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Number of processes that train. Each task finds the others by "
-        "TF_CONFIG.",
-        show_default=False,
-        rich_help_panel=_RUNTIME,
-    ),
-]
 
 
 def tf_tasks(
@@ -40,14 +14,17 @@ def tf_tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
+    others: Mapping[str, object],
 ) -> dict[str, int] | None:
-    """How many tasks of each role to start.
+    """Return the number of tasks of each role to start.
 
     Args:
         strategy: the name of the strategy, if the launcher enters one.
         ps: the number of parameter servers, if any is given.
         workers: the number of workers, if any is given.
         processes: the number of processes, if any is given.
+        others: options, by name, of jobs on several machines or in which ranks
+            change; None: not given.
 
     Returns:
         The tasks by role; None for a job that is not on TensorFlow's runtime.
@@ -89,22 +66,11 @@ def tf_tasks(
             "another launcher started this process as one of several, each of "
             "which would start a cluster: start it once, without that launcher"
         )
-    return {"ps": ps, "worker": count} if ps else {"worker": count}
-
-
-def check_only_here(options: Mapping[str, object]) -> None:
-    """Refuse options of jobs on several machines, or in which ranks change.
-
-    Args:
-        options: their values by name; None: not given.
-
-    Raises:
-        TowerError: one is given.
-    """
-    for name, value in options.items():
-        if value is not None:
+    for name, given in others.items():
+        if given is not None:
             raise TowerError(
                 f"{name} is not for jobs on TensorFlow's own runtime, whose "
                 "tasks are started on this machine only. On several machines, "
                 "start the script on each with TF_CONFIG"
             )
+    return {"ps": ps, "worker": count} if ps else {"worker": count}

@@ -1,0 +1,201 @@
+"""The options of ``keras-towers run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_ELASTIC = "Elastic jobs, in which ranks may join and leave"
+_RUNTIME = "Jobs on TensorFlow's own runtime, with tasks on this machine"
+
+Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT [ARGUMENTS]...",
+        help="What each rank runs; ARGUMENTS are passed to SCRIPT.",
+        show_default=False,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "-np",
+        "--num-proc",
+        metavar="N",
+        help="Number of processes. Default: those of the cluster's "
+        "allocation, where there is one.",
+        show_default=False,
+    ),
+]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="Hosts to run on. Default: those of the cluster's "
+        "allocation, or this machine.",
+    ),
+]
+Hostfile = Annotated[
+    Path | None,
+    typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Run the unmodified script inside this strategy, such as "
+        "horovod. Default: the script enters a strategy itself.",
+    ),
+]
+Towers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Towers per process, with --strategy or --ps. With --ps it "
+        "splits a CPU into as many.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=2**32 - 1,
+        help="Random seed of all ranks, with --strategy. Default: a random "
+        "seed.",
+    ),
+]
+Module = Annotated[
+    bool,
+    typer.Option("-m", help="SCRIPT is a module name, as for python -m."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Also write each rank's output to a file here.",
+    ),
+]
+StallWarning = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        help="Seconds until a waiting rank reports which ranks it waits "
+        "for; 0: never.",
+    ),
+]
+StallShutdown = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        envvar="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        help="Seconds until a stalled job is ended; 0: never.",
+    ),
+]
+Grace = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Seconds that a script may take to end after SIGTERM, for a "
+        "backup (kt.Backup), before it is killed.",
+    ),
+]
+NetworkInterface = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Network interface for the rendezvous. Default: loopback if "
+        "all ranks are local, otherwise the one with a route to the hosts.",
+    ),
+]
+SshPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="ssh port of the hosts."),
+]
+Verbose = Annotated[
+    bool, typer.Option(help="Print which rank is started on which host.")
+]
+Servers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Servers of BytePS to start beside the processes. Default: 1 "
+        "with --strategy byteps, else none.",
+    ),
+]
+Ps = Annotated[
+    int | None,
+    typer.Option(
+        "--ps",
+        metavar="N",
+        help="Number of parameter servers.",
+        show_default=False,
+        rich_help_panel=_RUNTIME,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Number of processes that train. Each task finds the others by "
+        "TF_CONFIG.",
+        show_default=False,
+        rich_help_panel=_RUNTIME,
+    ),
+]
+MinNp = Annotated[
+    int | None,
+    typer.Option(
+        help="Minimum number of ranks.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+MaxNp = Annotated[
+    int | None,
+    typer.Option(help="Maximum number of ranks.", rich_help_panel=_ELASTIC),
+]
+HostDiscoveryScript = Annotated[
+    Path | None,
+    typer.Option(
+        help="A program that prints the available hosts, one host:slots "
+        "per line; run once a second.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+Slots = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Slots of hosts that it prints without a number.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+ElasticTimeout = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Seconds to wait for --min-np slots before giving up.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+BlacklistCooldownRange = Annotated[
+    tuple[int, int],
+    typer.Option(
+        metavar="SECONDS SECONDS",
+        help="Shortest and longest time to avoid a host after a worker "
+        "failed on it; doubles with each failure.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+ResetLimit = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="End the job after ranks have joined or left this many times.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
