@@ -81,22 +81,16 @@ class Comparison:
 
         Args:
             rows: all rows by name.
-            models: comma-separated names and functions.
-            towers: numbers of devices; None: none; ``"auto"``: as many as there
-                are, but 8 at most, and as can share a batch.
-            processes: numbers of processes, likewise.
-            strategies: names of rows; ``"default"``: the default ones that are
-                installed.
+            models: comma-separated, as all texts.
+            towers: numbers of devices, or ``"auto"``; None: none.
+            processes: likewise.
+            strategies: names of rows, or ``"default"``.
             repeats: the number of runs of each row.
             device: ``"auto"``, ``"cpu"`` or ``"gpu"``.
             batch_size: examples of a global batch.
-            timeout: the time limit of one run in seconds.
-            json_path: where to write all measurements, if anywhere.
+            timeout: seconds for one run.
+            json_path: a file that is written later, if any.
             setting: more of ``Setting``.
-
-        Raises:
-            TowerError: an option is wrong.
-            CompatibilityError: TensorFlow is not installed.
         """
         check_file(json_path)
         sources = _models(models)
@@ -134,11 +128,7 @@ class Comparison:
         return cls(chosen, skipped, sources, numbers, repeats, shared, facts)
 
     def run(self, console: Console) -> None:
-        """Measure all cells but those of rows that failed, or until Ctrl-C.
-
-        Raises:
-            TowerError: a model cannot be built.
-        """
+        """Measure all cells but those of rows that failed, or until Ctrl-C."""
         cells = plan(self.rows, self.models, self.numbers, self.repeats)
         device = self.setting.device.upper()
         console.print(f"{len(cells)} runs on the {device}", style="dim")
@@ -225,11 +215,7 @@ class Comparison:
 
 
 def check_file(path: Path | None) -> None:
-    """Check that a file can be written, before there is anything to write.
-
-    Raises:
-        TowerError: it is a folder, or its folder does not exist.
-    """
+    """Check that a file can be written, before there is anything to write."""
     if path and path.is_dir():
         raise TowerError(f"{path} is a folder; name a file in it")
     if path and not path.absolute().parent.is_dir():
@@ -237,11 +223,7 @@ def check_file(path: Path | None) -> None:
 
 
 def _models(text: str) -> list[str]:
-    """Split comma-separated names of models, and functions.
-
-    Raises:
-        TowerError: there is no such model, or none is given.
-    """
+    """Split comma-separated names of models, and functions."""
     names = _words(text)
     known = ", ".join(MODELS)
     if not names:
@@ -258,16 +240,7 @@ def _models(text: str) -> list[str]:
 def _names(
     rows: Mapping[str, Row], text: str, asked: Collection[Runs]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the rows to measure, and why default ones are not.
-
-    Args:
-        rows: all rows by name.
-        text: comma-separated names.
-        asked: where replicas may be.
-
-    Raises:
-        TowerError: one that was named cannot be measured.
-    """
+    """Return the rows to measure, and why default ones are not."""
     able: list[str] = []
     skipped = {}
     for name in _words(text):
@@ -297,11 +270,7 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str | None, least: int) -> list[int]:
-    """Parse comma-separated whole numbers.
-
-    Raises:
-        TowerError: one is not a whole number, or less than ``least``.
-    """
+    """Parse comma-separated whole numbers from ``least``."""
     if text in (None, "auto"):
         return []
     words = _words(text or "")
@@ -314,11 +283,7 @@ def _numbers(option: str, text: str | None, least: int) -> list[int]:
 
 
 def _shared(batch: int, most: int) -> int:
-    """Return the largest number of devices that can share a batch equally.
-
-    Raises:
-        TowerError: not even two can.
-    """
+    """Return the largest number of devices that can share a batch equally."""
     for count in range(most, 1, -1):
         if batch % count == 0:
             return count

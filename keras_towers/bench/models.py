@@ -88,12 +88,6 @@ class Stored:
         Args:
             examples: the number of random examples to make, if the function
                 returns none.
-
-        Returns:
-            A title and a note for the reader of the table.
-
-        Raises:
-            TowerError: the user's function does not return what it has to.
         """
         import numpy as np
 
@@ -203,14 +197,7 @@ def _array(leaf: Any, source: str) -> Any:
 
 
 def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
-    """Make examples from what a model takes, returns and is compiled with.
-
-    Integers are ids below the ``input_dim`` of every embedding, without which
-    they are 0 or 1; labels are as its loss expects them.
-
-    Raises:
-        TowerError: its shapes are not known, or it has several outputs.
-    """
+    """Make examples from what a model takes, returns and is compiled with."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -228,6 +215,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     for tensor in (*model.inputs, *model.outputs):
         if None in tensor.shape[1:]:
             raise refused(f"a shape of it is {tuple(tensor.shape)}")
+    # Every embedding has to know them.
     ids = min(_embedded(model), default=2)
 
     def inputs(tensor: Any) -> Any:

@@ -126,12 +126,7 @@ def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
 
 
 def store(model: str, stored: Path, setting: Setting) -> dict[str, Any]:
-    """Store the initial weights and the data of a model, in a process.
-
-    Raises:
-        TowerError: the user's function does not return what it has to, or the
-            process failed.
-    """
+    """Store the initial weights and the data of a model, in a process."""
     stored.mkdir()
     try:
         (result,) = run_workers(model, stored, setting)
@@ -149,14 +144,7 @@ def run_workers(
     row: Row | None = None,
     cell: Cell | None = None,
 ) -> list[dict[str, Any]]:
-    """Run the processes of a cell, or one that stores a model.
-
-    Returns:
-        The results, by rank.
-
-    Raises:
-        WorkerFailed: a process failed, wrote no result, or exceeded the limit.
-    """
+    """Run the processes of a cell, or one that stores a model."""
     ranks, launcher = 1, []
     environment = {"CUDA_VISIBLE_DEVICES": ""}
     if row and cell:
@@ -188,12 +176,8 @@ def run_workers(
 def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell.
 
-    Args:
-        ranks: those of each process.
-        alone: whether the processes exchange nothing.
-
     Raises:
-        WorkerFailed: the processes trained different models.
+        WorkerFailed: gradients were exchanged, but weights differ.
     """
     pairs = [
         abs(mine - other)
@@ -227,11 +211,7 @@ def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
 def _run_python(
     arguments: Sequence[str], timeout_s: float, environment: dict[str, str]
 ) -> None:
-    """Run a Python process.
-
-    Raises:
-        WorkerFailed: it failed or exceeded the time limit.
-    """
+    """Run a Python process to its end."""
     # So that workers find this package, and what runs it, in any folder.
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     ended = subprocesses.run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,8 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
     return row.devices(setting.device, cell.replicas if in_one else 1)
 
 
-def main(
-    rows: Mapping[str, Row] = ROWS,
-    measured: Callable[..., dict[str, Any]] = train,
-) -> None:
-    """Run the task of the command line: measure a cell, or store a model.
-
-    Args:
-        rows: all rows by name.
-        measured: measures one, as ``train``.
-    """
+def main(rows: Mapping[str, Row] = ROWS) -> None:
+    """Run the task of the command line: measure a cell, or store a model."""
     task = json.loads(sys.argv[1])
     setting, folder = Setting(**task["setting"]), Path(task["folder"])
     model, rank = Stored(task["model"], Path(task["stored"])), 0
@@ -90,7 +82,7 @@ def main(
         cell = Cell(**task["cell"])
         row = find(rows, cell.row)
         rank = machine.own_rank(cell.replicas if row.runs is Runs.RANKS else 1)
-        result = measured(row, cell, setting, model, folder)
+        result = train(row, cell, setting, model, folder)
     FileStore(folder).put(f"{RESULT}.{rank}", result)
 
 

@@ -196,13 +196,7 @@ def _program(
 def _servers(
     given: int | None, strategy: str | None, fixed: bool
 ) -> int | None:
-    """Return the number of BytePS's servers to start, None without BytePS.
-
-    Args:
-        given: by the user.
-        strategy: its name, if any.
-        fixed: whether this command starts a fixed number of processes.
-    """
+    """Return the number of BytePS's servers to start, None without BytePS."""
     if given and strategy != "byteps" and strategy in STRATEGIES:
         raise TowerError(
             "--servers is for --strategy byteps: the strategy "

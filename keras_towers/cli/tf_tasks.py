@@ -16,21 +16,14 @@ def tf_tasks(
     processes: int | None,
     others: Mapping[str, object],
 ) -> dict[str, int] | None:
-    """Return the number of tasks of each role to start.
+    """Return the number of tasks of each role, None without the runtime.
 
     Args:
-        strategy: the name of the strategy, if the launcher enters one.
-        ps: the number of parameter servers, if any is given.
-        workers: the number of workers, if any is given.
-        processes: the number of processes, if any is given.
-        others: options, by name, of jobs on several machines or in which ranks
-            change; None: not given.
-
-    Returns:
-        The tasks by role; None for a job that is not on TensorFlow's runtime.
-
-    Raises:
-        TowerError: the options contradict one another.
+        strategy: its name, if the launcher enters one.
+        ps: the number of parameter servers, if given.
+        workers: the number of workers, likewise.
+        processes: the number of processes, likewise.
+        others: options of other kinds of jobs, by name; None: not given.
     """
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()

@@ -30,14 +30,7 @@ _OTHER_JOBS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the self-test.
-
-    Attributes:
-        passed: whether the job ran and its weights are correct.
-        text: a one-line summary.
-        output: the end of the processes' output, if it failed.
-        seconds: its duration.
-    """
+    """The outcome of the self-test; ``output``: of processes that failed."""
 
     passed: bool
     text: str
@@ -46,12 +39,7 @@ class Outcome:
 
 
 def run(strategy: str = "horovod", timeout_s: float = 180) -> Outcome:
-    """Train alone and as a job, on the CPU, and compare the weights.
-
-    Args:
-        strategy: the one that connects the processes, by name.
-        timeout_s: the time limit of each of the two runs.
-    """
+    """Train alone and as a job, on the CPU, and compare the weights."""
     start = time.monotonic()
 
     def outcome(passed: bool, text: str, output: str = "") -> Outcome:
@@ -76,11 +64,7 @@ def run(strategy: str = "horovod", timeout_s: float = 180) -> Outcome:
 
 
 def compare(folder: Path) -> tuple[bool, str]:
-    """Compare the weights that the processes wrote.
-
-    Returns:
-        Whether they match, and a one-line summary.
-    """
+    """Return whether the processes' weights match, and a one-line summary."""
     import numpy as np
 
     def load(name: str) -> list[np.ndarray]:

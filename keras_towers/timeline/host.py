@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_towers.timeline.phases import Calls
 
-# What ``fit`` spends its time with, besides starting up.
+# The parts of ``fit`` besides starting up.
 PARTS = ("steps", "tracing", "validation", "ends of epochs")
 
 
@@ -53,7 +53,7 @@ class Host:
         self._other: tuple[str, float] | None = None
 
     def begin_call(self) -> int:
-        """The train function is called; return how often it was before."""
+        """Note a call of the train function; return the number before it."""
         now = time.time()
         self._close(now)
         self._traces_before = self._count_traces()
@@ -63,17 +63,17 @@ class Host:
         return self.count - 1
 
     def end_call(self) -> None:
-        """The train function has returned."""
+        """Note that the train function has returned."""
         if threading.get_ident() == self._thread:
             self._calls[-1][1] = time.time()
 
     def end_callbacks(self) -> None:
-        """The callbacks behind it have run."""
+        """Note that the callbacks behind a batch have run."""
         if threading.get_ident() == self._thread:
             self._calls[-1][2] = time.time()
 
     def end_calls(self) -> None:
-        """No call follows in this epoch."""
+        """Note that no call follows in this epoch."""
         if self._is_open:
             _, returned, ran = self._calls[-1]
             known = float(np.fmax(returned, ran))
@@ -93,12 +93,12 @@ class Host:
         self.seconds[part] += end - call[0]
 
     def begin(self, name: str) -> None:
-        """Something else begins: ``"validation"`` or ``"callbacks"``."""
+        """Note that ``"validation"`` or ``"callbacks"`` begin."""
         self.end()
         self._other = name, time.time()
 
     def end(self) -> None:
-        """It has ended, if it has not yet."""
+        """Note the end of validation, or of callbacks, if any has begun."""
         if self._other is None:
             return
         (name, begin), end = self._other, time.time()
@@ -110,7 +110,7 @@ class Host:
         self.seconds[part] += end - begin
 
     def end_fit(self) -> None:
-        """Nothing follows."""
+        """Note the end of ``fit``."""
         self.end_calls()
         self.end()
         self.whole = time.time() - self._began
@@ -122,11 +122,7 @@ class Host:
 
 
 class First(keras.callbacks.Callback):
-    """Runs before all other callbacks, and notes when.
-
-    Attributes:
-        host: what it notes it in.
-    """
+    """Notes times in ``host`` before all other callbacks run."""
 
     async_safe: bool = True
 
@@ -135,27 +131,27 @@ class First(keras.callbacks.Callback):
         self.host: Host = Host()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The train function has returned."""
+        """Note that the train function has returned."""
         self.host.end_call()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Nothing of the last epoch follows."""
+        """End the last epoch."""
         self.host.end()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The validation begins."""
+        """Begin the validation."""
         self.host.end_calls()
         self.host.begin("validation")
 
     def on_test_end(self, logs: Any = None) -> None:
-        """It has ended."""
+        """End the validation."""
         self.host.end()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Callbacks end the epoch."""
+        """Begin the callbacks that end the epoch."""
         self.host.end_calls()
         self.host.begin("callbacks")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """They have done so."""
+        """End the callbacks of the last epoch."""
         self.host.end()

@@ -1,4 +1,4 @@
-"""What was measured of a ``fit``, and of what."""
+"""Measurements of a ``fit``, summarised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RARE = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured, and of what.
+    """Measurements of a ``fit``, and its conditions.
 
     Attributes:
         phases: mean seconds that each phase takes of a step.
@@ -119,10 +119,10 @@ def summarise(
     config: TowerConfig | None,
     x: Any,
 ) -> Measured:
-    """Summarise what ranks have measured.
+    """Summarise the measurements of ranks with the same steps, on one clock.
 
     Args:
-        ranks: with the same steps, on one clock; rank 0 is the first.
+        ranks: all ranks, rank 0 first.
         host: the times of rank 0 in Python.
         model: the model that was trained.
         config: the towers of this rank; None: none.
@@ -180,7 +180,7 @@ def summarise(
 
 
 def _why(model: keras.Model, config: TowerConfig | None, calls: int) -> str:
-    """Why no phases were measured; empty if that is no wonder."""
+    """Say why no phases were measured; empty if none are expected."""
     if config is None or not calls:
         return ""
     why = f"{config.name} runs them in a way that it does not know"
@@ -199,11 +199,7 @@ def _cores(config: TowerConfig | None) -> int | None:
 
 
 def source_of(x: Any) -> Source:
-    """Say what kind of data ``fit`` got.
-
-    Args:
-        x: its first argument.
-    """
+    """Return the kind of data that ``fit`` got as ``x``."""
     if isinstance(x, tf.data.Dataset | tf.distribute.DistributedDataset):
         return "dataset"
     if isinstance(x, keras.utils.PyDataset):

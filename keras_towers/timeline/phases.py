@@ -15,12 +15,7 @@ OF_STEPS = ("input", *OF_TOWERS, "rest", "callbacks")
 
 
 class Took(NamedTuple):
-    """How long a phase takes of a step.
-
-    Attributes:
-        mean: seconds, on average over all steps.
-        median: those of the half of the calls that take less.
-    """
+    """Seconds that a phase takes of a step: over all steps, and of calls."""
 
     mean: float
     median: float
@@ -54,15 +49,14 @@ class Calls(NamedTuple):
 
 
 def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """When each tower was in which phase.
+    """Return begins and ends of the phases of each tower.
 
     Args:
-        stamps: of shape [steps, towers, updates, points], as
-            ``fit.context.marks.Recorder.steps`` returns them.
+        stamps: of shape [steps, towers, updates, points].
 
     Returns:
-        Begins and ends by the names in ``OF_TOWERS``: arrays of shape [steps,
-        towers, updates, 2], NaN where a tower was not in a phase.
+        By the names in ``OF_TOWERS``, of shape [steps, towers, updates, 2]; NaN
+        where a tower was not in a phase.
     """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = _latest(computed, axis=1, keepdims=True)
@@ -90,13 +84,13 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Steps(NamedTuple):
-    """Where S steps are in the calls of the train function.
+    """Positions of S steps in the calls of the train function.
 
     Attributes:
-        call: the index of the call of each step; -1: none of ``fit``.
-        ready: when it could begin: where the call or the step before it was.
-        begins: when its first tower had its part of the batch.
-        ends: when its last tower had ended it.
+        call: the index of the call; -1: none of ``fit``.
+        ready: the end of the step before, or the begin of the call.
+        begins: the begin of the first tower.
+        ends: the end of the last tower.
     """
 
     call: np.ndarray
@@ -106,12 +100,7 @@ class Steps(NamedTuple):
 
 
 def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
-    """Find the call of each step.
-
-    Args:
-        phases: those of this rank's towers, as ``of_towers`` returns them.
-        calls: its calls of the train function.
-    """
+    """Find the call of each step, from the phases of this rank's towers."""
     every = np.stack([phases[name] for name in OF_TOWERS])
     begins = -_latest(-every[..., 0], axis=(0, 2, 3))
     ends = _latest(every[..., 1], axis=(0, 2, 3))
@@ -127,13 +116,7 @@ def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
 
 
 def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
-    """Which steps count: those of calls that did not trace, if there are any.
-
-    Args:
-        steps: where they are.
-        calls: the calls of the train function.
-        traced: when a step was traced.
-    """
+    """Choose the steps of calls that did not trace, if there are any."""
     inside = steps.call >= 0
     if not inside.any():
         return inside
@@ -144,20 +127,11 @@ def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
 def of_steps(
     phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
 ) -> dict[str, Took]:
-    """The seconds that each phase takes of a step.
+    """Return the seconds of each phase of a step, by the names in ``OF_STEPS``.
 
-    Computing and waiting are means over the towers, waiting includes that for
-    a core to begin on; of the other phases the longest one counts. All together
-    are the time of a step.
-
-    Args:
-        phases: those of this rank's towers, as ``of_towers`` returns them.
-        calls: its calls of the train function.
-        traced: when a step was traced; those calls are left out, unless there
-            are no others.
-
-    Returns:
-        By the names in ``OF_STEPS``; empty if no step was measured.
+    Computing and waiting are means over this rank's towers, waiting includes
+    that for a core to begin on; of the other phases the longest one counts. All
+    together are the time of a step.
     """
     steps = in_calls(phases, calls)
     inside = settled(steps, calls, traced)
@@ -185,7 +159,7 @@ def of_steps(
 
 
 def of_one_device(calls: Calls, traced: np.ndarray) -> dict[str, Took]:
-    """The seconds of calls and callbacks, where no step is divided."""
+    """Return seconds of calls and callbacks, where no step is divided."""
     # A call that finds the end of the data does not return.
     done = ~np.isnan(calls.ends)
     fresh = calls.have(traced)
@@ -214,16 +188,16 @@ def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
 def of_spans(
     spans: np.ndarray, towers: int
 ) -> tuple[dict[str, Took], dict[str, np.ndarray], float]:
-    """The steps of towers that have no step in common.
+    """Summarise the steps of towers that have no step in common.
 
     Args:
         spans: tower, begin and end of each step, of shape [steps, 3].
         towers: number of towers.
 
     Returns:
-        The seconds of a step; the mean of each tower's own, NaN where it has
-        none; and the fraction of the time in which towers were in a step. A
-        tower's first step, which may be traced, counts only for the last.
+        Seconds of a step; means of each tower, or NaN; and the fraction of the
+        time in which towers were in a step. The first step of a tower, which
+        may be traced, counts only for the last.
     """
     seconds = spans[:, 2] - spans[:, 1]
     of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
@@ -247,17 +221,10 @@ def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def clock_shifts(stamps: list[np.ndarray], machines: list[Any]) -> list[float]:
-    """How much later it is by the clock of each rank than by that of rank 0.
+    """Return the seconds by which each rank's clock is ahead of rank 0's.
 
     The clocks of machines differ by more than a step takes. But gradients are
     summed on all ranks at nearly the same moment, by which they are aligned.
-
-    Args:
-        stamps: those of each rank, of shape [steps, towers, updates, points].
-        machines: on which each rank runs.
-
-    Returns:
-        Seconds for each rank; 0 on the machine of rank 0.
     """
     point = POINTS.index("reduced")
     steps = min(map(len, stamps))

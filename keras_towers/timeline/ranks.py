@@ -1,4 +1,4 @@
-"""What the ranks have measured, brought together."""
+"""Measurements of all ranks, brought together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_towers.timeline.trace import HOST, Event
 
 @dataclasses.dataclass
 class OfRank:
-    """What one rank has measured; all times are in seconds since 1970.
+    """Measurements of one rank; all times are in seconds since 1970.
 
     Attributes:
         rank: the rank.
@@ -92,7 +92,7 @@ class OfRank:
 
 
 def align(ranks: Sequence[OfRank]) -> None:
-    """Let all ranks have the same steps, on the clock of rank 0."""
+    """Cut ranks to the steps of all, and set them to the clock of rank 0."""
     begin = max(of.first_step for of in ranks)
     end = min(of.first_step + len(of.stamps) for of in ranks)
     for of in ranks:
@@ -119,17 +119,12 @@ def rows_of(ranks: Sequence[OfRank]) -> dict[tuple[int, int], str]:
 
 
 def facts_of(ranks: Sequence[OfRank]) -> dict[str, Any]:
-    """What the file keeps besides the events."""
+    """Return facts that the file keeps besides the events."""
     return {"machines": [of.machine for of in ranks]}
 
 
 def events_of(ranks: Sequence[OfRank], last: int) -> Iterator[Event]:
-    """All events of the last steps.
-
-    Args:
-        ranks: on one clock.
-        last: number of steps, or of calls where steps have no phases.
-    """
+    """Yield the events of the last steps, or calls, of ranks on one clock."""
     stamps = phases_lib.joined([of.stamps for of in ranks])
     phases = phases_lib.of_towers(stamps)
     yield from trace.of_towers(

@@ -1,4 +1,4 @@
-"""What was measured, as tables, and what to change."""
+"""Tables of measurements, and advice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ def show(
     measured: Measured,
     advice: Sequence[str],
 ) -> None:
-    """Print the phases of a step, those of each tower, and advice.
-
-    Args:
-        console: where to.
-        title: what was measured.
-        measured: the phases.
-        advice: what to change.
-    """
+    """Print the phases of a step, those of each tower, and advice."""
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     for line in _of_fit(measured):
         console.print(line, highlight=False, markup=False)

@@ -17,15 +17,15 @@ HOST = 0
 
 
 class Event(NamedTuple):
-    """Something that took a while.
+    """A bar of the trace.
 
     Attributes:
-        name: what.
-        rank: the process, which is a process of the trace.
+        name: its label.
+        rank: its process.
         row: the row there: ``HOST``, or 1 + the tower's index in its process.
         begin: in seconds since 1970.
         end: likewise.
-        facts: what else to show of it, by name.
+        facts: more to show, by name.
     """
 
     name: str
@@ -42,14 +42,7 @@ def of_towers(
     last: int,
     number: int = 0,
 ) -> Iterator[Event]:
-    """The phases of the last steps, each with the number of its step.
-
-    Args:
-        phases: as ``phases.of_towers`` returns them.
-        towers: rank and local index of each tower.
-        last: number of steps.
-        number: that of the first of all these steps.
-    """
+    """Yield the phases of the last steps; ``number``: of the first step."""
     for name, bounds in phases.items():
         first = max(0, len(bounds) - last)
         begins, ends = bounds[first:, ..., 0], bounds[first:, ..., 1]
@@ -72,14 +65,7 @@ def write(
     rows: dict[tuple[int, int], str],
     facts: dict[str, Any],
 ) -> None:
-    """Write a trace.
-
-    Args:
-        path: where to.
-        events: in any order.
-        rows: names of the rows, by rank and row.
-        facts: what else to keep in the file.
-    """
+    """Write events; rows are named by rank and row."""
     events = sorted(events, key=lambda event: event.begin)
     start = events[0].begin if events else 0.0
     named: list[dict[str, Any]] = [
