@@ -106,7 +106,8 @@ class Comparison:
         gpus = len(facts["gpus"])
         most = max(map(max, filter(None, numbers.values())))
         if device == "auto":
-            device = "gpu" if gpus >= max(most, 2) else "cpu"
+            wanted = max(most, 2) if "auto" in given.values() else most
+            device = "gpu" if gpus >= wanted else "cpu"
         there = gpus if device == "gpu" else facts["cores"]
         for runs, text in given.items():
             if text == "auto":

@@ -24,9 +24,6 @@ from keras_towers.timeline.measured import summarise
 from keras_towers.timeline.ranks import (
     OfRank,
     align,
-    events_of,
-    facts_of,
-    rows_of,
 )
 from keras_towers.transport import objects
 
@@ -189,9 +186,8 @@ class Timeline(ObservesFit):
         report.show(Console(), title, measured, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[OfRank]) -> None:
-        events = events_of(ranks, self._last)
         try:
-            trace.write(path, events, rows_of(ranks), facts_of(ranks))
+            trace.write(path, ranks, self._last)
         except OSError as error:
             logger.warning(
                 "Timeline cannot write %r any more (%s): what it has measured "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline import trace
 from keras_towers.timeline.host import Host
-from keras_towers.timeline.phases import Calls
-from keras_towers.timeline.trace import HOST, Event
+
+HOST = 0
+"""The row of a rank's host in the trace."""
 
 
 @dataclasses.dataclass
@@ -116,51 +116,3 @@ def rows_of(ranks: Sequence[OfRank]) -> dict[tuple[int, int], str]:
     for index, (rank, local) in enumerate(towers_of(ranks)):
         rows[rank, 1 + local] = f"tower {index} ({devices[index]})"
     return rows
-
-
-def facts_of(ranks: Sequence[OfRank]) -> dict[str, Any]:
-    """Return facts that the file keeps besides the events."""
-    return {"machines": [of.machine for of in ranks]}
-
-
-def events_of(ranks: Sequence[OfRank], last: int) -> Iterator[Event]:
-    """Yield the events of the last steps, or calls, of ranks on one clock."""
-    stamps = phases_lib.joined([of.stamps for of in ranks])
-    phases = phases_lib.of_towers(stamps)
-    yield from trace.of_towers(
-        phases, towers_of(ranks), last, ranks[0].first_step
-    )
-    for of in ranks:
-        for tower, begin, end in of.spans[-last:]:
-            yield Event("step", of.rank, 1 + int(tower), begin, end)
-        yield from _of_host(of, last)
-
-
-def _of_host(of: OfRank, last: int) -> Iterator[Event]:
-    calls, own = Calls(*of.calls), phases_lib.of_towers(of.stamps)
-    steps = phases_lib.in_calls(own, calls)
-    traces = calls.have(of.traced)
-    shown = range(max(0, len(steps.call) - last), len(steps.call))
-    for step in shown:
-        call = steps.call[step]
-        if call >= 0:
-            goes_on = step > 0 and steps.call[step - 1] == call
-            name = "tracing" if traces[call] and not goes_on else "input"
-            begin, end = steps.ready[step], steps.begins[step]
-            facts = {"step": of.first_step + step}
-            yield Event(name, of.rank, HOST, begin, end, facts)
-    first = max(0, len(calls.begins) - last)
-    if shown:
-        first = max(0, steps.call[shown[0]])
-    whole = not len(steps.call) and not len(of.spans)
-    for call in range(first, len(calls.begins)):
-        begin, end = calls.begins[call], calls.returned[call]
-        if whole:
-            facts = {"step": of.first_call + call}
-            yield Event("step", of.rank, HOST, begin, end, facts)
-        if calls.nexts[call] > end:
-            yield Event("callbacks", of.rank, HOST, end, calls.nexts[call])
-    since = calls.begins[first] if len(calls.begins) else -np.inf
-    for name, begin, end in of.others:
-        if end >= since:
-            yield Event(name, of.rank, HOST, begin, end)

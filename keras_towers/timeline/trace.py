@@ -7,13 +7,15 @@ It is described in "Trace Event Format" by the authors of Chrome's trace viewer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-HOST = 0
+from keras_towers.timeline import phases as phases_lib
+from keras_towers.timeline.phases import Calls
+from keras_towers.timeline.ranks import HOST, OfRank, rows_of, towers_of
 
 
 class Event(NamedTuple):
@@ -36,38 +38,11 @@ class Event(NamedTuple):
     facts: dict[str, Any] = {}
 
 
-def of_towers(
-    phases: dict[str, np.ndarray],
-    towers: Sequence[tuple[int, int]],
-    last: int,
-    number: int = 0,
-) -> Iterator[Event]:
-    """Yield the phases of the last steps; ``number``: of the first step."""
-    for name, bounds in phases.items():
-        first = max(0, len(bounds) - last)
-        begins, ends = bounds[first:, ..., 0], bounds[first:, ..., 1]
-        for (step, tower, update), begin in np.ndenumerate(begins):
-            end = ends[step, tower, update]
-            # Comparisons with NaN, for a phase without this tower, are False.
-            if end > begin or (name != "wait" and end == begin):
-                facts = {"step": number + first + step}
-                if bounds.shape[2] > 1:
-                    facts["update"] = update
-                rank, index = towers[tower]
-                yield Event(
-                    name, rank, 1 + index, float(begin), float(end), facts
-                )
-
-
-def write(
-    path: Path,
-    events: Iterable[Event],
-    rows: dict[tuple[int, int], str],
-    facts: dict[str, Any],
-) -> None:
-    """Write events; rows are named by rank and row."""
-    events = sorted(events, key=lambda event: event.begin)
+def write(path: Path, ranks: Sequence[OfRank], last: int) -> None:
+    """Write the events of the last steps, or calls, of ranks on one clock."""
+    events = sorted(_events(ranks, last), key=lambda event: event.begin)
     start = events[0].begin if events else 0.0
+    rows = rows_of(ranks)
     named: list[dict[str, Any]] = [
         {
             "name": "process_name",
@@ -104,6 +79,70 @@ def write(
     document = {
         "traceEvents": [*named, *complete],
         "displayTimeUnit": "ms",
-        "otherData": facts,
+        "otherData": {"machines": [of.machine for of in ranks]},
     }
     path.write_text(json.dumps(document))
+
+
+def _events(ranks: Sequence[OfRank], last: int) -> Iterator[Event]:
+    """Yield the events of the last steps, or calls, of ranks on one clock."""
+    stamps = phases_lib.joined([of.stamps for of in ranks])
+    phases = phases_lib.of_towers(stamps)
+    yield from _of_towers(phases, towers_of(ranks), last, ranks[0].first_step)
+    for of in ranks:
+        for tower, begin, end in of.spans[-last:]:
+            yield Event("step", of.rank, 1 + int(tower), begin, end)
+        yield from _of_host(of, last)
+
+
+def _of_towers(
+    phases: dict[str, np.ndarray],
+    towers: Sequence[tuple[int, int]],
+    last: int,
+    number: int,
+) -> Iterator[Event]:
+    """Yield the phases of the last steps; ``number``: of the first step."""
+    for name, bounds in phases.items():
+        first = max(0, len(bounds) - last)
+        begins, ends = bounds[first:, ..., 0], bounds[first:, ..., 1]
+        for (step, tower, update), begin in np.ndenumerate(begins):
+            end = ends[step, tower, update]
+            # Comparisons with NaN, for a phase without this tower, are False.
+            if end > begin or (name != "wait" and end == begin):
+                facts = {"step": number + first + step}
+                if bounds.shape[2] > 1:
+                    facts["update"] = update
+                rank, index = towers[tower]
+                yield Event(
+                    name, rank, 1 + index, float(begin), float(end), facts
+                )
+
+
+def _of_host(of: OfRank, last: int) -> Iterator[Event]:
+    calls, own = Calls(*of.calls), phases_lib.of_towers(of.stamps)
+    steps = phases_lib.in_calls(own, calls)
+    traces = calls.have(of.traced)
+    shown = range(max(0, len(steps.call) - last), len(steps.call))
+    for step in shown:
+        call = steps.call[step]
+        if call >= 0:
+            goes_on = step > 0 and steps.call[step - 1] == call
+            name = "tracing" if traces[call] and not goes_on else "input"
+            begin, end = steps.ready[step], steps.begins[step]
+            facts = {"step": of.first_step + step}
+            yield Event(name, of.rank, HOST, begin, end, facts)
+    first = max(0, len(calls.begins) - last)
+    if shown:
+        first = max(0, steps.call[shown[0]])
+    whole = not len(steps.call) and not len(of.spans)
+    for call in range(first, len(calls.begins)):
+        begin, end = calls.begins[call], calls.returned[call]
+        if whole:
+            facts = {"step": of.first_call + call}
+            yield Event("step", of.rank, HOST, begin, end, facts)
+        if calls.nexts[call] > end:
+            yield Event("callbacks", of.rank, HOST, end, calls.nexts[call])
+    since = calls.begins[first] if len(calls.begins) else -np.inf
+    for name, begin, end in of.others:
+        if end >= since:
+            yield Event(name, of.rank, HOST, begin, end)
