@@ -12,35 +12,13 @@ from keras_towers.timeline.measured import Measured
 _STANDS_OUT = {"input": 0.2, "callbacks": 0.1, "wait": 0.15}
 _STANDS_OUT |= {"reduction": 0.3, "update": 0.3}
 # Fractions of the time of epochs, likewise, and seconds that are worth a line.
-_OF_EPOCHS = {"validation": 0.2, "ends of epochs": 0.1}
-_LONG_S = 0.1
-# How much longer than the others a slow tower computes.
-_SLOW = 1.25
-# Seconds that TensorFlow takes at most to start a step whose batch is there.
-_START_S = 3e-3
-# A model is traced for whole batches and, once more, for any other size.
-_TRACES = 2
-# The fraction of the time that a tower by itself is busy.
-_BUSY = 0.8
-# How to get the next batch before a step asks for it.
-_SOONER = {
-    "dataset": ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
-    "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead",
-    "PyDataset": "workers=4 of keras.utils.PyDataset reads ahead, with "
-    "use_multiprocessing=True if Python's own code is what takes the time, and "
-    "a larger max_queue_size bridges single slow batches",
-    "DataLoader": "num_workers=4 of the DataLoader reads ahead",
-    "generator": "a generator is read by one thread; a keras.utils.PyDataset "
-    "with workers=4, or a tf.data.Dataset with .prefetch(tf.data.AUTOTUNE), "
-    "reads ahead",
-}
-_AT_ONCE = "compile(..., steps_per_execution=16) starts 16 steps at once"
-_EPOCHS = {
-    "validation": "validation takes {}: fit(..., validation_freq=5) does it "
-    "less often, and a larger validation_batch_size in fewer steps.",
-    "ends of epochs": "callbacks take {} at their ends: save and evaluate "
-    "after every few epochs only, or make epochs longer by fit(..., "
-    "steps_per_epoch=...).",
+_OF_EPOCHS = {
+    "validation": "validation takes {share} ({seconds} s): fit(..., "
+    "validation_freq=5) does it less often, and a larger "
+    "validation_batch_size in fewer steps.",
+    "ends of epochs": "callbacks take {share} at their ends ({seconds} s): "
+    "save and evaluate after every few epochs only, or make epochs longer by "
+    "fit(..., steps_per_epoch=...).",
 }
 
 
@@ -70,9 +48,11 @@ def advise(measured: Measured) -> list[str]:
     for part, least in _OF_EPOCHS.items():
         share = measured.share_of_epochs(part)
         if share >= least and measured.epochs[part] >= _LONG_S:
-            seconds = f"({measured.seconds[part]:.2f} s)"
-            said = f"{share:.0%} of the time of epochs {seconds}"
-            found.append((share, _EPOCHS[part].format(said)))
+            line = _EPOCHS[part].format(
+                share=f"{share:.0%} of the time of epochs",
+                seconds=f"{measured.seconds[part]:.2f}",
+            )
+            found.append((share, line))
     lines = [line for _, line in sorted(found, key=lambda f: -f[0])]
     return [*lines, *_others(measured)]
 

@@ -112,7 +112,7 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-TOWERS = ("--strategies", "plain", "--towers", "2", "--device", "cpu")
+TOWERS = ("--strategies", "tower", "--towers", "2", "--device", "cpu")
 PROCESSES = ("--strategies", "compute", "--processes", "2")
 
 
