@@ -12,7 +12,30 @@ from keras_towers.timeline.measured import Measured
 _STANDS_OUT = {"input": 0.2, "callbacks": 0.1, "wait": 0.15}
 _STANDS_OUT |= {"reduction": 0.3, "update": 0.3}
 # Fractions of the time of epochs, likewise, and seconds that are worth a line.
-_OF_EPOCHS = {
+_OF_EPOCHS = {"validation": 0.2, "ends of epochs": 0.1}
+_LONG_S = 0.1
+# How much longer than the others a slow tower computes.
+_SLOW = 1.25
+# Seconds that TensorFlow takes at most to start a step whose batch is there.
+_START_S = 3e-3
+# A model is traced for whole batches and, once more, for any other size.
+_TRACES = 2
+# The fraction of the time that a tower by itself is busy.
+_BUSY = 0.8
+# How to get the next batch before a step asks for it.
+_SOONER = {
+    "dataset": ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
+    "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead",
+    "PyDataset": "workers=4 of keras.utils.PyDataset reads ahead, with "
+    "use_multiprocessing=True if Python's own code is what takes the time, and "
+    "a larger max_queue_size bridges single slow batches",
+    "DataLoader": "num_workers=4 of the DataLoader reads ahead",
+    "generator": "a generator is read by one thread; a keras.utils.PyDataset "
+    "with workers=4, or a tf.data.Dataset with .prefetch(tf.data.AUTOTUNE), "
+    "reads ahead",
+}
+_AT_ONCE = "compile(..., steps_per_execution=16) starts 16 steps at once"
+_EPOCHS = {
     "validation": "validation takes {share} ({seconds} s): fit(..., "
     "validation_freq=5) does it less often, and a larger "
     "validation_batch_size in fewer steps.",
