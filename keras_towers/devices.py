@@ -149,7 +149,8 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     if number is not None:
         wanted = f"/device:GPU:{number}"
     else:
-        wanted = _full(str(tower))
+        # Also "gpu:1" and "/gpu:1" are "/device:GPU:1".
+        wanted = f"/{str(tower).removeprefix('/')}"
     for name in known:
         if _is_named(name, wanted):
             return name
@@ -190,11 +191,6 @@ def canonical(name: str) -> tuple[str, int, int, str | None, int]:
         spec.device_type,
         spec.device_index or 0,
     )
-
-
-def _full(name: str) -> str:
-    """Accept ``"gpu:1"`` and ``"/gpu:1"`` for ``"/device:GPU:1"``."""
-    return name if name.startswith("/") else f"/{name}"
 
 
 def all_on_host(devices: Sequence[str]) -> bool:
