@@ -155,7 +155,7 @@ def towers_alone_work_in_the_same_process():
 
 
 @check
-def towers_of_a_rank_share_a_trace_in_pieces():
+def towers_of_a_rank_share_an_inlined_trace():
     """Its gradients are summed over the ranks while it computes others."""
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -167,5 +167,5 @@ def towers_of_a_rank_share_a_trace_in_pieces():
         Strategy(towers=2),
     ):
         model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=8, verbose=0)
-    assert [call.kwargs["way"] for call in made.call_args_list] == ["pieces"]
+    assert [call.kwargs["way"] for call in made.call_args_list] == ["inlined"]
     told.assert_not_called()

@@ -1,10 +1,10 @@
-"""A traced function, called as one operation or joined to its caller.
+"""A traced function, called as one operation or inlined into its caller.
 
 TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. A function that is called whole is optimised
-once, before, and its calls stay calls; so does one that XLA compiles. In
-pieces, its operations become those of the caller, and each output is ready as
-soon as it has been computed.
+cost that grows with their number. Here a function is optimised once, before it
+is called, and its calls stay calls, as those of one that XLA compiles do. Where
+an output is needed before the others, as a gradient is by other ranks, the
+function is left to TensorFlow: its operations become those of the caller.
 
 XLA compiles a function at its first call for inputs of certain shapes, and the
 step fails if it cannot. Here it is asked before.
@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 
-Way = Literal["whole", "pieces", "xla"]
+Way = Literal["called", "inlined", "xla"]
 
 _ATTRIBUTES: dict[Way, dict[str, bool]] = {
-    "whole": {"_noinline": True},
-    "pieces": {},
+    "called": {"_noinline": True},
+    "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
 # What XLA is asked with for sizes that are not known yet, one after the other:
@@ -50,7 +50,7 @@ class GraphFunction:
         way: how it is called.
     """
 
-    def __init__(self, graph: Any, way: Way = "whole"):
+    def __init__(self, graph: Any, way: Way = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._order = list(range(len(graph.inputs)))
         if way == "xla":
@@ -61,7 +61,7 @@ class GraphFunction:
             graph.inputs = [graph.inputs[index] for index in self._order]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
-        optimised = way == "whole" and not (
+        optimised = way == "called" and not (
             graph.as_graph_def().library.function
         )
         self._function = compat.function_from_graph(

@@ -122,7 +122,7 @@ class StepTraces:
             self._check()
             # Other ranks get gradients while the step computes others.
             alone = self._config.transport.size == 1
-            way: Way = "whole" if alone else "pieces"
+            way: Way = "called" if alone else "inlined"
             self._shared = self._traced(*given, way=way)
         except CannotShare as error:
             self._log_own_traces(error)

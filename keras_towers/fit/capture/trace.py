@@ -47,7 +47,7 @@ class TracedStep:
         tower: tower_lib.Tower,
         data: Any,
         shared: bool = True,
-        way: Way = "whole",
+        way: Way = "called",
     ):
         xla = way == "xla"
         self._outer = compat.get_default_graph()

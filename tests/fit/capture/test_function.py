@@ -30,8 +30,8 @@ def test_it_is_optimised_once_and_not_inlined():
 
 
 @pytest.mark.optimized
-def test_in_pieces_an_output_is_ready_before_what_follows():
-    """Other ranks can get it meanwhile."""
+def test_inlined_an_output_is_ready_before_what_follows():
+    """Other ranks get it while others are computed."""
 
     def pair(x):
         early = tf.cos(x)
@@ -40,7 +40,7 @@ def test_in_pieces_an_output_is_ready_before_what_follows():
     graph = compat.func_graph_from_py_func(
         "body", lambda x: list(pair(x)), [tf.TensorSpec([3])], {}
     )
-    function = GraphFunction(graph, "pieces")
+    function = GraphFunction(graph, "inlined")
 
     @tf.function
     def caller(x):
