@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.dropin.values import plain, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.transport import Transport, objects
+from keras_towers.meeting import check
+from keras_towers.transport import Transport
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -173,7 +174,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         names = sorted(logs)
         transport.mark("the mean of an epoch's logs")
-        told = objects.gather(transport, names, "averages its logs")
+        told = check.gather(transport, names, "averages its logs")
         for rank, others in enumerate(told):
             if others != told[0]:
                 odd = ", ".join(sorted({*others} ^ {*told[0]}))

@@ -11,7 +11,7 @@ import keras
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.hooks.saving import every_rank
-from keras_towers.transport.base import Transport
+from keras_towers.meeting.check import Peers
 
 _EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 
@@ -143,7 +143,7 @@ class Start(NamedTuple):
 class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
-    def begin(self, transport: Transport) -> Start:
+    def begin(self, peers: Peers) -> Start:
         """Return where ``fit`` starts, the same on all ranks."""
         return self.start
 

@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._strategy import Strategy
+from keras_towers.meeting.check import Peers
 from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
@@ -76,13 +77,13 @@ class TowerConfig(StepOptions):
     strategy: Strategy
     devices: Sequence[str]
     transport: Transport
-    others: Transport | None = None
+    others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
     replicas_are_called: str = "tower"
 
     @property
-    def peers(self) -> Transport:
+    def peers(self) -> Peers:
         """All processes that train with this one; outside of steps."""
         return self.others or self.transport
 

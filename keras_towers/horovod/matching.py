@@ -16,8 +16,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.fit.weights import agreement
-from keras_towers.meeting import watch
+from keras_towers.meeting import check, watch
 
 # Greater than any number that is compared; these are positive.
 _BEYOND = 2**32 + 2
@@ -91,14 +90,7 @@ class Matching:
         everyone = hvd.allgather_object(
             list(described), name=self._name, process_set=self._process_set
         )
-        kinds = [{kind for kind, _ in one} for one in everyone]
-        common = set.intersection(*kinds)
-        return agreement.unlike_gradients(
-            [
-                [text for kind, text in one if kind not in common]
-                for one in everyone
-            ]
-        )
+        return check.unlike_gradients(everyone)
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:

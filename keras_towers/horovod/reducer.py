@@ -15,9 +15,9 @@ from keras_towers import compat
 from keras_towers.dropin.optimizer import Reducer
 from keras_towers.dropin.values import variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import agreement
 from keras_towers.horovod.matching import Matching
 from keras_towers.horovod.options import Options
+from keras_towers.meeting import check
 from keras_towers.reduction import divided
 
 
@@ -244,7 +244,7 @@ def _name(variable: Any) -> str:
 def _path(variable: Any) -> tuple[str, str]:
     """A variable's path, without the numbers that differ, and its shape."""
     path = getattr(variable, "path", None) or _name(variable)
-    return agreement.unnumbered(path), str(list(variable.shape))
+    return check.unnumbered(path), str(list(variable.shape))
 
 
 def _is_elastic() -> bool:

@@ -17,9 +17,11 @@ from keras_towers.fit import contract
 from keras_towers.fit.callbacks import NEVER_STOPS, ResumesFit, Start
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
+from keras_towers.meeting import check
+from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.system import handled
-from keras_towers.transport import Transport, objects
+from keras_towers.transport import Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -110,14 +112,14 @@ class Resuming(ResumesFit):
     def start(self) -> Start:
         return Start(self.kept.epoch, self.kept.batch, self.kept.seed)
 
-    def begin(self, transport: Transport) -> Start:
+    def begin(self, peers: Peers) -> Start:
         kept = self.kept
         if isinstance(kept, Stored):
-            kept.writes = transport.rank == 0
+            kept.writes = peers.rank == 0
             kept.read()
-            if transport.size > 1:
+            if peers.size > 1:
                 mine = kept.place, kept.metrics
-                told = objects.gather(transport, mine, "reads the backup")
+                told = check.gather(peers, mine, "reads the backup")
                 place, kept.metrics = told[0]
                 vars(kept).update(place)
         return self.start
@@ -194,7 +196,7 @@ class Resuming(ResumesFit):
         transport = _transport()
         if transport is not None:
             # When one has ended, its launcher ends the others.
-            objects.gather(transport, None, "waits for rank 0 to commit")
+            check.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r was asked to end by a signal, and does so %s. "
             "Start it again to go on from there; the exit code is %d.",

@@ -68,11 +68,7 @@ def main() -> int:
 
 
 def interface_towards(address: str) -> str:
-    """The name of the network interface with a route to ``address``.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The name of the network interface with a route to ``address``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # Sends nothing, only looks up a route.
         mine = probe.getsockname()[0]
@@ -100,11 +96,9 @@ def _read_line() -> bytes:
 
 
 def share_cores(environment: dict[str, str], local_size: int) -> None:
-    """Give each rank of a host its share of the cores.
-
-    By default TensorFlow uses all cores in every process, which oversubscribes
-    them.
-    """
+    """Give each rank of a host its share of the cores."""
+    # By default TensorFlow uses all cores in every process, which
+    # oversubscribes them.
     if local_size < 2:
         return
     mine = str(max(1, len(os.sched_getaffinity(0)) // local_size))
@@ -139,10 +133,8 @@ def _end_all(grace_s: float) -> None:
 
 
 def _reap() -> None:
-    """Reap adopted processes, which would otherwise stay zombies.
-
-    In a container whose first process is not an init, nothing else does.
-    """
+    """Reap adopted processes, which would otherwise stay zombies."""
+    # In a container whose first process is not an init, nothing else does.
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -159,11 +151,9 @@ def _signal_all(number: int) -> None:
 
 
 def _alive() -> list[int]:
-    """The descendants of this process, without zombies.
-
-    Orphans are found too: Linux reparents them to the nearest subreaper, which
-    is this process.
-    """
+    """The descendants of this process, without zombies."""
+    # Orphans are found too: Linux reparents them to the nearest subreaper,
+    # which is this process.
     children: dict[int, list[int]] = {}
     zombies = set()
     for name in os.listdir("/proc"):

@@ -18,7 +18,7 @@ from typing import Any
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
 from keras_towers.launching import byteps_server
-from keras_towers.launching.ranks import Console, Place, Rank
+from keras_towers.launching.ranks import Place, Rank
 from keras_towers.meeting.addresses import is_local, resolve
 from keras_towers.meeting.environments import dmlc
 from keras_towers.settings import BYTEPS_LAUNCHED
@@ -27,16 +27,7 @@ _SERVE = [sys.executable, "-m", byteps_server.__name__]
 
 
 class Servers:
-    """The scheduler and the servers of one job, all on this machine.
-
-    Args:
-        number: how many servers.
-        address: of this machine, under which the ranks reach it.
-        plan: the ranks, as ``job.assign`` returns them.
-
-    Raises:
-        TowerError: BytePS is not installed, or cannot run these ranks.
-    """
+    """The scheduler and the servers of one job, all on this machine."""
 
     def __init__(self, number: int, address: str, plan: list[Any]):
         self._number = number
@@ -68,30 +59,20 @@ class Servers:
         # Threads that have nothing to sum are not to keep the cores busy.
         self._frugal = {"OMP_WAIT_POLICY": "PASSIVE"}
 
-    def start(
-        self, console: Console, on_end: Callable[[Rank], None]
-    ) -> list[Rank]:
-        """Start all of them.
-
-        Args:
-            console: where their output goes.
-            on_end: called from another thread with each that has ended.
-        """
+    def start(self, start: Callable[..., Rank]) -> list[Rank]:
+        """Start all of them by a job's ``start``."""
         roles = [("scheduler", "scheduler")]
         roles += [(f"server {i}", "server") for i in range(self._number)]
         return [
-            Rank(
+            start(
                 Place(name, index, None, 1, self._address),
-                _SERVE,
                 {
                     **self._common,
                     **self._frugal,
                     dmlc.ROLE: role,
                     dmlc.NODE_HOST: self._address,
                 },
-                console,
-                None,
-                on_end,
+                _SERVE,
             )
             for index, (name, role) in enumerate(roles)
         ]

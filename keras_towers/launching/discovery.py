@@ -15,18 +15,9 @@ Discover = Callable[[], dict[str, int]]
 
 
 def from_script(script: Path, slots: int) -> Discover:
-    """Make a function that runs ``script`` and reads what it prints.
-
-    Horovod's own version starts two Python processes for every query, once a
-    second.
-
-    Args:
-        script: prints one ``host:slots`` or ``host`` per line.
-        slots: slots of hosts printed without a number.
-
-    Raises:
-        TowerError: it does not exist or is not executable.
-    """
+    """Make a function that runs ``script`` and reads what it prints."""
+    # Horovod's own version starts two Python processes for every query, once a
+    # second.
     if not script.is_file():
         raise TowerError(f"host discovery script not found: {script}")
     if not os.access(script, os.X_OK):
@@ -69,15 +60,8 @@ def from_script(script: Path, slots: int) -> Discover:
 def patient(
     discover: Discover, known: dict[str, int], say: Callable[[str], None]
 ) -> Discover:
-    """Go on with the hosts of before where they cannot be found.
-
-    Horovod's driver keeps such an error to itself.
-
-    Args:
-        discover: finds the hosts.
-        known: those that it has found first.
-        say: tells the user, once as long as the error is the same.
-    """
+    """Go on with the hosts of before where they cannot be found."""
+    # Horovod's driver keeps such an error to itself.
     before, wrong = known, ""
 
     def find() -> dict[str, int]:

@@ -48,11 +48,7 @@ def elastic_options(
     reset_limit: int | None,
     cooldown_s: tuple[int, int],
 ) -> Elastic:
-    """Put the options of an elastic job together.
-
-    Raises:
-        TowerError: they do not fit together.
-    """
+    """Put the options of an elastic job together."""
     least = least or ranks
     ranks = ranks or least
     if ranks is None or least is None:
@@ -99,11 +95,7 @@ def elastic_options(
 
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
-    """Run an elastic job to its end and return the exit code.
-
-    Raises:
-        TowerError: it cannot be started.
-    """
+    """Run an elastic job to its end and return the exit code."""
     if not job.verbose:
         # Horovod's driver reports by the root logger, with tracebacks.
         logging.getLogger().addHandler(logging.NullHandler())

@@ -26,11 +26,7 @@ _PICKLED_SCOPE = "worker_addresses"
 
 
 def horovod(module: str) -> ModuleType:
-    """Import a module of Horovod's launcher.
-
-    Raises:
-        TowerError: Horovod is not installed, or lacks a package of its own.
-    """
+    """Import a module of Horovod's launcher."""
     name = f"horovod.{module}"
     try:
         return importlib.import_module(name)
@@ -45,17 +41,11 @@ def horovod(module: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Elastic:
-    """How far a job may shrink and grow.
+    """The limits within which a job may shrink and grow.
 
     Attributes:
-        ranks: how many to start with.
-        least: how many it needs to go on.
         most: how many it takes; None: all that there are slots for.
-        discover: says which hosts there are, and their slots.
-        divided: the hosts are slots of this machine.
-        timeout_s: how long to wait for ``least`` slots.
         reset_limit: how often ranks may come and go; None: always.
-        cooldown_s: shortest and longest time to keep off a host that failed.
     """
 
     ranks: int
@@ -74,14 +64,7 @@ def elastic_driver(
     discover: Discover,
     say: Callable[[str], None],
 ) -> Any:
-    """Horovod's ``ElasticDriver``; says what it waits for and why it ends.
-
-    Args:
-        server: where workers find its news.
-        elastic: how far the job may shrink and grow.
-        discover: finds the hosts.
-        say: tells the user.
-    """
+    """Horovod's ``ElasticDriver``; says what it waits for and why it ends."""
     module = horovod("runner.elastic.driver")
     late = horovod("runner.common.util.timeout").TimeoutException
 
@@ -138,7 +121,6 @@ class _News:
     """Tells the workers that hosts have come or gone.
 
     Args:
-        server: where those look that use ``keras_towers.elastic``.
         client: of a worker that uses Horovod's own elastic state, or None.
     """
 
@@ -169,15 +151,12 @@ def elastic_handler(
 ) -> Any:
     """Horovod's elastic handler, which answers nobody before all have come.
 
-    How long ranks wait for one another to start and how long for one that has
-    died in the middle of a reduction is one setting of Horovod. Here the first
-    wait is the server's, so that the second can be short.
-
     Args:
         base: Horovod's.
-        rounds: knows who takes part.
-        say: tells the user.
     """
+    # How long ranks wait for one another to start and how long for one that has
+    # died in the middle of a reduction is one setting of Horovod. Here the
+    # first wait is the server's, so that the second can be short.
     removed = horovod("runner.common.util.hosts").INVALID_SLOT_INFO
 
     class _Handler(base):

@@ -39,16 +39,8 @@ def become(
     """Run a command instead of this program, as a rank.
 
     Args:
-        member: which.
-        command: the program and its arguments.
         seed: the random seed of all ranks; None: one that is the job's.
-        seeded: whether they are seeded at all.
         interface: the network interface of the rendezvous; None: detected.
-        stall_warning_s: as for ``keras_towers.launching.job.Job``.
-        stall_shutdown_s: likewise.
-
-    Raises:
-        TowerError: the job has nothing from which all ranks get one seed.
     """
     if not seeded:
         seed = None
@@ -70,20 +62,16 @@ def become(
 def allocated(
     processes: int | None,
 ) -> tuple[int | None, dict[str, int] | None]:
-    """How many ranks to start on which hosts, as far as a cluster says it.
-
-    A number of processes in an allocation of one host is for that host, however
-    few tasks the manager was asked for.
+    """The number of ranks to start, and hosts, as far as a cluster says it.
 
     Args:
         processes: how many the user asks for; None: as many as fit.
 
     Returns:
         The number and the hosts, None where nothing names any.
-
-    Raises:
-        TowerError: a list of hosts cannot be read.
     """
+    # A number of processes in an allocation of one host is for that host,
+    # however few tasks the manager was asked for.
     found = environments.allocation()
     if found is None or (processes and len(found[1]) == 1):
         return processes, None

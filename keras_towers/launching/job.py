@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from keras_towers.launching.supervision import (
 from keras_towers.meeting.addresses import is_local, meeting_point
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.slots import assign
+from keras_towers.meeting.store import Endpoint
 from keras_towers.meeting.variables import job_environment, slot_environment
 from keras_towers.system import handled
 
@@ -32,12 +34,9 @@ _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
 @dataclass(frozen=True)
 class Job:
-    """What to run and how.
+    """The options of a job.
 
     Attributes:
-        command: the program and its arguments.
-        ranks: number of processes.
-        hosts: slots by host.
         interface: the network interface of the rendezvous; None: detected.
         ssh_port: None: as ssh is configured.
         stall_warning_s: seconds until a waiting rank reports which ranks it
@@ -45,9 +44,6 @@ class Job:
         stall_shutdown_s: seconds until a stalled job is ended; 0: never.
         seed: the random seed of all ranks; None: not seeded.
         output: a folder for one output file per rank; None: no files.
-        grace_s: how long a script may take to end after SIGTERM.
-        verbose: print which rank is started on which host.
-        launcher: what messages of the launcher begin with.
         servers: number of BytePS's servers; None: no BytePS.
     """
 
@@ -66,12 +62,59 @@ class Job:
     servers: int | None = None
 
 
-def run_job(job: Job) -> Outcome:
-    """Run a job until it ends.
+class Running:
+    """The console, the store and the processes of a job that runs."""
 
-    Raises:
-        TowerError: it cannot be started.
-    """
+    def __init__(self, job: Job, address: str):
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.console = Console(job.output, self.events.put, job.launcher)
+        self.server = StoreServer(
+            address, on_connected=lambda rank: self.events.put(Connected(rank))
+        )
+        self.endpoint: Endpoint = self.server.start()
+        self.processes: list[Rank] = []
+        self.undo = contextlib.ExitStack()
+        self.undo.callback(self.console.close)
+        self.undo.callback(self.server.stop)
+        self._job = job
+
+    def start(
+        self,
+        place: Place,
+        environment: dict[str, str],
+        command: Sequence[str] = (),
+    ) -> Rank:
+        """Start a process; without a command the job's."""
+        rank = Rank(
+            place,
+            list(command) or self._job.command,
+            environment,
+            self.console,
+            self._job.ssh_port,
+            self.events.put,
+        )
+        self.processes.append(rank)
+        return rank
+
+    def end(self) -> None:
+        """End all processes, and what they used here."""
+        end_all(self.processes)
+        self.undo.close()
+
+
+@contextlib.contextmanager
+def running(job: Job, address: str) -> Iterator[Running]:
+    """Run the processes that the block starts; its end is theirs."""
+    run = Running(job, address)
+    try:
+        with signals_to(run.events):
+            yield run
+    finally:
+        run.end()
+
+
+def run_job(job: Job) -> Outcome:
+    """Run a job until it ends."""
     if not job.servers:
         horovod("runner")  # Else every rank would say that it is missing.
     plan = assign(job.hosts, job.ranks)
@@ -79,63 +122,43 @@ def run_job(job: Job) -> Outcome:
     remote = [host for host in used if not is_local(host)]
     check_reachable(remote, job.ssh_port)
     address, interface = meeting_point(job.interface, remote)
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    server = StoreServer(
-        address, on_connected=lambda rank: events.put(Connected(rank))
-    )
-    console = Console(job.output, events.put, job.launcher)
-    environment = job_environment(
-        server.start(),
-        interface=interface,
-        stall_warning_s=job.stall_warning_s,
-        stall_shutdown_s=job.stall_shutdown_s,
-        seed=job.seed,
-    )
-    server.init(plan)
-    ranks: list[Rank] = []
-    helpers: list[Rank] = []
-    byteps = Servers(job.servers, address, plan) if job.servers else None
-    try:
-        with signals_to(events):
-            if byteps:
-                helpers += byteps.start(console, events.put)
-            for slot in plan:
-                place = Place(
-                    name=str(slot.rank) if job.ranks > 1 else None,
-                    index=slot.rank,
-                    host=slot.hostname if slot.hostname in remote else None,
-                    local_size=slot.local_size,
-                    rendezvous=address,
-                )
-                if job.verbose:
-                    console.say(f"rank {slot.rank} on {slot.hostname}")
-                own = {**environment, **slot_environment(slot)}
-                if byteps:
-                    own |= byteps.environment(slot)
-                ranks.append(
-                    Rank(
-                        place,
-                        job.command,
-                        own,
-                        console,
-                        job.ssh_port,
-                        events.put,
-                    )
-                )
-            return supervise(
-                ranks,
-                events,
-                console,
-                job.grace_s,
-                how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
-                helpers=helpers,
-            )
-    finally:
-        end_all([*ranks, *helpers])
+    with running(job, address) as run:
+        environment = job_environment(
+            run.endpoint,
+            interface=interface,
+            stall_warning_s=job.stall_warning_s,
+            stall_shutdown_s=job.stall_shutdown_s,
+            seed=job.seed,
+        )
+        run.server.init(plan)
+        byteps = Servers(job.servers, address, plan) if job.servers else None
+        helpers = []
         if byteps:
-            byteps.clean()
-        server.stop()
-        console.close()
+            run.undo.callback(byteps.clean)
+            helpers = byteps.start(run.start)
+        ranks = []
+        for slot in plan:
+            place = Place(
+                name=str(slot.rank) if job.ranks > 1 else None,
+                index=slot.rank,
+                host=slot.hostname if slot.hostname in remote else None,
+                local_size=slot.local_size,
+                rendezvous=address,
+            )
+            if job.verbose:
+                run.console.say(f"rank {slot.rank} on {slot.hostname}")
+            own = {**environment, **slot_environment(slot)}
+            if byteps:
+                own |= byteps.environment(slot)
+            ranks.append(run.start(place, own))
+        return supervise(
+            ranks,
+            run.events,
+            run.console,
+            job.grace_s,
+            how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
+            helpers=helpers,
+        )
 
 
 def signals_to(

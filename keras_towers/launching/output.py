@@ -39,10 +39,8 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
 
 
 def binary(stream: TextIO) -> BinaryIO:
-    """What takes the bytes of a stream, also where it takes only text.
-
-    Those of notebooks do.
-    """
+    """A binary stream under a stream, also under one that takes only text."""
+    # Those of notebooks do.
     taker: Any = getattr(stream, "buffer", None) or _Decoding(stream)
     return taker
 
@@ -63,13 +61,7 @@ class _Decoding(io.RawIOBase):
 
 
 class Sink:
-    """A stream to which many threads write whole lines.
-
-    Args:
-        stream: the stream.
-        on_failed: called once, with an error that names the stream, when it
-            cannot be written to: its reader has gone, or the disk is full.
-    """
+    """A stream to which many threads write whole lines."""
 
     def __init__(self, stream: BinaryIO, on_failed: Callable[[OSError], None]):
         self._stream = stream
@@ -103,9 +95,6 @@ class Tagger:
     """Splits the bytes of one stream of a rank into tagged lines.
 
     It works on bytes, so it can neither split a character nor fail to decode.
-
-    Attributes:
-        tail: the last bytes of the stream, unmodified.
     """
 
     def __init__(self, sink: Sink, tag: bytes):
@@ -154,7 +143,7 @@ class Tagger:
 
 
 def _final(line: bytes) -> bytes:
-    """What a terminal finally shows of a line."""
+    """The last state of a redrawn line, as a terminal shows it."""
     if b"\r" not in line:
         return line
     for part in reversed(line.split(b"\r")):

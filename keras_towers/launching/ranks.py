@@ -33,15 +33,11 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs, and under which name.
+    """The place of a process, and its name.
 
     Attributes:
         name: the tag of its output lines; None: untagged output.
-        index: selects its colour.
         host: the remote machine; None: this one.
-        local_size: number of ranks on that host.
-        rendezvous: the address where the ranks meet.
-        serves: whether it only serves the others, and ends after them.
     """
 
     name: str | None
@@ -57,15 +53,6 @@ class Console:
 
     Args:
         folder: where each rank's output is also written; None: nowhere.
-        on_failed: called with the error when output cannot be written.
-        launcher: what messages of the launcher begin with.
-
-    Attributes:
-        inherited: whether a rank that writes to what this process was started
-            with writes to these streams. In a notebook it does not.
-
-    Raises:
-        UnusableFolder: the folder cannot be written to.
     """
 
     def __init__(
@@ -92,11 +79,7 @@ class Console:
             writable(folder, "give another one to --output")
 
     def file(self, name: str) -> Sink | None:
-        """The file that also gets a rank's output, if any.
-
-        Raises:
-            TowerError: it cannot be written to.
-        """
+        """The file that also gets a rank's output, if any."""
         if self.folder is None:
             return None
         # In an elastic job several ranks may use one name, one after another.
@@ -123,17 +106,7 @@ class Console:
 
 
 class Rank:
-    """A started process; its agent ends it with all of its children.
-
-    Args:
-        place: where it runs.
-        command: what runs there.
-        environment: variables for this rank only.
-        console: where its output goes.
-        ssh_port: the port of ssh on other machines.
-        on_end: called from another thread with this rank, once it has ended
-            and all of its output has been written.
-    """
+    """A started process; its agent ends it with all of its children."""
 
     def __init__(
         self,
@@ -239,10 +212,8 @@ class Rank:
 
 @contextlib.contextmanager
 def _own_stdin(wanted: bool) -> Iterator[list[int]]:
-    """A copy of the launcher's stdin: the agent's own is a pipe of ours.
-
-    Several ranks cannot share it.
-    """
+    """A copy of the launcher's stdin: the agent's own is a pipe of ours."""
+    # Several ranks cannot share it.
     if not wanted or sys.__stdin__ is None:  # It is closed.
         yield []
         return

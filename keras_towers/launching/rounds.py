@@ -12,38 +12,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Set
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_towers.launching.workers import Workers
 
 from keras_towers import settings
 
 
-class Driver(Protocol):
-    """What is needed of Horovod's elastic driver."""
-
-    def finished(self) -> bool:
-        """Whether the job is over."""
-        ...
-
-    def record_ready(self, host: str, slot: int) -> None:
-        """Wait for the next round, which all of this one have to want."""
-        ...
-
-
-class Fates(Protocol):
-    """Which workers have ended."""
-
-    def any_ended(self, slots: Set[str]) -> bool:
-        """Whether the worker of one of these slots has ended."""
-        ...
-
-    def forget(self, slots: Set[str]) -> None:
-        """Others are about to start in these slots."""
-        ...
-
-
 def slot_name(host: str, local_rank: int) -> str:
-    """What Horovod calls a slot."""
+    """Horovod's name of a slot."""
     return f"{host}[{local_rank}]"
 
 
@@ -51,13 +30,13 @@ class Rounds:
     """Tells each worker its rank when all are there.
 
     Args:
-        driver: decides who takes part in the next round.
-        fates: knows who has ended.
+        driver: Horovod's, which decides who takes part in the next round.
+        workers: of the job.
     """
 
-    def __init__(self, driver: Driver, fates: Fates):
+    def __init__(self, driver: Any, workers: Workers):
         self._driver = driver
-        self._fates = fates
+        self._workers = workers
         self._lock = threading.Lock()
         self._number = 0
         self._plan: dict[str, Any] = {}
@@ -73,7 +52,7 @@ class Rounds:
         """
         slots = {slot_name(s.hostname, s.local_rank): s for s in plan}
         with self._lock:
-            self._fates.forget(slots.keys() - self._plan.keys())
+            self._workers.forget(slots.keys() - self._plan.keys())
             self._number += 1
             self._plan = slots
             self._here = {}
@@ -83,11 +62,6 @@ class Rounds:
         self, host: str, local_rank: int, connection: socket.socket
     ) -> Any | None:
         """Wait until all workers of a round are there.
-
-        Args:
-            host: where the worker runs.
-            local_rank: its place there.
-            connection: what it waits at.
 
         Returns:
             Its ``SlotInfo``; None if it takes no part any more.
@@ -113,14 +87,8 @@ class Rounds:
         return None
 
     def hold(self, rank: int, connection: socket.socket) -> None:
-        """Let a worker wait that has taken the rank it was started with.
-
-        A script that starts Horovod by itself connects without asking.
-
-        Args:
-            rank: its rank.
-            connection: what it waits at.
-        """
+        """Let a worker wait that has taken the rank it was started with."""
+        # A script that starts Horovod by itself connects without asking.
         number = self._number
         name = next((n for n, s in self._plan.items() if s.rank == rank), None)
         while (
@@ -150,7 +118,7 @@ class Rounds:
             return self._complete
 
     def _broken(self) -> bool:
-        return self._fates.any_ended(self._plan.keys())
+        return self._workers.any_ended(self._plan.keys())
 
 
 def _closed(connection: socket.socket) -> bool:

@@ -84,11 +84,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _split_cpu(towers: int, strategy: str | None) -> None:
-    """Split the CPU before the task connects: a script could only do it later.
-
-    Raises:
-        TowerError: there are GPUs, and no strategy to give them to.
-    """
+    """Split the CPU before the task connects, and so before the script."""
     import tensorflow as tf
 
     import keras_towers as kt

@@ -12,10 +12,8 @@ from keras_towers.errors import TowerError
 
 
 def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
-    """The command that runs ``command`` on another machine.
-
-    Host keys and user names are left to the user's ssh configuration.
-    """
+    """The command that runs ``command`` on another machine."""
+    # Host keys and user names are left to the user's ssh configuration.
     return [
         "ssh",
         # Never prompt: a rank has no terminal.
@@ -30,11 +28,7 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
 
 
 def check_reachable(hosts: Iterable[str], port: int | None = None) -> None:
-    """Try ssh to all hosts in parallel.
-
-    Raises:
-        TowerError: a host cannot be reached.
-    """
+    """Try ssh to all hosts in parallel."""
 
     def reason(host: str) -> str | None:
         try:

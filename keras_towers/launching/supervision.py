@@ -11,8 +11,19 @@ from dataclasses import dataclass
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
-from keras_towers.launching.outcome import blame, describe
-from keras_towers.launching.ranks import Console, Rank
+from keras_towers.launching.ranks import Console, Rank, signal_name
+
+# Output of ranks that fail because another one ended: Horovod tells them that a
+# rank has left, or they lose the connection to it.
+_CONSEQUENCES = (
+    "Horovod has been shut down",
+    "HorovodInternalError",
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Read error [",
+    "Broken pipe",
+)
+_SSH_FAILED = 255
 
 OVER_HOROVOD = "horovod, or use kt.HorovodStrategy()"
 """How to connect ranks that the launcher has started."""
@@ -32,13 +43,11 @@ Event = Rank | Connected | int | OSError
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-        code: its exit code.
         cause: the rank that failed, the signal that stopped the launcher, or
             why the ranks' output cannot be written; None: it succeeded.
-        text: what was said of a rank that failed.
     """
 
     code: int = 0
@@ -55,20 +64,9 @@ def supervise(
     how_to_connect: str = OVER_HOROVOD,
     helpers: Sequence[Rank] = (),
 ) -> Outcome:
-    """Wait for the end of a job.
-
-    SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make a
-    backup. Those that only serve are ended after the others.
-
-    Args:
-        ranks: all of them.
-        events: what happens.
-        console: where it is said.
-        grace_s: how long ranks may take to end after SIGTERM.
-        what: the word for a rank in messages.
-        how_to_connect: the strategies to be named where no rank has connected.
-        helpers: processes without which ranks would wait for ever.
-    """
+    """Wait for the end of a job."""
+    # SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make
+    # a backup. Those that only serve are ended after the others.
     ended: list[Rank] = []
     connected: set[int] = set()
     passed_on: set[int] = set()
@@ -117,7 +115,7 @@ def supervise(
         found = blame(ended)
         if found:
             patience_s = (
-                settings.LAST_WORDS_S if found.certain else settings.CULPRIT_S
+                settings.LAST_WORDS_S if found[1] else settings.CULPRIT_S
             )
             deadline = min(deadline, time.monotonic() + patience_s)
         if all(rank in ended or rank.place.serves for rank in ranks):
@@ -136,7 +134,7 @@ def supervise(
     if found is not None:
         code, text = verdict(ended, what)
         console.say(text)
-        return Outcome(code, ended[found.rank], text)
+        return Outcome(code, found[0], text)
     if len(ranks) > 1 and not connected:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the script "
@@ -147,12 +145,7 @@ def supervise(
 
 
 def stopped_by(reason: int | OSError, console: Console) -> int:
-    """The exit code of a job that the launcher had to end.
-
-    Args:
-        reason: a signal, or why the ranks' output cannot be written.
-        console: where it is said.
-    """
+    """The exit code of a job that the launcher had to end."""
     if isinstance(reason, BrokenPipeError):
         # As programs in a pipeline end when the next one has.
         return 128 + signal.SIGPIPE
@@ -167,21 +160,16 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
 
 
 def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
-    """The exit code of a job, and which rank failed and why.
-
-    Args:
-        ended: the ranks in the order in which they ended.
-        what: the word for a rank in the message.
-    """
+    """The exit code of a job, and which rank failed and why."""
     found = blame(ended)
     if found is None:
         return 0, ""
-    rank = ended[found.rank]
+    rank, certain = found
     assert rank.code
     name = f"{what} {rank.place.name}" if rank.place.name else "the script"
     text = describe(name, rank.code, rank.place.host, bool(rank.tail()))
     left = [other.place.name for other in ended if other.code == 0]
-    if not found.certain and left:
+    if not certain and left:
         # No rank failed by itself, but one ended early.
         text += f"; {what} {left[0]} had already ended with exit code 0"
     return rank.code, text
@@ -199,3 +187,39 @@ def end_all(ranks: list[Rank]) -> None:
                 rank.kill()
             return
         time.sleep(0.02)
+
+
+def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
+    """The rank that failed first, and whether no other one was the cause.
+
+    Args:
+        ended: in the order in which they ended.
+    """
+    # That is not always the first to end: a rank that raises notifies the
+    # others through Horovod, and they may exit while it is still cleaning up.
+    failed = [rank for rank in ended if rank.code]
+    for rank in failed:
+        if not is_consequence(rank):
+            return rank, True
+    return (failed[0], False) if failed else None
+
+
+def is_consequence(rank: Rank) -> bool:
+    """Whether a rank failed because another one ended."""
+    # SIGABRT is not sent from outside: an uncaught C++ exception raises it.
+    if rank.code and signal_name(rank.code) not in (None, "SIGABRT"):
+        return False
+    tail = rank.tail()
+    return any(text in tail for text in _CONSEQUENCES)
+
+
+def describe(name: str, code: int, host: str | None, shown: bool) -> str:
+    """Describe how a rank ended."""
+    if host and code == _SSH_FAILED:
+        return f"{name}: lost the ssh connection to {host}"
+    number = signal_name(code)
+    if number:
+        hint = " (out of memory?)" if number == "SIGKILL" else ""
+        return f"{name} was killed by {number}{hint}"
+    lines = "; its last lines are above" if shown else ""
+    return f"{name} ended with exit code {code}{lines}"

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import socket
 from collections.abc import Iterator, Mapping
 
-from keras_towers.launching.job import Job, signals_to
-from keras_towers.launching.ranks import Console, Place, Rank
-from keras_towers.launching.supervision import (
-    Connected,
-    Event,
-    Outcome,
-    end_all,
-    supervise,
-)
+from keras_towers.launching.job import Job, running
+from keras_towers.launching.ranks import Place
+from keras_towers.launching.supervision import Outcome, supervise
 from keras_towers.meeting import store
 from keras_towers.meeting.addresses import LOOPBACK
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.variables import process_environment
 from keras_towers.settings import SECRET, STORE
 
@@ -30,53 +22,31 @@ _COLLECTIVE = "multi-worker, or use kt.MultiWorkerTowerStrategy()"
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
-    """Run a job on TensorFlow's runtime on this machine, until it ends.
-
-    It ends when all tasks but those of the role ``"ps"`` have; these notice it
-    themselves.
-
-    Args:
-        job: its ``ranks`` and ``hosts`` do not matter.
-        tasks: the number of tasks of each role.
-
-    Raises:
-        TowerError: it cannot be started.
-    """
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    ranks: list[Rank] = []
-    with contextlib.ExitStack() as undo:
-        console = Console(job.output, events.put, job.launcher)
-        undo.callback(console.close)
-        clusters = undo.enter_context(local_cluster(tasks))
-        server = StoreServer(
-            LOOPBACK, on_connected=lambda index: events.put(Connected(index))
-        )
-        undo.callback(server.stop)
-        endpoint = server.start()
+    """Run a job on TensorFlow's runtime on this machine, until it ends."""
+    # It ends when all tasks but those of the role ``"ps"`` have; these notice
+    # it themselves.
+    with local_cluster(tasks) as clusters, running(job, LOOPBACK) as run:
         everyone = {
             **process_environment(
                 job.seed, job.stall_warning_s, job.stall_shutdown_s
             ),
-            STORE: f"{endpoint.address}:{endpoint.port}",
-            SECRET: endpoint.secret,
+            STORE: f"{run.endpoint.address}:{run.endpoint.port}",
+            SECRET: run.endpoint.secret,
             # This process may be a rank of another job.
             store.HOROVODS_ADDRESS: "",
             "HOROVOD_RANK": "",
         }
-        undo.callback(end_all, ranks)
-        undo.enter_context(signals_to(events))
-
-        for index, cluster in enumerate(clusters):
+        for cluster in clusters:
             place = Place(
                 name=f"{cluster.role} {cluster.index}",
-                index=index,
+                index=cluster.number,
                 host=None,
                 local_size=len(clusters),
                 rendezvous=LOOPBACK,
                 serves=cluster.role == "ps",
             )
             if job.verbose:
-                console.say(str(cluster))
+                run.console.say(str(cluster))
             own = {**everyone, tf_config.VARIABLE: tf_config.written(cluster)}
             if place.serves:
                 # Workers need all of a GPU's memory.
@@ -85,13 +55,11 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 own["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get(
                     "TF_CPP_MIN_LOG_LEVEL", "1"
                 )
-            ranks.append(
-                Rank(place, job.command, own, console, None, events.put)
-            )
+            run.start(place, own)
         return supervise(
-            ranks,
-            events,
-            console,
+            run.processes,
+            run.events,
+            run.console,
             job.grace_s,
             what="task",
             how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
@@ -100,23 +68,9 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
 
 @contextlib.contextmanager
 def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
-    """Give the tasks of a cluster free ports of this machine.
-
-    The ports are reserved inside the block: TensorFlow's servers can listen on
-    them, also after a restart, and nobody else is given them.
-
-    Args:
-        tasks: the number of tasks of each role.
-
-    Yields:
-        The cluster as each task sees it: role by role in the order of
-        ``tasks``, and by index.
-
-    Example:
-        >>> with local_cluster({"ps": 1, "worker": 2}) as clusters:
-        ...     [str(cluster) for cluster in clusters]
-        ['ps 0 at 127.0.0.1:39701', 'worker 0 at 127.0.0.1:43127', ...]
-    """
+    """Give the tasks of a cluster free ports of this machine."""
+    # The ports are reserved inside the block: TensorFlow's servers can listen
+    # on them, also after a restart, and nobody else is given them.
     with contextlib.ExitStack() as held:
         jobs = {
             role: tuple(

@@ -20,17 +20,7 @@ from keras_towers.meeting.variables import slot_environment
 
 
 class Workers:
-    """Starts workers for Horovod's elastic driver and remembers them.
-
-    Args:
-        job: what they run.
-        console: where their output goes.
-        address: where they meet.
-        divided: how many slots there are, where each is a host of its own.
-
-    Attributes:
-        environment: what each of them is told.
-    """
+    """Starts workers for Horovod's elastic driver and remembers them."""
 
     def __init__(
         self,
@@ -57,10 +47,6 @@ class Workers:
 
         Args:
             slot: Horovod's ``SlotInfo``.
-            events: end it when one of them is set.
-
-        Returns:
-            Its exit code and when it ended.
         """
         try:
             return self._run(slot, events), time.time()
@@ -142,13 +128,7 @@ class Workers:
         end_all(self._ranks)
 
     def verdict(self, results: Any, chief: str, least: int) -> int:
-        """The exit code of the job, given Horovod's ``Results``.
-
-        Args:
-            results: how workers of the last round ended.
-            chief: the slot of its rank 0, which writes what is to last.
-            least: how many workers the job needs.
-        """
+        """The exit code of the job, given Horovod's ``Results``."""
         if results.error_message:
             self._console.say(results.error_message.splitlines()[0])
             return 1

@@ -1,1 +1,1 @@
-"""How the ranks of a job find, watch and compare one another."""
+"""The ranks of a job find, watch and compare one another here."""

@@ -19,11 +19,7 @@ _ELSEWHERE = "192.0.2.1"
 
 
 def resolve(host: str) -> str:
-    """The IPv4 address of a host.
-
-    Raises:
-        TowerError: the host is unknown.
-    """
+    """The IPv4 address of a host."""
     try:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError) as error:
@@ -31,11 +27,7 @@ def resolve(host: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine.
-
-    Raises:
-        TowerError: the host is unknown.
-    """
+    """Whether a host is this machine."""
     address = resolve(host)
     return ipaddress.ip_address(address).is_loopback or is_own(address)
 
@@ -64,11 +56,7 @@ def is_reachable(address: str) -> bool:
 
 
 def own_address_towards(address: str) -> str:
-    """The address of this machine on the way to another one.
-
-    Raises:
-        OSError: there is no way.
-    """
+    """The address of this machine on the way to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Sends nothing, only looks up a route.
         probe.connect((address, 9))
@@ -76,11 +64,7 @@ def own_address_towards(address: str) -> str:
 
 
 def interface_towards(address: str) -> str:
-    """The network interface of this machine on the way to another one.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The network interface of this machine on the way to another one."""
     own = own_address_towards(address)
     for name, entries in psutil.net_if_addrs().items():
         if own in (entry.address for entry in entries):
@@ -95,10 +79,6 @@ def meeting_point(
 
     Args:
         interface: the one to use; None: detected.
-        remote: the hosts that are other machines.
-
-    Raises:
-        TowerError: the interface does not exist, or a host has no route.
     """
     if interface:
         known = {
@@ -124,14 +104,7 @@ def meeting_point(
 
 
 def own_address(environment: ClusterEnvironment) -> str:
-    """The address of this machine at which the others can reach rank 0.
-
-    Args:
-        environment: this process, rank 0.
-
-    Raises:
-        TowerError: it is not known, or there is no such interface.
-    """
+    """The address of this machine at which the others can reach rank 0."""
     if environment.one_machine:
         return LOOPBACK
     interface = os.environ.get(INTERFACE)

@@ -12,21 +12,13 @@ _HOSTFILE_LINE = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
 
 
 def parse_hosts(text: str) -> dict[str, int]:
-    """Parse ``host:slots,host:slots``; slots default to 1.
-
-    Raises:
-        TowerError: the syntax is wrong.
-    """
+    """Parse ``host:slots,host:slots``; slots default to 1."""
     entries = [entry.strip() for entry in text.split(",")]
     return read_entries(entries, "-H takes host:slots,host:slots,...")
 
 
 def parse_hostfile(path: Path) -> dict[str, int]:
-    """Parse lines like ``host slots=2`` or ``host:2``; # starts a comment.
-
-    Raises:
-        TowerError: the file cannot be read, or its syntax is wrong.
-    """
+    """Parse lines like ``host slots=2`` or ``host:2``; # starts a comment."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -45,17 +37,7 @@ def read_entries(
     pattern: re.Pattern[str] = _HOST,
     slots: int = 1,
 ) -> dict[str, int]:
-    """Read a host and its slots from each entry.
-
-    Args:
-        entries: the texts.
-        form: the form of an entry in words, and its source.
-        pattern: the form of an entry.
-        slots: of an entry without a number.
-
-    Raises:
-        TowerError: an entry has another form.
-    """
+    """Read a host and its slots from each entry."""
     hosts: dict[str, int] = {}
     for entry in entries:
         match = pattern.fullmatch(entry)

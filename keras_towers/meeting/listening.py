@@ -36,22 +36,10 @@ _ALL_BYTES = 0xFFFFFFFF
 
 @contextlib.contextmanager
 def only_at(address: str) -> Iterator[None]:
-    """Let the server that starts inside be reached at one address only.
-
-    If this machine has no such address, as behind a load balancer, or knows its
-    own name as one of its loopback, the server can be reached at all of them;
-    with 0.0.0.0, too.
-
-    Args:
-        address: ``host:port`` of the server.
-
-    Raises:
-        TowerError: the port is in use, or not allowed.
-
-    Example:
-        >>> with only_at("10.0.0.3:4000"):
-        ...     tf.distribute.Server(cluster, job_name="ps", task_index=0)
-    """
+    """Let the server that starts inside be reached at one address only."""
+    # If this machine has no such address, as behind a load balancer, or knows
+    # its own name as one of its loopback, the server can be reached at all of
+    # them; with 0.0.0.0, too.
     check(address)
     yield
     host, _, port = address.rpartition(":")
@@ -74,11 +62,7 @@ def only_at(address: str) -> Iterator[None]:
 
 
 def check(address: str) -> None:
-    """Check that a server can listen at an address.
-
-    Raises:
-        TowerError: the port is in use, or not allowed.
-    """
+    """Check that a server can listen at an address."""
     host, _, port = address.rpartition(":")
     own = _own_addresses(host.strip("[]"))
     for one in own or [ipaddress.IPv4Address(0)]:

@@ -1,4 +1,4 @@
-"""How ranks meet that another launcher has started.
+"""The rendezvous of ranks that another launcher has started.
 
 Rank 0 opens the job's store in its own process, and every rank introduces
 itself there. When all have come, rank 0 says who has which slot, and each sets
@@ -41,6 +41,7 @@ from keras_towers.meeting.store import Endpoint, FileStore
 from keras_towers.meeting.variables import (
     SLOT,
     job_environment,
+    seconds,
     slot_environment,
 )
 from keras_towers.meeting.watch import waiting
@@ -64,12 +65,7 @@ _NOBODY = (OSError, http.client.HTTPException, ValueError)
 
 
 def join() -> None:
-    """Meet the others of this job, if a launcher other than ours started it.
-
-    Raises:
-        TowerError: ranks have not come in time, or it is not known where they
-            meet.
-    """
+    """Meet the others of this job, if a launcher other than ours started it."""
     environment = environments.detect()
     if environment is None or environment.placed or environment.alone:
         return
@@ -90,16 +86,10 @@ def join() -> None:
 
 
 def take_place() -> None:
-    """Wait until all workers of an elastic job are there, and take a rank.
-
-    To be called before Horovod connects for the first time in a process, whose
-    rank may be out of date: others that died meanwhile are not waited for.
-    Later Horovod asks by itself.
-
-    Raises:
-        TowerError: the job goes on without this worker.
-        OSError: the launcher is gone.
-    """
+    """Wait until all workers of an elastic job are there, and take a rank."""
+    # To be called before Horovod connects for the first time in a process,
+    # whose rank may be out of date: others that died meanwhile are not waited
+    # for. Later Horovod asks by itself.
     server = store.from_environment()
     elastic = os.environ.get("HOROVOD_ELASTIC")
     if server is None or not server.signed or not elastic:
@@ -113,11 +103,7 @@ def take_place() -> None:
 
 
 def given() -> Endpoint | None:
-    """The address and secret that the user gives, None if there are none.
-
-    Raises:
-        TowerError: one of them is missing.
-    """
+    """The address and secret that the user gives, None if there are none."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
         return None
@@ -137,15 +123,7 @@ def given() -> Endpoint | None:
 
 
 class RendezvousFile:
-    """The private file with the address of rank 0 and the job's secret.
-
-    Args:
-        environment: of this process; all of its job see the same file.
-
-    Raises:
-        TowerError: there is no private folder for it, or the launcher does
-            not tell this job from others.
-    """
+    """The private file with the address of rank 0 and the job's secret."""
 
     def __init__(self, environment: ClusterEnvironment):
         base = Path(
@@ -185,11 +163,7 @@ class RendezvousFile:
             ) from None
 
     def read(self) -> Endpoint | None:
-        """Read it, None as long as there is none.
-
-        Raises:
-            TowerError: it cannot be read, or others may have written it.
-        """
+        """Read it, None as long as there is none."""
         try:
             found = self._store.get(self._key)
         except OSError as error:
@@ -335,12 +309,7 @@ def _come(
 
 
 def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
-    """What rank 0 has to know of a rank.
-
-    Args:
-        address: of this machine, on the way to rank 0.
-        nonce: tells the process from the same rank of an earlier job.
-    """
+    """The introduction of this rank to rank 0."""
     # Machines may have the same name, containers of a machine the same boot.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     return {
@@ -354,17 +323,7 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
 def _variables(
     endpoint: Endpoint, seat: dict[str, Any], towards: str
 ) -> dict[str, str]:
-    """The environment of a rank.
-
-    Args:
-        endpoint: rank 0, as this rank reaches it.
-        seat: the slot of this rank, and the ranks that share its cores.
-        towards: an address of another machine, if there is one.
-
-    Raises:
-        TowerError: a variable that the user has set is not understood.
-        OSError: there is no interface with a route there.
-    """
+    """The environment of a rank."""
     slot = Slot(**seat["slot"])
     set_by_user = os.environ.get(INTERFACE)
     found = {
@@ -384,19 +343,6 @@ def _variables(
         for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
             found.setdefault(name, os.environ.get(name, threads))
     return found
-
-
-def seconds(name: str, default: int) -> int:
-    """A variable with a number of seconds.
-
-    Raises:
-        TowerError: it is none.
-    """
-    text = os.environ.get(name, "")
-    try:
-        return round(float(text)) if text else default
-    except ValueError:
-        raise TowerError(f"{name} is {text!r}: give seconds.") from None
 
 
 def _missing(

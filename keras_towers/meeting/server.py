@@ -47,15 +47,6 @@ class StoreServer(ThreadingHTTPServer):
     Args:
         address: the address of this machine to listen at; empty: all.
         secret: the job's; None: a new one.
-        on_connected: called from another thread with each rank that connects.
-
-    Attributes:
-        begin_round: called with the slots of the ranks whenever they begin to
-            meet, several times in an elastic job.
-        cache: the values by scope and key.
-        scope_size: the number of ranks that give up a scope together.
-        finished_list: the ranks that have given up a scope.
-        verbose: whether to log more.
     """
 
     verbose = False
@@ -85,9 +76,6 @@ class StoreServer(ThreadingHTTPServer):
         Args:
             handler: a ``Guard`` that answers requests; None: ``Handler``.
             port: where to listen; 0: anywhere.
-
-        Raises:
-            OSError: it is in use.
         """
         address = str(self.server_address[0])
         self.server_address = address, port

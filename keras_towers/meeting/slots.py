@@ -11,17 +11,7 @@ from keras_towers.errors import TowerError
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank; has the attributes of Horovod's ``SlotInfo``.
-
-    Attributes:
-        hostname: its host.
-        rank: its number, from 0.
-        local_rank: its number among the ranks of its host, from 0.
-        cross_rank: its number among the ranks of the same ``local_rank``.
-        size: number of ranks.
-        local_size: number of ranks on its host.
-        cross_size: number of ranks of the same ``local_rank``.
-    """
+    """The place of one rank; has the attributes of Horovod's ``SlotInfo``."""
 
     hostname: str
     rank: int
@@ -33,15 +23,7 @@ class Slot:
 
 
 def slots(hosts: Sequence[str]) -> list[Slot]:
-    """The place of each rank.
-
-    Args:
-        hosts: the host of each rank; those of one host need not be neighbours.
-
-    Example:
-        >>> [slot.local_rank for slot in slots(["a", "a", "b"])]
-        [0, 1, 0]
-    """
+    """The place of each rank."""
     on_host: dict[str, list[int]] = collections.defaultdict(list)
     for rank, host in enumerate(hosts):
         on_host[host].append(rank)
@@ -68,15 +50,7 @@ def slots(hosts: Sequence[str]) -> list[Slot]:
 
 
 def assign(hosts: Mapping[str, int], ranks: int) -> list[Slot]:
-    """Assign ranks to hosts: fill one host after another.
-
-    Args:
-        hosts: how many ranks fit on each.
-        ranks: how many there are.
-
-    Raises:
-        TowerError: there are more ranks than fit.
-    """
+    """Assign ranks to hosts: fill one host after another."""
     everywhere = [host for host, count in hosts.items() for _ in range(count)]
     if ranks > len(everywhere):
         raise TowerError(

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.settings import SECRET, STORE
+from keras_towers.settings import MEETING_FOLDER, SECRET, STORE
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -271,7 +271,8 @@ def _digest(secret: str, message: bytes) -> str:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
         raise TowerError(
-            f"{path} belongs to somebody else: use another folder."
+            f"{path} belongs to somebody else: set {MEETING_FOLDER} to "
+            "another folder."
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TowerError(

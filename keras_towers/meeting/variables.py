@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from keras_towers import settings
+from keras_towers.errors import TowerError
 from keras_towers.meeting.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -65,10 +66,6 @@ def job_environment(
     Args:
         endpoint: the job's store.
         interface: the network interface between the ranks; None: not known.
-        stall_warning_s: as for ``process_environment``.
-        stall_shutdown_s: likewise.
-        seed: likewise.
-        elastic: whether ranks may come and go.
     """
     host, port = endpoint.address, endpoint.port
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -107,3 +104,12 @@ def slot_environment(slot: Any) -> dict[str, str]:
     """Variables for one rank, given its ``Slot`` or Horovod's ``SlotInfo``."""
     names = ("hostname", *_SLOT)
     return {f"HOROVOD_{n.upper()}": str(getattr(slot, n)) for n in names}
+
+
+def seconds(name: str, default: int) -> int:
+    """A variable with a number of seconds."""
+    text = os.environ.get(name, "")
+    try:
+        return round(float(text)) if text else default
+    except ValueError:
+        raise TowerError(f"{name} is {text!r}: give seconds.") from None

@@ -44,12 +44,10 @@ class Liveness:
     then.
 
     Args:
-        ranks: the ranks to look at.
         sign: the last sign of a rank, another one each time; None: none.
 
     Attributes:
         signs: the last sign of each rank, None if it has given none.
-        heard: the ``time.monotonic()`` of each.
     """
 
     def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
@@ -88,7 +86,6 @@ def waiting(
         limit_s: seconds from the beginning, or from what was heard last; None:
             for ever.
         pause_s: seconds between two rounds.
-        heard: the times of answers; may grow meanwhile.
 
     Yields:
         The seconds since the beginning where they are to be told; else 0.
@@ -106,12 +103,10 @@ def waiting(
 
 @dataclasses.dataclass
 class Progress:
-    """How far a rank has come.
+    """The progress of a rank.
 
     Attributes:
-        position: the number of collectives of Python that it has begun.
         what: the last one of them, in words; empty outside of training.
-        beat: grows as long as the rank is alive and not stopped.
     """
 
     position: int = 0
@@ -127,9 +122,7 @@ def waited_for(
     """The ranks that a rank waits for, and for each, what keeps it.
 
     Args:
-        mine: of the rank that waits.
         others: of all others; None: nothing is known.
-        silent: those that have given no new sign of life for some beats.
     """
     found = {}
     for rank, place in others.items():
@@ -153,9 +146,6 @@ class StallWatch(threading.Thread):
     """Warns when this rank waits for others, and ends it at last.
 
     Args:
-        rank: this rank.
-        size: number of ranks.
-        store: where ranks leave word.
         warning_s: seconds of standing still until the others are looked at.
         shutdown_s: seconds until the process ends, and so the job; 0: never.
     """
@@ -277,13 +267,13 @@ def _counted() -> tuple[int, int]:
 def from_environment(rank: int, size: int) -> StallWatch | None:
     """Start the watch of this process, as its launcher has set it.
 
-    It obeys Horovod's ``HOROVOD_STALL_CHECK_TIME_SECONDS``,
-    ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` and ``HOROVOD_STALL_CHECK_DISABLE``.
-
     Returns:
         The watch, or None without others, without a store (as under MPI, where
         Horovod's own inspector works), or where disabled.
     """
+    # It obeys Horovod's ``HOROVOD_STALL_CHECK_TIME_SECONDS``,
+    # ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` and
+    # ``HOROVOD_STALL_CHECK_DISABLE``.
     store = store_lib.from_environment()
     disabled = os.environ.get(settings.STALL_DISABLE, "0") != "0"
     if size == 1 or disabled or store is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
+import time
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -18,8 +20,12 @@ from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import waiting
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
-from keras_towers.parameter_servers.lost import naming_lost_servers
 from keras_towers.parameter_servers.remote import device_of, join
+from keras_towers.parameter_servers.server import serve
+from keras_towers.parameter_servers.store import ServerStore
+
+# A server that was started again knows nothing of its clients.
+_STARTED_AGAIN = (tf.errors.AbortedError, tf.errors.UnavailableError)
 
 _connection: Connection | None = None
 
@@ -29,26 +35,15 @@ def connect(
 ) -> Connection:
     """Connect this worker with all parameter servers; once per process.
 
-    It waits until all of them are there, and says which ones are not. It has to
-    be done before TensorFlow starts: before the first model is made.
-
     Args:
         cluster: the job; None: the one that ``TF_CONFIG`` describes.
         timeout_s: seconds to wait for the servers; None: for ever.
 
     Returns:
         The connection; a second call returns the same one.
-
-    Raises:
-        TowerError: a server has not come in time, has other versions or
-            belongs to another job; this worker's address is in use; or the
-            process is connected with another job.
-
-    Example:
-        >>> connection = connect()
-        >>> with tf.device(connection.devices[0]):
-        ...     tf.ones([2]) + 1  # on ps 0
     """
+    # It waits until all of them are there, and says which ones are not. It has
+    # to be done before TensorFlow starts: before the first model is made.
     global _connection
     cluster = cluster or tf_config.required()
     if _connection is None:
@@ -66,18 +61,7 @@ class Connection:
     """A worker's connection with the parameter servers of its job.
 
     Attributes:
-        cluster: the job.
-        rank: this worker, 0 to size - 1.
-        size: the number of workers.
-        is_chief: whether this is rank 0.
-        devices: one device of each parameter server.
-        prefix: what the names of shared resources begin with; the same on all
-            workers, also on one that comes back.
-        starts: how many times a worker of this rank has connected with the
-            servers: 1, or more if it has come back.
-        dropped: what the workers share and need no more.
-        finished: whether the process may end as far as training is concerned;
-            set to False by who knows that training was broken off.
+        store: the job's, on parameter server 0.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None):
@@ -88,6 +72,7 @@ class Connection:
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )
+        self.store: ServerStore = introduction.store_on(0)
         self.prefix: str = introduction.prefix(cluster)
         self.dropped: Dropped = Dropped(self.size)
         self.finished: bool = True
@@ -105,11 +90,12 @@ class Connection:
             )
             store.tell_connected(cluster.number)
             for server in range(len(cluster.ps)):
-                introduction.opened(server).wait(timeout_s)
+                there = introduction.store_on(server)
+                store.wait(there, introduction.opened(), timeout_s)
                 introduction.introduce(cluster, server)
-            starts = introduction.starts(cluster, self.rank)
-            self.starts: int = int(starts.get() or 0) + 1
-            starts.set(str(self.starts))
+            key = f"{self.prefix}starts-{self.rank}"
+            self.starts: int = (self.store.get(key) or 0) + 1
+            self.store.put(key, self.starts)
 
     def leave(self) -> None:
         """Say goodbye to the parameter servers, which end when all have."""
@@ -119,25 +105,19 @@ class Connection:
         for server in range(len(self.devices)):
             # One that has died needs no goodbye.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                introduction.goodbye(self.cluster, server, self.rank).set()
+                key = introduction.goodbye(self.cluster, self.rank)
+                introduction.store_on(server).put(key, True)
 
     def end(self) -> None:
-        """Say goodbye if the process ends as it should.
-
-        One that ends with an error may be started again, and then needs the
-        servers.
-        """
+        """Say goodbye if the process ends as it should."""
+        # One that ends with an error may be started again, and then needs the
+        # servers.
         # Python sets it for an error that nothing has caught.
         if self.finished and getattr(sys, "last_value", None) is None:
             self.leave()
 
     def naming_lost_servers(self) -> contextlib.AbstractContextManager[None]:
-        """Where a lost server is the cause, an error says so, and what to do.
-
-        Example:
-            >>> with connection.naming_lost_servers():
-            ...     step()
-        """
+        """Let errors name a lost server that is their cause."""
         return naming_lost_servers(self.cluster, self._name)
 
 
@@ -156,3 +136,65 @@ def _wait_for_servers(
         f"{name} has waited {timeout_s:g} s for {named}: start the parameter "
         "servers, or give them more time"
     )
+
+
+@contextlib.contextmanager
+def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
+    """Turn an error that a lost server causes into one that says what to do."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        time.sleep(settings.DYING_S)
+        lost = [
+            f"ps {server} at {address}"
+            for server, address in enumerate(cluster.ps)
+            if not is_reachable(address)
+        ]
+        if not lost and not isinstance(error, _STARTED_AGAIN):
+            raise
+        what = (
+            f"{' and '.join(lost)} cannot be reached any more"
+            if lost
+            else "a parameter server was started again, without what it held"
+        )
+        first, *_ = str(error.message).strip().splitlines() or [""]
+        raise TowerError(
+            f"{task} has to end: {what}. Start all tasks of the job again, "
+            f"from a backup. ({type(error).__name__}: {first})"
+        ) from error
+
+
+def take_role(
+    strategy: str,
+    cluster: Cluster | None = None,
+    timeout_s: float | None = None,
+) -> Connection:
+    """Serve if this process is a ps task, connect with them if it trains.
+
+    Args:
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+        timeout_s: seconds that a worker waits for the ps tasks; None: for ever.
+
+    Returns:
+        The worker's connection.
+    """
+    # So that one script does on all machines. In a ps task this does not
+    # return: the process ends, with exit code 0, when training has.
+    cluster = cluster or tf_config.required()
+    if not cluster.ps:
+        raise TowerError(
+            f"{strategy} keeps its variables on parameter servers, but "
+            'TF_CONFIG names none: add "ps" to "cluster", for example '
+            f"{tf_config.EXAMPLE}, or start the script with `keras-towers run "
+            "--ps 1 --workers 2`"
+        )
+    if cluster.role == "ps":
+        serve(cluster)
+        raise SystemExit(0)
+    if not cluster.trains:
+        raise TowerError(
+            f"{strategy} has nothing to do in the task {cluster}: leave it out "
+            "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
+            "its own"
+        )
+    return connect(cluster, timeout_s)

@@ -1,4 +1,4 @@
-"""What is left on the parameter servers that no worker needs any more."""
+"""Resources on the parameter servers that no worker needs any more."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ class Dropped:
     gone. What every worker has told that it has dropped can be freed: nobody is
     late, and nobody asks for it again, except for a worker that dies and runs
     its program from the beginning.
-
-    Args:
-        size: the number of workers.
     """
 
     def __init__(self, size: int):
@@ -26,17 +23,12 @@ class Dropped:
         self._by: dict[str, set[int]] = {}
 
     def drop_with(self, owner: object, name: str) -> None:
-        """Drop a name with an object, when that is gone.
-
-        Args:
-            owner: the object.
-            name: the same in all workers, each of which has such an object.
-        """
+        """Drop a name with an object, when that is gone."""
         self._watched += 1
         weakref.finalize(owner, self._news.append, name).atexit = False
 
     def news(self) -> list[str]:
-        """What this worker has dropped since the last time."""
+        """The names that this worker has dropped since the last time."""
         if self._watched:
             # Models are in cycles of references.
             gc.collect()
@@ -45,11 +37,7 @@ class Dropped:
         return told
 
     def heard(self, news: Sequence[Sequence[str]]) -> list[str]:
-        """Take in the news of all workers, by rank.
-
-        Returns:
-            The names that all have dropped now.
-        """
+        """Take in the news of all workers, by rank."""
         for rank, names in enumerate(news):
             for name in names:
                 self._by.setdefault(name, set()).add(rank)

@@ -1,4 +1,4 @@
-"""How a server's memory is managed."""
+"""The memory of a server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ _MAPPED_FROM = 32 << 20
 
 
 def keep_freed() -> None:
-    """Keep memory that was freed, for what comes next.
-
-    A server receives tensors of the same sizes again and again. If each were
-    given back to the kernel, it would clear the pages of the next one first.
-    Without effect where the C library is not glibc.
-    """
+    """Keep memory that was freed, for what comes next."""
+    # A server receives tensors of the same sizes again and again. If each were
+    # given back to the kernel, it would clear the pages of the next one first.
+    # Without effect where the C library is not glibc.
     if not sys.platform.startswith("linux"):
         return
     try:

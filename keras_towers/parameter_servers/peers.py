@@ -1,24 +1,25 @@
-"""What the workers of a job tell one another by way of parameter servers."""
+"""Values and signs of life between workers, by way of parameter servers."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
-
-import tensorflow as tf
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.store import wait
+from keras_towers.meeting.watch import Liveness, waiting
+from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.shared import Note
 from keras_towers.transport import plain
 
 
 class ServerPeers:
-    """The workers of a job as a ``Transport``, of values only, not of tensors.
+    """The workers of a job as ``Peers``: of values only, not of tensors.
 
     What a worker has told stays on parameter server 0. A worker that has died
     and comes back, and runs the same program again, is told what the others
@@ -26,9 +27,6 @@ class ServerPeers:
 
     Args:
         connection: this worker's.
-        prefix: what the names of shared objects begin with; another one for
-            each instance in a process.
-        stall_shutdown_s: how long to wait for another worker.
     """
 
     name = "TensorFlow's parameter servers"
@@ -44,11 +42,7 @@ class ServerPeers:
 
     @contextlib.contextmanager
     def looking(self, look: Callable[[], None]) -> Iterator[None]:
-        """Call something every now and then while this worker waits.
-
-        Args:
-            look: what it raises ends the wait.
-        """
+        """Call something every now and then while this worker waits."""
         before, self._look = self._look, look
         try:
             yield
@@ -71,79 +65,98 @@ class ServerPeers:
     def local_size(self) -> int:
         return self._connection.cluster.local_size
 
-    def mark(self, what: str) -> None:
-        pass
-
-    def all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        _refuse()
-
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        _refuse()
-
-    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        _refuse()
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
-    ) -> list[tf.Tensor]:
-        _refuse()
-
     def gather_objects(self, value: Any) -> list[Any]:
         self._number += 1
         where = f"{self._prefix}/told/{self._number}"
-        server = self._connection.devices[0]
-        notes = [Note(f"{where}/{rank}", server) for rank in range(self.size)]
+        store = self._connection.store
         with self._connection.naming_lost_servers():
-            self._refuse_second_chief(notes[0])
-            notes[self.rank].set(plain.encode(value).decode())
-            told = [self._await(note, rank) for rank, note in enumerate(notes)]
+            self._refuse_second_chief(f"{where}-0")
+            store.put(f"{where}-{self.rank}", plain.encode(value).decode())
+            told = [
+                self._await(f"{where}-{rank}", rank)
+                for rank in range(self.size)
+            ]
         return [plain.decode(text.encode()) for text in told]
 
-    def _refuse_second_chief(self, told: Note) -> None:
+    def _refuse_second_chief(self, key: str) -> None:
         """End a chief that another one has begun to tell the workers."""
         again = self.rank == 0 and self._connection.starts > 1
-        if again and told.get() is not None:
+        if again and self._connection.store.get(key) is not None:
             raise TowerError(
                 "the chief of this job has been started again by itself after "
                 "it had begun to train, and what it knew of the training is "
                 "lost: start all tasks of the job again, from a backup."
             )
 
-    def _await(self, note: Note, rank: int) -> str:
-        notice_s = settings.NOTICE_S
-        begun = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - begun
-            left_s = self._stall_shutdown_s - waited_s
+    def _await(self, key: str, rank: int) -> str:
+        who = introduction.task_name(self._connection.cluster, rank)
+        me = introduction.task_name(self._connection.cluster, self.rank)
+        look_s = min(settings.LOOK_S, self._stall_shutdown_s)
+        for waited_s in waiting(self._stall_shutdown_s, 0):
             try:
-                return note.wait(max(0.0, min(settings.LOOK_S, left_s)))
+                return str(wait(self._connection.store, key, look_s))
             except TimeoutError:
                 self._look()
-            who = worker_name(self._connection, rank)
-            me = worker_name(self._connection, self.rank)
-            if left_s <= settings.LOOK_S:
-                raise TowerError(
-                    f"{me} has waited {self._stall_shutdown_s:g} s for {who}. "
-                    "Every task that TF_CONFIG names has to run the script, "
-                    "and to call the same methods in the same order; "
-                    "stall_shutdown_s waits for longer."
-                )
-            if waited_s + settings.LOOK_S >= notice_s:
+            if waited_s:
                 tell(f"{me} waits for {who}")
-                notice_s *= 4
+        raise TowerError(
+            f"{me} has waited {self._stall_shutdown_s:g} s for {who}. Every "
+            "task that TF_CONFIG names has to run the script, and to call the "
+            "same methods in the same order; stall_shutdown_s waits for longer."
+        )
 
 
-def worker_name(connection: Connection, rank: int) -> str:
-    """What a worker is called in messages, such as ``"worker 1"``."""
-    role, index = connection.cluster.tasks[rank]
-    return f"{role} {index}"
+class Pulse:
+    """Tells that this worker goes on, and knows the same of all others.
+
+    A process that was stopped can still be reached at its address: the kernel
+    answers for it.
+
+    Args:
+        connection: this worker's.
+    """
+
+    def __init__(self, connection: Connection, name: str):
+        self._connection = connection
+        self._key = name
+        self._last = -settings.BEAT_S
+
+    def beat(self) -> None:
+        """Tell that this worker goes on, not more often than need be."""
+        now = time.monotonic()
+        if now - self._last >= settings.BEAT_S:
+            self._last = now
+            key = f"{self._key}-{self._connection.rank}"
+            self._connection.store.put(key, time.time_ns())
+
+    def watch(self) -> Watch:
+        """Begin to look at the others."""
+        return Watch(self, self._connection)
+
+    def last(self, rank: int) -> int | None:
+        """The last sign of a worker: another number each time."""
+        sign: int | None = self._connection.store.get(f"{self._key}-{rank}")
+        return sign
 
 
-def _refuse() -> NoReturn:
-    raise TowerError(
-        "workers that are connected by parameter servers cannot exchange "
-        "tensors within a step: use HorovodStrategy or "
-        "MultiWorkerTowerStrategy for that."
-    )
+class Watch(Liveness):
+    """The workers' signs of life, for as long as this worker waits.
+
+    Args:
+        connection: this worker's.
+    """
+
+    def __init__(self, pulse: Pulse, connection: Connection):
+        self._connection = connection
+        ranks = range(connection.size)
+        super().__init__(ranks, pulse.last)
+        self._reached = Liveness.of_answers(ranks, self.reaches)
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether nobody has listened at the address of a worker for long."""
+        self._reached.look(rank)
+        return self._reached.silent_s(rank) > settings.GONE_S
+
+    def reaches(self, rank: int) -> bool:
+        """Whether anybody listens at the address of a worker."""
+        return is_reachable(self._connection.cluster.workers[rank])

@@ -27,19 +27,11 @@ _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     """Make this process a task of TensorFlow's runtime.
 
-    It has to be done before TensorFlow starts: afterwards, assignments to older
-    variables would be lost.
-
     Args:
-        jobs: the addresses of all tasks that it is to know, itself included,
-            by job and index.
         job: this process's job.
-        index: of this process in its job.
-
-    Raises:
-        TowerError: its own address is in use, or TensorFlow has started.
-        tf.errors.OpError: TensorFlow cannot connect.
     """
+    # It has to be done before TensorFlow starts: afterwards, assignments to
+    # older variables would be lost.
     if compat.has_started():
         raise TowerError(
             "TensorFlow has started in this process before the process was "
@@ -69,16 +61,9 @@ def device_of(index: int) -> str:
 def traced(
     body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
 ) -> Any:
-    """Make a concrete function of operations on one device; keep it.
-
-    An operation that fails in a function raises an error. By itself, it would
-    also break whatever runs on that device later.
-
-    Args:
-        body: the operations.
-        device: where they run.
-        *arguments: what ``body`` takes.
-    """
+    """Make a concrete function of operations on one device; keep it."""
+    # An operation that fails in a function raises an error. By itself, it would
+    # also break whatever runs on that device later.
 
     def function(*given: tf.Tensor) -> Any:
         with tf.device(device):
@@ -97,17 +82,8 @@ def run(
     """Run a concrete function that may block; Ctrl-C ends it.
 
     Args:
-        function: the function.
         timeout_s: seconds until it is cancelled; None: never.
         look: called every 2 s until it is done; what it raises cancels it.
-        arguments: what the function takes.
-
-    Returns:
-        Its flat outputs.
-
-    Raises:
-        TimeoutError: it was cancelled.
-        tf.errors.OpError: it has failed.
     """
     manager = compat.CancellationManager()
     outputs: list[Any] = []

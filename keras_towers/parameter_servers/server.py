@@ -1,4 +1,4 @@
-"""What a task of the role ``ps`` does: it serves until training has ended."""
+"""The work of a task of the role ``ps``, until training has ended."""
 
 from __future__ import annotations
 
@@ -21,26 +21,17 @@ from keras_towers.parameter_servers.remote import join
 def serve(cluster: Cluster) -> None:
     """Serve the workers of a job until all of them have ended.
 
-    A worker that dies, or ends with an error, may come back: it has said no
-    goodbye, and is waited for. When the chief has ended well, only workers that
-    can be reached at their addresses are. A chief that dies has lost what it
-    knew of the training, which ends.
-
-    The server listens at its own address of ``TF_CONFIG``, and is not
-    authenticated, as TensorFlow's servers are not: it belongs in a private
-    network. Models that this process has made before cannot be used any more.
-
     Args:
         cluster: the job, as a task of the role ``"ps"`` sees it.
-
-    Raises:
-        TowerError: the address is in use, another server of the job has other
-            versions, or the chief has died.
-
-    Example:
-        >>> serve(tf_config.required())
-        keras_towers: ps 0 at 10.0.0.3:4000 serves 2 workers
     """
+    # A worker that dies, or ends with an error, may come back: it has said no
+    # goodbye, and is waited for. When the chief has ended well, only workers
+    # that can be reached at their addresses are. A chief that dies has lost
+    # what it knew of the training, which ends.
+    #
+    # The server listens at its own address of ``TF_CONFIG``, and is not
+    # authenticated, as TensorFlow's servers are not: it belongs in a private
+    # network. Models that this process has made before cannot be used any more.
     me = cluster.index
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
@@ -54,7 +45,7 @@ def serve(cluster: Cluster) -> None:
         ) from error
     store.tell_connected(cluster.number)
     introduction.introduce(cluster, me)
-    introduction.opened(me).set()
+    introduction.store_on(me).put(introduction.opened(), True)
     workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
     tell(f"{cluster} serves {workers}")
     lost = _farewells(cluster)
@@ -67,11 +58,7 @@ def serve(cluster: Cluster) -> None:
 
 
 def _farewells(cluster: Cluster) -> list[int]:
-    """Wait until nobody needs the server any more.
-
-    Returns:
-        The workers that have died.
-    """
+    """Wait until nobody needs the server any more."""
     missing = set(range(cluster.size))
     reached = Liveness.of_answers(
         missing, lambda rank: is_reachable(cluster.workers[rank])
@@ -104,4 +91,5 @@ def _farewells(cluster: Cluster) -> list[int]:
 
 
 def _has_ended(cluster: Cluster, rank: int) -> bool:
-    return introduction.goodbye(cluster, cluster.index, rank).happened
+    there = introduction.store_on(cluster.index)
+    return there.get(introduction.goodbye(cluster, rank)) is not None

@@ -32,6 +32,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.meeting.check import Peers
 from keras_towers.strategies import all_reduce, modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -68,7 +69,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         options: Options | None = None,
         *,
         transport: Transport | None = None,
-        others: Transport | None = None,
+        others: Peers | None = None,
         gradient_factor: float = 1.0,
         replicas_are_called: str | None = None,
     ):

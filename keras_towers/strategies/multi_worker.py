@@ -20,7 +20,7 @@ from keras_towers.strategies.options import (
     takes_options,
 )
 from keras_towers.strategies.ranks import devices_of_rank, share_cores
-from keras_towers.transport import SingleProcess, Transport, joining
+from keras_towers.transport import SingleProcess, Transport, peers
 from keras_towers.transport.collectives import CollectiveTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -126,9 +126,9 @@ def _connected(
         )
         return SingleProcess()
     store.tell_connected(cluster.number)
-    task = joining.join(cluster, timeout_s, start_timeout_s)
+    task = peers.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task, None if on_host else first)
-    joining.check_versions_once(transport)
+    peers.check_versions_once(transport)
     return transport

@@ -17,6 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.meeting import check
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.advice import advise
 from keras_towers.timeline.host import First, Host
@@ -25,7 +26,6 @@ from keras_towers.timeline.ranks import (
     OfRank,
     align,
 )
-from keras_towers.transport import objects
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -166,7 +166,7 @@ class Timeline(ObservesFit):
         # Processes without a common step may come and go.
         if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
-            told = objects.gather(config.transport, mine.plain(), where)
+            told = check.gather(config.transport, mine.plain(), where)
             if mine.rank > 0:
                 return
             ranks, path = [OfRank(**values) for values in told], self.path

@@ -1,4 +1,4 @@
-"""What a strategy requires of an engine that connects processes."""
+"""The protocol of engines that connect processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from keras_towers.meeting.check import Peers
+
 
 @runtime_checkable
-class Transport(Protocol):
+class Transport(Peers, Protocol):
     """Connects the processes of a job.
 
     Every method with a ``key`` is a collective: each rank has to make the same
@@ -18,25 +20,9 @@ class Transport(Protocol):
 
     Attributes:
         name: the display name of the engine.
-        rank: this process, 0 to size - 1.
-        size: number of processes.
-        local_rank: this process among those on its machine, from 0.
-        local_size: number of processes on this machine.
     """
 
     name: str
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def local_rank(self) -> int: ...
-
-    @property
-    def local_size(self) -> int: ...
 
     def mark(self, what: str) -> None:
         """Record what this rank is about to wait for; empty: nothing.
@@ -72,10 +58,34 @@ class Transport(Protocol):
         """Give all ranks the tensors of rank ``root``."""
         ...
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Gather values from all ranks on all ranks; eager only.
 
-        ``keras_towers.transport.plain`` says which values. It does so for any
-        transport, and unpickles nothing.
-        """
-        ...
+class SingleProcess:
+    """A ``Transport`` for a single process: every sum is its input."""
+
+    name = "one process"
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def mark(self, what: str) -> None:
+        pass
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return tensor
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    ) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]

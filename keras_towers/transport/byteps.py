@@ -30,7 +30,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store, watch
+from keras_towers.meeting import check, store, watch
 from keras_towers.meeting.environments import dmlc
 from keras_towers.transport import byteps_start
 from keras_towers.transport.sums import DIFFERENT, MESSAGE_BYTES, Sums
@@ -45,12 +45,7 @@ _SHOWN = 5
 
 
 class BytePSTransport(Sums):
-    """BytePS as a ``keras_towers.transport.Transport``.
-
-    Raises:
-        TowerError: BytePS is missing or built for another TensorFlow, or the
-            variables that describe the job are wrong.
-    """
+    """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
 
@@ -190,11 +185,10 @@ class BytePSTransport(Sums):
         return sums
 
     def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector of which TensorFlow does not know that it is constant.
-
-        Its constant folding would run the operation, which has no side effects
-        as far as it is told, once for all, on a rank that happens to trace.
-        """
+        """A vector of which TensorFlow does not know that it is constant."""
+        # Its constant folding would run the operation, which has no side
+        # effects as far as it is told, once for all, on a rank that happens to
+        # trace.
         flat = tf.reshape(vector, self._flat.read_value())
         return tf.ensure_shape(flat, vector.shape)
 
@@ -202,11 +196,7 @@ class BytePSTransport(Sums):
         return f"{key}/{dtype.name}/{length}"
 
     def _declare(self, names: Sequence[str]) -> str | None:
-        """Declare what is new of these names, in the same order on all ranks.
-
-        Returns:
-            What is to be said if the ranks declare different names.
-        """
+        """Declare the new ones of these names, alike on all ranks."""
         new = [name for name in names if name not in self._names]
         if not new:
             return None
@@ -226,7 +216,7 @@ class BytePSTransport(Sums):
                 declare(_with_turn(name, turn).encode())
 
     def _differing(self, new: Sequence[str]) -> str | None:
-        """What to say if not all ranks are about to declare these names."""
+        """The message if not all ranks are about to declare these names."""
         known = "\n".join([str(len(self._names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
         mine = np.frombuffer(digest, np.int32)
@@ -238,10 +228,7 @@ class BytePSTransport(Sums):
         lists = self.gather_objects(list(new))
         return (
             f"{DIFFERENT}. "
-            + "; ".join(
-                f"rank {rank}: {', '.join(names[:_SHOWN])}"
-                for rank, names in enumerate(lists)
-            )
+            + check.each([", ".join(names[:_SHOWN]) for names in lists], "; ")
             + ". Every rank has to run the same model on data of the same "
             "kind, and to call the same methods in the same order."
         )
@@ -266,7 +253,7 @@ def _with_turn(name: str, turn: int) -> str:
 
 
 def _device() -> str:
-    """Where BytePS takes tensors: in a build with CUDA, on this rank's GPU."""
+    """The device of BytePS's tensors: a build with CUDA takes a GPU's."""
     return "/device:GPU:0" if byteps.has_cuda() else "/device:CPU:0"
 
 

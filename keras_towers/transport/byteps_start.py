@@ -16,8 +16,10 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import dmlc
+from keras_towers.meeting.variables import seconds
+from keras_towers.meeting.watch import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
-from keras_towers.transport import modules
+from keras_towers.transport import engine
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -26,12 +28,8 @@ _SLACK_NS = 500_000
 
 
 def load() -> ModuleType:
-    """Import ``byteps.tensorflow``, or raise an error with instructions.
-
-    Raises:
-        TowerError: BytePS is not installed, or not for this TensorFlow.
-    """
-    return modules.load("byteps", "BytePS")
+    """Import ``byteps.tensorflow``, or raise an error with instructions."""
+    return engine.load("byteps", "BytePS")
 
 
 _place: dmlc.Worker | None = None
@@ -39,12 +37,7 @@ _connected = False
 
 
 def connect(bps: ModuleType) -> None:
-    """Start BytePS in this process, and wait for the others.
-
-    Raises:
-        TowerError: what this process is told of the others is wrong, or they
-            cannot be found.
-    """
+    """Start BytePS in this process, and wait for the others."""
     global _connected, _place
     if _connected:
         return
@@ -70,12 +63,10 @@ def connect(bps: ModuleType) -> None:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let threads that are started meanwhile sleep no shorter than needed.
-
-    Each of BytePS's looks for work every microsecond. On a machine with few
-    cores that leaves little for the model. A thread inherits the slack of its
-    timers from the one that starts it.
-    """
+    """Let threads that are started meanwhile sleep no shorter than needed."""
+    # Each of BytePS's looks for work every microsecond. On a machine with few
+    # cores that leaves little for the model. A thread inherits the slack of its
+    # timers from the one that starts it.
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
     try:
@@ -93,26 +84,25 @@ def was_launched() -> bool:
 def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
     """End the process if the others do not come: no exception reaches C++."""
     done = threading.Event()
-    limit_s = dmlc.start_timeout_s()
+    limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
+
+    def text(waited_s: float) -> str:
+        return (
+            f"{place} has waited {waited_s:.0f} s for the scheduler and all "
+            "servers and workers. Do they run, reach that address, and have "
+            f"the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each "
+            f"worker another {dmlc.WORKER_ID}?"
+        )
 
     def watch() -> None:
-        waited_s = 0.0
-        while not done.wait(min(settings.STALL_WARNING_S, limit_s - waited_s)):
-            waited_s += min(settings.STALL_WARNING_S, limit_s - waited_s)
-            text = (
-                f"{place} has waited {waited_s:.0f} s for the scheduler and "
-                "all servers and workers. Do they run, reach that address, and "
-                f"have the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and "
-                f"each worker another {dmlc.WORKER_ID}?"
-            )
-            if waited_s < limit_s:
-                logger.warning("%s", text)
-                continue
-            print(
-                f"keras_towers: {text} {START_TIMEOUT} sets the seconds.",
-                file=sys.stderr,
-                flush=True,
-            )
+        for waited_s in waiting(limit_s, settings.NETWORK_POLL_S):
+            if done.is_set():
+                return
+            if waited_s:
+                logger.warning("%s", text(waited_s))
+        if not done.is_set():
+            told = f"{text(limit_s)} {START_TIMEOUT} sets the seconds."
+            print(f"keras_towers: {told}", file=sys.stderr, flush=True)
             os._exit(1)
 
     if place is not None:
@@ -124,12 +114,10 @@ def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
 
 
 def _leave(bps: ModuleType) -> None:
-    """Leave the job at the end of Python.
-
-    BytePS's ``shutdown`` ends the servers too, once all workers have called it.
-    Where the launcher ends them there is nothing to wait for, and after an
-    error in this process there would be no end to it.
-    """
+    """Leave the job at the end of Python."""
+    # BytePS's ``shutdown`` ends the servers too, once all workers have called
+    # it. Where the launcher ends them there is nothing to wait for, and after
+    # an error in this process there would be no end to it.
     failed = getattr(sys, "last_value", None) is not None
     if _place is not None and (BYTEPS_LAUNCHED in os.environ or failed):
         # Destructors of BytePS would find its threads running. This is called

@@ -28,7 +28,6 @@ class CollectiveTransport:
     """TensorFlow's collectives as a ``keras_towers.transport.Transport``.
 
     Args:
-        task: this process in the cluster, which has been joined.
         gpu: the device that sums over NCCL, such as ``"/device:GPU:0"``; None
             to send everything from the host.
     """
@@ -135,7 +134,7 @@ class CollectiveTransport:
         return plain.gather(self.all_gather, value)
 
     def lost(self) -> str:
-        """Which ranks do not answer, in words; empty if all do."""
+        """The ranks that do not answer, in words; empty if all do."""
         return peers.lost(self._task)
 
     def _announce(
@@ -144,9 +143,7 @@ class CollectiveTransport:
         """Tell the ranks of one another's tensors, which may differ in rows.
 
         Args:
-            tensor: of this rank.
             sent: its elements as a vector, in the dtype that is sent.
-            key: of the collective.
 
         Returns:
             The shape of each rank's tensor and its first elements, as rows.

@@ -37,11 +37,7 @@ _PACK_BYTES = 4 * 2**20
 
 
 def carried(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor as a dtype that TensorFlow sends.
-
-    Raises:
-        TowerError: there is none.
-    """
+    """Return the tensor as a dtype that TensorFlow sends."""
     if tensor.dtype in _WIDENED:
         return tf.cast(tensor, tf.int32)
     known = _SENT_AS.get(tensor.dtype)
@@ -77,11 +73,7 @@ def summed(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def known(tensor: tf.Tensor, key: str) -> str:
-    """Return a tensor's dtype and shape, which are part of its key.
-
-    Raises:
-        TowerError: the shape is not known.
-    """
+    """Return a tensor's dtype and shape, which are part of its key."""
     if tensor.shape.num_elements() is None:
         raise TowerError(
             f"the collective {key!r} got a tensor of shape {tensor.shape}: "
@@ -94,15 +86,7 @@ def known(tensor: tf.Tensor, key: str) -> str:
 def with_room(
     tensor: tf.Tensor, needed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pad the last axis to one of ``ROOMS``.
-
-    Args:
-        tensor: a vector or a matrix.
-        needed: the size of the longest last axis of all ranks.
-
-    Returns:
-        The padded tensor, and the group of collectives with that room.
-    """
+    """Pad the last axis to one of ``ROOMS``."""
     rooms = tf.constant(ROOMS, tf.int64)
     step = tf.searchsorted(rooms, needed[tf.newaxis])[0]
     padding = tf.gather(rooms, step) - tf.shape(tensor, tf.int64)[-1]
@@ -130,7 +114,6 @@ def packed(
     Args:
         tensors: what to send; empty ones are not.
         send: sends a tensor under a key, and returns one of its shape.
-        key: the beginning of the keys.
     """
     results = list(tensors)
     for number, members in enumerate(_packs(tensors)):
@@ -147,11 +130,9 @@ def packed(
 
 
 def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Group the tensors that are not empty.
-
-    The backward pass computes the last gradient first, so the groups go from
-    last to first.
-    """
+    """Group the tensors that are not empty."""
+    # The backward pass computes the last gradient first, so the groups go from
+    # last to first.
     packs: list[list[int]] = []
     still_open: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(tensors))):

@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, rendezvous, store, watch
-from keras_towers.transport import modules, plain
+from keras_towers.transport import engine, plain
 
 # Horovod's operations support few dtypes.
 _SENT_AS = {
@@ -42,12 +42,8 @@ _SUMMED_AS = {
 
 
 def load() -> ModuleType:
-    """Import ``horovod.tensorflow``, or raise an error with instructions.
-
-    Raises:
-        TowerError: Horovod is not installed, or not for this TensorFlow.
-    """
-    return modules.load("horovod", "Horovod")
+    """Import ``horovod.tensorflow``, or raise an error with instructions."""
+    return engine.load("horovod", "Horovod")
 
 
 def was_launched() -> bool:
@@ -59,16 +55,7 @@ _connected = False
 
 
 def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
-    """Call Horovod's ``init``, however this process was started.
-
-    Args:
-        hvd: Horovod.
-        *args: for ``init``.
-        **kwargs: for ``init``.
-
-    Raises:
-        TowerError: the others cannot be found, or Horovod has not found them.
-    """
+    """Call Horovod's ``init``, however this process was started."""
     global _connected
     member = environments.detect()
     if not hvd.is_initialized():
@@ -121,11 +108,7 @@ def _not_met(member: environments.ClusterEnvironment) -> TowerError:
 
 
 class HorovodTransport:
-    """Horovod as a ``keras_towers.transport.Transport``.
-
-    Raises:
-        TowerError: Horovod is missing, or built for another TensorFlow.
-    """
+    """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
 
@@ -151,13 +134,11 @@ class HorovodTransport:
         self._hvd.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another: found out by trying.
-
-        Where a rank is lost Horovod stops on all others, and whatever is sent
-        then fails at once. Else either all ranks ask this, after an error that
-        all had, and the try succeeds; or the others train, and it waits for
-        them in vain: longer than Horovod takes to notice a loss.
-        """
+        """Whether the ranks still reach one another: found out by trying."""
+        # Where a rank is lost Horovod stops on all others, and whatever is sent
+        # then fails at once. Else either all ranks ask this, after an error
+        # that all had, and the try succeeds; or the others train, and it waits
+        # for them in vain: longer than Horovod takes to notice a loss.
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # An earlier one may still wait for the others.
         HorovodTransport._tries += 1

@@ -32,28 +32,13 @@ padding. None is 0: TensorFlow's gather of nothing ends the process.
 
 
 class InstanceKeys:
-    """Numbers that all ranks compute alike, in whatever order they ask.
-
-    Example:
-        >>> keys = InstanceKeys()
-        >>> keys.number("kt.sum.1", "float32", 8) == InstanceKeys().number(
-        ...     "kt.sum.1", "float32", 8
-        ... )
-        True
-    """
+    """Numbers that all ranks compute alike, in whatever order they ask."""
 
     def __init__(self):
         self._texts: dict[int, str] = {}
 
     def number(self, *parts: object) -> int:
-        """Return the instance of a collective, 0 to 2**31 - 1.
-
-        Args:
-            *parts: what tells it from all others.
-
-        Raises:
-            TowerError: another collective has the same number.
-        """
+        """Return the instance of a collective, 0 to 2**31 - 1."""
         text = " ".join(map(str, parts))
         digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
         number = int.from_bytes(digest) >> 1

@@ -19,7 +19,6 @@ class Operations:
     The number of a collective is its instance, as in ``InstanceKeys``.
 
     Args:
-        task: this process in the cluster.
         gpu: the device that sums over NCCL; None: everything is sent from the
             host.
     """
@@ -75,12 +74,10 @@ class Operations:
     def _options(
         self, number: int, group: tf.Tensor | int, over_nccl: bool = False
     ) -> dict[str, Any]:
-        """What all operations are given.
-
-        TensorFlow would run them one by one, in the order of the program, and
-        wait forever where that differs between ranks. With tokens it keeps
-        those in order that have the same, which NCCL needs.
-        """
+        """The arguments of all operations."""
+        # TensorFlow would run them one by one, in the order of the program, and
+        # wait forever where that differs between ranks. With tokens it keeps
+        # those in order that have the same, which NCCL needs.
         token = _ONE_ORDER if over_nccl else number
         if token not in self._tokens:
             place = self._gpu if over_nccl else self._task.host

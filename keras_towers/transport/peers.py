@@ -15,22 +15,18 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
+from keras_towers.meeting import check
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import Liveness, waiting
+from keras_towers.transport import runtime
+from keras_towers.transport.base import Transport
 from keras_towers.transport.runtime import Task
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 def wait_for(task: Task, timeout_s: float) -> None:
-    """Wait until all ranks have started.
-
-    Args:
-        task: this process.
-        timeout_s: for how long.
-
-    Raises:
-        TowerError: some have not; the message names them.
-    """
+    """Wait until all ranks have started."""
     missing = _others(task)
     for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
@@ -76,12 +72,7 @@ def _answers(
 
 
 class PeerWatch(threading.Thread):
-    """Ends the collectives of this process if a rank does not answer.
-
-    Args:
-        task: this process; all others have answered.
-        timeout_s: how long a rank may be silent.
-    """
+    """Ends the collectives of this process if a rank does not answer."""
 
     def __init__(self, task: Task, timeout_s: float):
         super().__init__(name="keras-towers-peers", daemon=True)
@@ -114,3 +105,48 @@ class PeerWatch(threading.Thread):
                     f"for {self.timeout_s:g} seconds",
                 )
                 return
+
+
+# So long that any text of versions fits.
+_CHARACTERS = 256
+
+_watch: PeerWatch | None = None
+_checked = False
+
+
+def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
+    """Start this process's task, wait for the others, and watch them."""
+    global _watch
+    task = runtime.start(cluster)
+    wait_for(task, start_timeout_s)
+    if _watch is None:
+        _watch = PeerWatch(task, timeout_s)
+        _watch.start()
+    _watch.timeout_s = timeout_s
+    return task
+
+
+def check_versions_once(transport: Transport) -> None:
+    """Check the versions where this process creates its first strategy."""
+    # Later ones may be created by some ranks only.
+    global _checked
+    if not _checked:
+        check_versions(transport)
+        _checked = True
+
+
+def check_versions(transport: Transport) -> None:
+    """Check that all ranks have the same versions of what they run."""
+    mine = check.versions()
+    # Of fixed size, and by one operation: also others have to understand it.
+    data = mine.encode()[:_CHARACTERS].ljust(_CHARACTERS)
+    told = transport.all_gather(tf.io.decode_raw(data, tf.int32), "kt.versions")
+    texts = [
+        row.tobytes().decode(errors="replace").strip()
+        for row in tf.reshape(told, [transport.size, -1]).numpy()
+    ]
+    if len(set(texts)) > 1:
+        raise TowerError(
+            "the ranks have different versions, and may not train alike: "
+            f"{check.each(texts, '; ')}. Install the same everywhere."
+        )

@@ -23,23 +23,12 @@ def encode(value: Any) -> bytes:
     Args:
         value: None, a truth value, number, string, bytes or NumPy array; or a
             tuple, list, set or dictionary of such.
-
-    Raises:
-        TowerError: it is, or contains, something else.
-
-    Example:
-        >>> encode((1, None, [2.5]))
-        b'{"tuple": [1, null, [2.5]]}'
     """
     return json.dumps(_plain(value)).encode()
 
 
 def decode(data: bytes) -> Any:
-    """Read what ``encode`` has written.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Read what ``encode`` has written."""
     try:
         return _read(json.loads(data))
     except (KeyError, TypeError, LookupError) as error:
@@ -109,15 +98,7 @@ def _dtype(name: str) -> np.dtype:
 def gather(
     all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: Any
 ) -> list[Any]:
-    """Gather values from all ranks on all ranks, in rank order; eager only.
-
-    Args:
-        all_gather: of a ``Transport``.
-        value: of this rank.
-
-    Raises:
-        TowerError: a value cannot be written down.
-    """
+    """Gather values from all ranks on all ranks, in rank order; eager only."""
     data = encode(value)
     # Four bytes each, which every transport carries as they are.
     padded = data + b" " * (-len(data) % 4)

@@ -28,9 +28,6 @@ class Task:
 
     It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
     only then the devices are known, and whether the port is free.
-
-    Args:
-        cluster: the tasks that train.
     """
 
     def __init__(self, cluster: Cluster):
@@ -43,16 +40,12 @@ class Task:
         return f"{self.name_of(self.cluster.rank)}/device:CPU:0"
 
     def name_of(self, rank: int) -> str:
-        """What TensorFlow calls a rank."""
+        """TensorFlow's name of a rank."""
         role, index = self.cluster.tasks[rank]
         return f"/job:{role}/replica:0/task:{index}"
 
     def SerializeToString(self) -> bytes:
-        """Describe the server that TensorFlow is about to start.
-
-        Raises:
-            TowerError: it cannot listen at its address.
-        """
+        """Describe the server that TensorFlow is about to start."""
         self._starting.enter_context(listening.only_at(self.cluster.address))
         training = {
             role: list(self.cluster.jobs[role])
@@ -79,11 +72,9 @@ class Task:
 
 
 def prepare() -> None:
-    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us.
-
-    It is where there are several tasks that train, and no parameter servers.
-    Nothing starts, and nothing is said of what is wrong: strategies do that.
-    """
+    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us."""
+    # It is where there are several tasks that train, and no parameter servers.
+    # Nothing starts, and nothing is said of what is wrong: strategies do that.
     # Processes that read data inherit the variable.
     if multiprocessing.parent_process() is not None:
         return
@@ -95,12 +86,7 @@ def prepare() -> None:
 
 
 def start(cluster: Cluster) -> Task:
-    """Start TensorFlow as a task, unless it has been started as this one.
-
-    Raises:
-        TowerError: TensorFlow has been started without the task, or cannot
-            listen at its address.
-    """
+    """Start TensorFlow as a task, unless it has been started as this one."""
     if _told is None or _told.cluster != cluster:
         listening.check(cluster.address)
         _tell(Task(cluster))

@@ -16,12 +16,6 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.transport import plain
-from keras_towers.transport.words import (
-    WORD,
-    from_words,
-    to_words,
-    words_per_element,
-)
 
 _SUMMED_AS = {
     tf.bfloat16: tf.float32,
@@ -59,7 +53,6 @@ class Sums(ABC):
         Args:
             vectors: of a native dtype, not empty; of equal lengths on all
                 ranks.
-            key: as of every collective.
         """
 
     @abstractmethod
@@ -186,10 +179,6 @@ class Sums(ABC):
         """Run a collective, eagerly too, as part of a traced function.
 
         Args:
-            what: the name of the collective.
-            collective: what to run.
-            tensors: what it takes.
-            key: likewise.
             rows: None if the first dimensions differ from call to call.
         """
         if not tf.executing_eagerly():
@@ -221,20 +210,15 @@ class Sums(ABC):
     def _refused(
         self, vectors: Sequence[tf.Tensor], why: str
     ) -> list[tf.Tensor]:
-        """Vectors that raise an error when they are asked for.
-
-        Not now: a step that compares the gradients of the ranks does not ask,
-        and knows better what differs.
-        """
+        """Vectors that raise an error when they are asked for."""
+        # Not now: a step that compares the gradients of the ranks does not ask,
+        # and knows better what differs.
         with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
             return [tf.identity(vector) for vector in vectors]
 
 
 def messages(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     """Group tensors of known shapes that are sent as one vector each.
-
-    Few messages cost less than many. The backward pass computes the last
-    variable's gradient first, so the groups go from last to first.
 
     Args:
         tensors: N tensors; those of unknown shape and empty ones are left out.
@@ -243,6 +227,8 @@ def messages(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
         Groups of indices; the tensors of a group have one dtype, and together
         ``MESSAGE_BYTES`` or more only if the last one made them so.
     """
+    # Few messages cost less than many. The backward pass computes the last
+    # variable's gradient first, so the groups go from last to first.
     groups: list[list[int]] = []
     open_groups: dict[tf.DType, tuple[list[int], int]] = {}
     for index in reversed(range(len(tensors))):
@@ -268,3 +254,56 @@ def _told(error: tf.errors.OpError) -> str:
 
 def _elements(tensor: tf.Tensor) -> int | None:
     return tensor.shape.num_elements()
+
+
+WORD = tf.int32
+"""The dtype of a word: the integer that every engine sums."""
+
+
+def words_per_element(dtype: tf.DType) -> int:
+    """The number of words of one element; small elements take one each."""
+    return max(1, dtype.size // WORD.size)
+
+
+def to_words(tensor: tf.Tensor) -> tf.Tensor:
+    """The elements of a tensor, bit by bit.
+
+    Args:
+        tensor: of any shape, and any dtype of fixed size.
+
+    Returns:
+        int32 [elements * words_per_element(dtype)].
+    """
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, WORD)
+    elif tensor.dtype.size < WORD.size:
+        tensor = tf.cast(tf.bitcast(tensor, _small(tensor.dtype)), WORD)
+    elif tensor.dtype != WORD:
+        tensor = tf.bitcast(tensor, WORD)
+    return tf.reshape(tensor, [-1])
+
+
+def from_words(
+    words: tf.Tensor, dtype: tf.DType, shape: tf.Tensor
+) -> tf.Tensor:
+    """The tensor that ``to_words`` was given.
+
+    Args:
+        words: int32 [elements * words_per_element(dtype)].
+        shape: of the tensor, int32 [rank].
+    """
+    if dtype == tf.bool:
+        tensor = tf.cast(words, dtype)
+    elif dtype.size < WORD.size:
+        tensor = tf.bitcast(tf.cast(words, _small(dtype)), dtype)
+    elif dtype == WORD:
+        tensor = words
+    else:
+        each = words_per_element(dtype)
+        rows = tf.reshape(words, [-1, each]) if each > 1 else words
+        tensor = tf.bitcast(rows, dtype)
+    return tf.reshape(tensor, shape)
+
+
+def _small(dtype: tf.DType) -> tf.DType:
+    return tf.uint8 if dtype.size == 1 else tf.uint16

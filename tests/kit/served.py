@@ -7,6 +7,7 @@ import socket
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.dropped import Dropped
+from keras_towers.parameter_servers.store import ServerStore
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -30,6 +31,7 @@ class Connected:
 
     def __post_init__(self):
         self.dropped = Dropped(self.size)
+        self.store = ServerStore(DEVICE)
 
     @property
     def rank(self):

@@ -16,26 +16,29 @@ LIMIT_S = 120
 BEGIN = """
 import os, sys, time
 import tensorflow as tf
-from keras_towers.parameter_servers import connection, server, take_role
-connection._FIRST_NOTICE_S = 0.3
-server._GONE_S = 1.0
-from keras_towers.parameter_servers.shared import Event
+from keras_towers import settings
+from keras_towers.meeting import store
+from keras_towers.parameter_servers import take_role
+settings.NOTICE_S = 0.3
+settings.GONE_S = 1.0
 job = take_role("MyStrategy")
 print("started", job.starts)
-def event(what):
-    return Event(f"{job.prefix}{what}", job.devices[0])
+def happens(what):
+    job.store.put(f"{job.prefix}{what}", True)
+def wait_for(what):
+    store.wait(job.store, f"{job.prefix}{what}")
 """
 
 SPEAKS = f"""{BEGIN}
 if job.is_chief:
-    event("model").set()
-event("model").wait()
+    happens("model")
+wait_for("model")
 print("the model is there")
 """
 
 WAITS = f"""{SPEAKS}
 with job.naming_lost_servers():
-    event("go on").wait()
+    wait_for("go on")
 """
 
 TAKES = f"""{SPEAKS}
@@ -132,7 +135,7 @@ def test_workers_that_die_and_come_back(start, cluster):
         f"""{TAKES}
 letters.put(7)
 print("letter", take())
-event("go on").set()
+happens("go on")
 time.sleep(4)
 """,
         "comes_back",

@@ -230,7 +230,7 @@ def what_differs_between_ranks_is_named():
             (another_model,) * 2,
             *("rank 1", "dense_1/kernel [8, 3]", "dense_1/kernel [8, 4]"),
         ),
-        ((fewer_examples,) * 2, "rank 0 7", "rank 1 3", "each"),
+        ((fewer_examples,) * 2, "rank 0: 7", "rank 1: 3", "each"),
     ):
         mine = s.eager()
         with s.refused(*words), s.Strategy():

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.parameter_servers import pulse, server, shared
-from keras_towers.replicas.servers import workers
+from keras_towers import settings
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
@@ -83,9 +82,8 @@ def main(
     strategy, options, fits, models=1, backup=None, folder="", late_s=0, **told
 ):
     """Run as a task of the job."""
-    pulse._GONE_S = server._GONE_S = workers._QUIET_S = 2.0
-    server._CHIEF_GONE_S = 6.0
-    shared._ANSWER_S = 5.0
+    settings.GONE_S, settings.CHIEF_GONE_S = 2.0, 6.0
+    settings.ANSWER_S = 5.0
     print("process", os.getpid())
     # The server's devices are no towers of this process.
     kt.virtual_towers(2)

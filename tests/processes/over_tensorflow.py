@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.capture import sharing
-from keras_towers.transport import joining
+from keras_towers.meeting import check as check_lib
+from keras_towers.transport import peers
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
 
@@ -130,9 +131,9 @@ def a_large_sum_and_many_small_ones():
 
 @check
 def other_versions_are_refused():
-    own = mock.patch.object(keras, "__version__", f"3.{RANK}")
-    with own, refused("rank 0: TensorFlow", "Keras 3.0", "Keras 3.1"):
-        joining.check_versions(transport())
+    own = mock.patch.object(check_lib, "versions", lambda: f"Keras 3.{RANK}")
+    with own, refused("rank 0: Keras 3.0", "Keras 3.1"):
+        peers.check_versions(transport())
 
 
 @check

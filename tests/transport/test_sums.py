@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.transport.sums import MESSAGE_BYTES, messages
-from keras_towers.transport.words import (
+from keras_towers.transport.sums import (
+    MESSAGE_BYTES,
     from_words,
+    messages,
     to_words,
     words_per_element,
 )

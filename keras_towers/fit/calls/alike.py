@@ -14,7 +14,7 @@ import numpy as np
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.contract import TRAINING, TowerConfig
-from keras_towers.transport import objects
+from keras_towers.meeting import check as check_lib
 
 logger = logging.getLogger("keras_towers")
 
@@ -59,12 +59,11 @@ def check(
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         mine["callback that measures"] = str(name)
-    ranks = objects.gather(config.peers, mine, f"is at the beginning of {kind}")
-    for name in sorted(set().union(*ranks)):
-        values = [settings.get(name, "not given") for settings in ranks]
-        if len(set(values)) == 1:
-            continue
-        told = ", ".join(f"rank {r}: {v}" for r, v in enumerate(values))
+    ranks = check_lib.gather(
+        config.peers, mine, f"is at the beginning of {kind}"
+    )
+    for name, values in check_lib.differing(ranks).items():
+        told = check_lib.each(values)
         if name == _RATE:
             if config.peers.rank == 0:
                 logger.warning(

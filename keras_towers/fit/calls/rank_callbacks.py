@@ -19,8 +19,10 @@ from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.meeting import check
+from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, objects
+from keras_towers.transport import Transport
 
 Loop = Literal["train", "test", "predict"]
 
@@ -80,7 +82,7 @@ def arguments(
     return (), given
 
 
-def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
+def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
     if not isinstance(callbacks, (list, tuple)):
         callbacks = [] if callbacks is None else [callbacks]
     mine = []
@@ -91,7 +93,7 @@ def _of_this_rank(transport: Transport, callbacks: Any) -> list[Any]:
         )
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
-        if transport.rank == 0 or not chief_only:
+        if peers.rank == 0 or not chief_only:
             mine.append(saves_by_itself(callback) if own else callback)
     return mine
 
@@ -173,7 +175,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             loop: any(_may_stop(loop, c) for c in self._callbacks)
             for loop in _ATTRIBUTES
         }
-        ranks = objects.gather(
+        ranks = check.gather(
             self._transport,
             (bool(self._callbacks), stop, mine),
             "begins to run callbacks",

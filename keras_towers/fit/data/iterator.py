@@ -14,7 +14,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.transport import Transport
+from keras_towers.meeting.check import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.ranks import Order
@@ -94,7 +94,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree(
         self,
-        transport: Transport,
+        peers: Peers,
         kind: str,
         dataset: tf.data.Dataset,
         replicas: int,
@@ -104,12 +104,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
         adapter = self.data_adapter
         numbers, digests = ranks_lib.agree(
-            transport, kind, adapter.num_batches, ranks_lib.digest(adapter)
+            peers, kind, adapter.num_batches, ranks_lib.digest(adapter)
         )
         if not self._each:
             ranks_lib.check_alike(numbers, digests)
             ranks_lib.warn_of_shuffles(dataset)
-            if transport.rank == 0:
+            if peers.rank == 0:
                 self._warn_of_idle_ranks(dataset, replicas)
             return
         known = [n for n in numbers if n is not None]

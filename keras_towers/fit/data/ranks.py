@@ -18,7 +18,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.transport import Transport, objects
+from keras_towers.meeting import check
+from keras_towers.meeting.check import Peers
 
 logger = logging.getLogger("keras_towers")
 
@@ -36,14 +37,14 @@ class Order:
             only on its seed and on the epoch.
     """
 
-    def __init__(self, transport: Transport, start: Start | None = None):
+    def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
         mine = (
             compat.global_seed(),
             state,
             random.SystemRandom().getrandbits(31),
         )
-        states = objects.gather(transport, mine, "begins to shuffle")
+        states = check.gather(peers, mine, "begins to shuffle")
         self._seed = states[0][2] if start is None else start.seed
         seeds = {state[0] for state in states}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
@@ -93,7 +94,7 @@ class Order:
 
 
 def agree(
-    transport: Transport, kind: str, batches: int | None, data: str
+    peers: Peers, kind: str, batches: int | None, data: str
 ) -> tuple[list[int | None], list[str]]:
     """Gather what data each rank has for a Keras method.
 
@@ -104,7 +105,7 @@ def agree(
         The number of batches of each rank, None if unknown; and the digests.
     """
     where = f"begins to read the data of {kind}"
-    plans = objects.gather(transport, (batches, data), where)
+    plans = check.gather(peers, (batches, data), where)
     return [plan[0] for plan in plans], [plan[1] for plan in plans]
 
 
@@ -140,16 +141,12 @@ def check_alike(numbers: list[int | None], digests: list[str]) -> None:
                 'batches="each" to let every rank read its own data.'
             )
     if len(set(numbers)) > 1:
+        counts = ["an unknown number" if n is None else n for n in numbers]
         raise TowerError(
-            "the ranks were given different data: "
-            + ", ".join(
-                f"rank {rank} {'an unknown number of' if n is None else n} "
-                "batches"
-                for rank, n in enumerate(numbers)
-            )
-            + ". Give every rank all of the data, and it takes its part of "
-            'each batch; or set batches="each" to let every rank read its own '
-            "data."
+            "the ranks were given different data: they have different numbers "
+            f"of batches ({check.each(counts)}). Give every rank all of the "
+            "data, and it takes its part of each batch; or set "
+            'batches="each" to let every rank read its own data.'
         )
 
 

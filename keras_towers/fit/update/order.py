@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.weights import agreement
+from keras_towers.meeting import check as check_lib
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key, objects
+from keras_towers.transport import Transport, next_key
 
 _UNLIKE = "the ranks have mismatched gradients"
 
@@ -147,12 +147,12 @@ class StepOrder:
         """
         if self._transport.size == 1:
             return reduction(rows) if rows[0] else [list(row) for row in rows]
-        kinds = map(agreement.unnumbered, described)
+        kinds = map(check_lib.unnumbered, described)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
             where = "reduces gradients"
-            if len(set(objects.gather(self._transport, digest, where))) > 1:
+            if len(set(check_lib.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return reduction(rows)
         # TensorFlow's constant folding would run the gather of a constant.
@@ -176,18 +176,19 @@ class StepOrder:
     def difference(self) -> TowerError:
         """Return the error that names the mismatched gradients. Collective."""
         self._alike.assign(True)
-        lists = objects.gather(
+        lists = check_lib.gather(
             self._transport, dict(self._traced), "compares the gradients"
         )
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
-            {e for digest in traced.keys() - known for e in traced[digest]}
+            [
+                (check_lib.unnumbered(name), name)
+                for digest in traced.keys() - known
+                for name in traced[digest]
+            ]
             for traced in lists
         ]
-        common = set.intersection(*odd)
-        return TowerError(
-            agreement.unlike_gradients([own - common for own in odd])
-        )
+        return TowerError(check_lib.unlike_gradients(odd))
 
 
 def _variable(value: Any, name: str) -> tf.Variable:

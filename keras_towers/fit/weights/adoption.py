@@ -18,7 +18,7 @@ from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
-from keras_towers.transport import Transport
+from keras_towers.meeting.check import Peers
 
 
 @dataclasses.dataclass
@@ -154,7 +154,7 @@ class Adoption:
                 trainers.renew_functions(trainer)
         return any(moved)
 
-    def synchronise(self, model: keras.Model, peers: Transport) -> None:
+    def synchronise(self, model: keras.Model, peers: Peers) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
             agreement.check_same(peers, held_in_common(model))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,21 +11,21 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.meeting import check
+from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key, objects
+from keras_towers.transport import Transport, next_key
 
 _SHOWN = 5
 
 
-def check_same(
-    transport: Transport, variables: Sequence[keras.Variable]
-) -> None:
+def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
     """Check that all ranks have the same variable names, shapes and dtypes."""
     mine = [
         (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
         for v in variables
     ]
-    lists = objects.gather(transport, mine, "compares the variables")
+    lists = check.gather(peers, mine, "compares the variables")
     for rank, other in enumerate(lists):
         missing, extra = [], []
         for first, second in itertools.zip_longest(lists[0], other):
@@ -44,19 +43,7 @@ def check_same(
 
 
 def _kind(entry: tuple | None) -> tuple | None:
-    return entry and (unnumbered(entry[0]), *entry[1:])
-
-
-def unnumbered(path: str) -> str:
-    """Return a path without the numbers that make Keras names unique.
-
-    Example:
-        >>> unnumbered("sequential_2/dense_11/kernel")
-        'sequential/dense/kernel'
-    """
-    # They count what a process has built, and rank 0 may have built more models
-    # than the others.
-    return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
+    return entry and (check.unnumbered(entry[0]), *entry[1:])
 
 
 def _listed(entries: Sequence[tuple]) -> str:
@@ -67,20 +54,6 @@ def _listed(entries: Sequence[tuple]) -> str:
     if len(entries) > _SHOWN:
         shown.append(f"{len(entries) - _SHOWN} more")
     return ", ".join(shown) or "none"
-
-
-def unlike_gradients(odd: Sequence[Iterable[str]]) -> str:
-    """Say that the ranks have different gradients."""
-    told = (
-        f"rank {rank}: {', '.join(sorted(own)) or 'no others'}"
-        for rank, own in enumerate(odd)
-    )
-    return (
-        "the ranks do not have the same gradients. Only on "
-        + "; only on ".join(told)
-        + ". Every rank has to run the same model, and to compute the same "
-        "loss for the same variables."
-    )
 
 
 def broadcast(transport: Transport, variables: Sequence[Any]) -> None:

@@ -53,15 +53,7 @@ def detect(
 def allocation(
     variables: Mapping[str, str] = os.environ,
 ) -> tuple[str, dict[str, int]] | None:
-    """The manager of this job's hosts, and how many processes each is to run.
-
-    Args:
-        variables: of a process in the job, on one of its hosts or on one that
-            can reach them.
-
-    Raises:
-        TowerError: a list of hosts cannot be read.
-    """
+    """The manager of this job's hosts, and the number of processes on each."""
     for manager, environment in MANAGERS.items():
         hosts = environment.hosts(variables)
         if hosts:

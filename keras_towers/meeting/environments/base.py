@@ -17,15 +17,9 @@ class ClusterEnvironment:
 
     A subclass names the variables of one launcher, and may know more of it.
 
-    Args:
-        variables: the environment of the process.
-
     Attributes:
-        rank: this process, from 0.
         size: the number of processes; None where the launcher does not tell.
-        one_machine: whether all are known to run on this machine.
         address: a name of rank 0's machine; may be empty.
-        speaks_mpi: whether an MPI library finds the others by itself.
         job: common to the processes of this job alone; may be empty.
     """
 
@@ -67,11 +61,7 @@ class ClusterEnvironment:
 
     @classmethod
     def hosts(cls, variables: Mapping[str, str]) -> dict[str, int]:
-        """How many processes each host of an allocation is to run.
-
-        Raises:
-            TowerError: the list of hosts cannot be read.
-        """
+        """The number of processes for each host of an allocation."""
         del variables
         return {}
 
@@ -81,11 +71,7 @@ class ClusterEnvironment:
         return self.size == 1
 
     def identity(self) -> str:
-        """A text that the ranks of this job have in common, and no other job.
-
-        Raises:
-            TowerError: nothing tells the job from others.
-        """
+        """A text common to the ranks of this job, and to no others."""
         known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
         if self.one_machine and not known:
             known = starter()

@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
-from keras_towers.settings import START_TIMEOUT
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"
@@ -47,12 +45,8 @@ class Worker:
 
     Attributes:
         worker: which of BytePS's machines this is, from 0.
-        workers: how many there are.
-        servers: the number of servers.
         root: the scheduler's host.
         port: the scheduler's port.
-        local_rank: this process among those of its machine, from 0.
-        local_size: how many there are on its machine.
     """
 
     worker: int
@@ -76,11 +70,7 @@ class Worker:
 
 
 def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
-    """This process's place, None if no variable says that it has one.
-
-    Raises:
-        TowerError: a variable is missing, wrong, or contradicts another one.
-    """
+    """This process's place, None if no variable says that it has one."""
     if not any(name.startswith(_SIGN) for name in environment):
         return None
     role = environment.get(ROLE)
@@ -110,11 +100,7 @@ def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
 
 
 def check_server(environment: Mapping[str, str] = os.environ) -> None:
-    """Check what the scheduler or a server is told.
-
-    Raises:
-        TowerError: a variable is missing, wrong, or contradicts another one.
-    """
+    """Check what the scheduler or a server is told."""
     role = environment.get(ROLE)
     if role not in _SERVING:
         raise _wrong(
@@ -154,21 +140,6 @@ def prepare(place: Worker | None) -> None:
         path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
         atexit.register(shutil.rmtree, path, ignore_errors=True)
         os.environ[_SOCKETS] = path
-
-
-def start_timeout_s() -> float:
-    """Seconds that a worker waits for the others to start.
-
-    Raises:
-        TowerError: the variable that sets it is no number.
-    """
-    told = os.environ.get(START_TIMEOUT, str(settings.START_TIMEOUT_S))
-    try:
-        return float(told)
-    except ValueError:
-        raise TowerError(
-            f"{START_TIMEOUT}={told!r} has to be a number of seconds."
-        ) from None
 
 
 def _job(

@@ -54,12 +54,7 @@ class Slurm(ClusterEnvironment):
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names in Slurm's host list.
-
-    Example:
-        >>> expand_nodes("gpu1,node[01-03,07]")
-        ['gpu1', 'node01', 'node02', 'node03', 'node07']
-    """
+    """The names in Slurm's host list."""
     return [
         name
         for part in re.findall(r"(?:\[[^]]*\]|[^][,])+", text)

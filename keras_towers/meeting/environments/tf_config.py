@@ -30,15 +30,8 @@ class Cluster:
     """The tasks of a job.
 
     Attributes:
-        jobs: the addresses of the tasks of each role, as ``host:port``.
         role: of this process: ``"chief"``, ``"worker"``, ``"ps"`` or
             ``"evaluator"``.
-        index: of this process among those of its role.
-
-    Example:
-        >>> cluster = from_environment()
-        >>> cluster.rank, cluster.size, cluster.ps
-        (0, 2, ('10.0.0.3:4000',))
     """
 
     jobs: Mapping[str, tuple[str, ...]]
@@ -69,11 +62,7 @@ class Cluster:
 
     @property
     def rank(self) -> int:
-        """This process among ``workers``, from 0.
-
-        Raises:
-            ValueError: it is none of them.
-        """
+        """This process among ``workers``, from 0."""
         return self.tasks.index((self.role, self.index))
 
     @property
@@ -132,16 +121,9 @@ def from_environment(
 ) -> Cluster | None:
     """Read the cluster from ``TF_CONFIG``.
 
-    Args:
-        environment: the environment variables.
-
     Returns:
         The cluster; None if the variable is missing or names no cluster, as
         for a process that trains alone.
-
-    Raises:
-        TowerError: the variable is malformed; the message says what is wrong
-            where.
     """
     text = environment.get(VARIABLE, "").strip()
     if not text:
@@ -160,11 +142,7 @@ def from_environment(
 
 
 def required(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Read the cluster from ``TF_CONFIG``, which has to be there.
-
-    Raises:
-        TowerError: it is missing or malformed.
-    """
+    """Read the cluster from ``TF_CONFIG``, which has to be there."""
     cluster = from_environment(environment)
     if cluster is None:
         _refuse("is not set, or names no cluster")

@@ -40,7 +40,10 @@ class DirectSession(Session):
         # What a barrier knows is known of workers without one by this.
         self._phase: int | None = None
         self._trained_on: Any = named_variable(
-            f"{self.name}/trained_on/{self.rank}", self._server, (), tf.int64
+            f"{self.name}/trained_on/{self.rank}",
+            self.connection.devices[0],
+            (),
+            tf.int64,
         )
         self.in_step = sync and split
         if sync:
@@ -121,7 +124,7 @@ class DirectSession(Session):
         self._call("first", self._refresh)
 
     def _begun(self) -> None:
-        with tf.device(self._server):
+        with tf.device(self.connection.devices[0]):
             self._trained_on.assign(tf.constant(self.batches, tf.int64))
 
     def stepped(self) -> bool:
@@ -131,7 +134,7 @@ class DirectSession(Session):
     def _end_of_step(self) -> tf.Tensor:
         """Get the weights when all updates have been made."""
         if self._barrier is None:
-            with tf.device(self._server):
+            with tf.device(self.connection.devices[0]):
                 self._trained_on.assign_add(tf.ones((), tf.int64))
             self._refresh()
             return self.stopped()

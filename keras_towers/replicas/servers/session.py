@@ -10,12 +10,13 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.shared import Note, text_of
+from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas import ReplicaCounts, resources
 from keras_towers.replicas.servers.model import ServedModel
 from keras_towers.replicas.servers.workers import FitEnded, Workers
-from keras_towers.transport import Transport, objects
+from keras_towers.transport import Transport
 
 
 class Session:
@@ -61,12 +62,12 @@ class Session:
         self.model: ServedModel = ServedModel(
             name, connection.devices, self.run, connection.dropped.drop_with
         )
-        self._server = connection.devices[0]
+        self._store = connection.store
         # The last fit that the chief has stopped before the end of its data.
-        self._stopped = Note(f"{name}/stopped", self._server)
+        self._stopped = f"{name}/stopped"
         self._in_place = contextlib.ExitStack()
         # Written when what the workers share of this model has been freed.
-        self._freed = Note(f"{name}/freed", self._server)
+        self._freed = f"{name}/freed"
         connection.dropped.drop_with(self, name)
 
     def run(self, function: Any) -> Any:
@@ -101,7 +102,7 @@ class Session:
         self.trains = True
         self.forget_traces()
         # One that was late in an earlier fit may still have written.
-        news = objects.gather(
+        news = check.gather(
             self._peers,
             self.connection.dropped.news(),
             f"begins fit {self._fits}",
@@ -114,7 +115,7 @@ class Session:
         elif self.connection.starts > 1:
             self._check_not_freed()
         where = f"takes over the weights of fit {self._fits}"
-        epoch = objects.gather(self._peers, epoch, where)[0]
+        epoch = check.gather(self._peers, epoch, where)[0]
         behind = self._behind() if self.workers.begin() else None
         if self.rank > 0:
             self.model.get()
@@ -141,12 +142,12 @@ class Session:
                 resources.forget(name)
                 continue
             with self.connection.naming_lost_servers():
-                Note(f"{name}/freed", self._server).set()
+                self._store.put(f"{name}/freed", True)
                 resources.free(name)
 
     def _check_not_freed(self) -> None:
         with self.connection.naming_lost_servers():
-            freed = self._freed.get() is not None
+            freed = self._store.get(self._freed) is not None
         if freed:
             raise TowerError(
                 f"worker {self.rank} of this job has come back, and its script "
@@ -194,20 +195,20 @@ class Session:
         elif self.in_step and not stops:
             self.workers.wait_for_epoch(epoch)
             with self.connection.naming_lost_servers():
-                stops = int(self._stopped.get() or 0) >= self._fits
+                stops = (self._store.get(self._stopped) or 0) >= self._fits
         return stops
 
     def _stop(self, fit: int) -> None:
         with self.connection.naming_lost_servers():
-            self._stopped.set(str(fit))
+            self._store.put(self._stopped, fit)
 
     def stopped(self) -> tf.Tensor:
         """Read which fit the chief has stopped, as part of a function."""
-        return self._stopped.read()
+        return self._store.read(self._stopped)
 
     def goes_on(self, stopped: Any) -> bool:
         """Whether this fit goes on, given what ``stopped`` has read."""
-        return int(text_of(stopped) or 0) < self._fits
+        return (value_of(stopped) or 0) < self._fits
 
     def start(self) -> None:
         """Get ready for the first step, unless there is none any more."""

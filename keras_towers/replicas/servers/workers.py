@@ -12,11 +12,10 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.store import by_rank, wait
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.peers import worker_name
-from keras_towers.parameter_servers.pulse import Pulse, Watch
-from keras_towers.parameter_servers.shared import Note, Table
+from keras_towers.parameter_servers.peers import Pulse, Watch
 
 
 class FitEnded(Exception):
@@ -41,12 +40,9 @@ class Workers:
         self._stall_shutdown_s = stall_shutdown_s
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
-        self._server = connection.devices[0]
-        self._begun = self._table("begun")
-        self._left = self._table("left")
-        self._failed = self._table("failed")
+        self._store = connection.store
         # With how many batches the chief has trained on.
-        self._ended = Note(f"{name}/ended", self._server)
+        self._ended = f"{name}/ended"
         self._pulse = Pulse(connection, f"{name}/pulse")
         self._watch = self._pulse.watch()
 
@@ -56,9 +52,9 @@ class Workers:
         Returns:
             Whether it comes back: a worker of its rank has told so before.
         """
-        back = self._begun.get(self._rank) is not None
-        self._begun.insert(self._rank, "")
-        self._failed.insert(self._rank, "")
+        back = self._store.get(self._own("begun")) is not None
+        self._store.put(self._own("begun"), True)
+        self._store.put(self._own("failed"), "")
         return back
 
     def beat(self) -> None:
@@ -67,11 +63,11 @@ class Workers:
 
     def leave(self) -> None:
         """Tell that this one has left."""
-        self._left.insert(self._rank, "")
+        self._store.put(self._own("left"), True)
 
     def have_left(self) -> set[int]:
         """The workers that have."""
-        return set(self._left.items())
+        return set(self._of_all("left"))
 
     def end(self, batches: int) -> None:
         """Tell that all is over; on the chief only.
@@ -79,16 +75,16 @@ class Workers:
         Args:
             batches: how many the chief has trained on.
         """
-        self._ended.set(str(batches))
+        self._store.put(self._ended, batches)
 
     def batches(self) -> int | None:
         """How many the chief has trained on; None if it still does."""
-        told = self._ended.get()
-        return None if told is None else int(told)
+        batches: int | None = self._store.get(self._ended)
+        return batches
 
     def end_epoch(self, epoch: int) -> None:
         """Tell that an epoch has ended; on the chief only."""
-        self._epoch(epoch).set()
+        self._store.put(self._epoch(epoch), True)
 
     def wait_for_epoch(self, epoch: int) -> None:
         """Wait until the chief has told that an epoch has ended, or all."""
@@ -98,9 +94,9 @@ class Workers:
         """Wait until the chief has told that all is over."""
         self._wait_for_chief(self._ended)
 
-    def _wait_for_chief(self, note: Note) -> None:
+    def _wait_for_chief(self, key: str) -> None:
         watch = self._pulse.watch()
-        while not self._happened(note):
+        while not self._happened(key):
             self._look_at_chief(watch)
             silent_s = watch.silent_s(0)
             if self.batches() is not None:
@@ -117,20 +113,19 @@ class Workers:
     def fail(self, error: BaseException) -> None:
         """Tell what has ended this worker's ``fit``, if anybody can be told."""
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            self._failed.insert(self._rank, f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            self._store.put(self._own("failed"), text)
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
         watch.look()
-        failure = self._failed.get(0)
+        failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
         # It may not have been started yet.
-        if watch.is_gone(0) and introduction.has_come(
-            self._connection.cluster, 0
-        ):
+        if watch.is_gone(0) and introduction.has_come(0):
             raise TowerError(
                 "the chief cannot be reached any more: start all tasks of "
                 "the job again, from a backup."
@@ -198,14 +193,14 @@ class Workers:
         missing = list(self._others)
         told, over = False, None
         while missing:
-            came = self._happened(self._left[missing[0]])
-            left = self._left.items()
+            came = self._happened(f"{self._name}/left-{missing[0]}")
+            left = self.have_left()
             missing = [rank for rank in missing if rank not in left]
             if came:
                 continue
             self.beat()
             watch.look()
-            failed = self._failed.items()
+            failed = self._of_all("failed")
             if over is None and is_over():
                 over = time.monotonic()
             late = (
@@ -250,7 +245,7 @@ class Workers:
     def _stalled(self) -> TowerError:
         """Say who may be the reason of a wait that was too long."""
         timeout_s = self._stall_shutdown_s
-        failed = self._failed.items()
+        failed = self._of_all("failed")
         told = []
         for rank in self._others:
             silent_s = self._watch.silent_s(rank)
@@ -271,19 +266,22 @@ class Workers:
         )
 
     def _who(self, rank: int) -> str:
-        return worker_name(self._connection, rank)
+        return introduction.task_name(self._connection.cluster, rank)
 
-    def _table(self, what: str) -> Table:
-        size = self._connection.size
-        return Table(f"{self._name}/{what}", self._server, size)
+    def _own(self, what: str) -> str:
+        return f"{self._name}/{what}-{self._rank}"
 
-    def _epoch(self, epoch: int) -> Note:
-        return Note(f"{self._name}/epoch/{epoch}", self._server)
+    def _of_all(self, what: str) -> dict[int, Any]:
+        ranks = range(self._connection.size)
+        return by_rank(self._store, f"{self._name}/{what}", ranks)
 
-    def _happened(self, note: Note) -> bool:
+    def _epoch(self, epoch: int) -> str:
+        return f"{self._name}/epoch/{epoch}"
+
+    def _happened(self, key: str) -> bool:
         try:
             with self._connection.naming_lost_servers():
-                note.wait(settings.LOOK_S)
+                wait(self._store, key, settings.LOOK_S)
         except TimeoutError:
             return False
         return True

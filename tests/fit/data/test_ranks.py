@@ -45,5 +45,5 @@ def test_the_rank_is_named():
     ranks.check_alike([3, 3], ["a", "a"])
     with pytest.raises(TowerError, match="rank 1 has other examples"):
         ranks.check_alike([3, 3], ["a", "b"])
-    with pytest.raises(TowerError, match="rank 1 4 batches"):
+    with pytest.raises(TowerError, match="rank 1: 4"):
         ranks.check_alike([3, 4], ["a", "b"])

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.store import by_rank, wait
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.remote import run, traced
-from keras_towers.parameter_servers.shared import Event, Note, Table, text_of
+from keras_towers.parameter_servers.store import ServerStore, value_of
 from keras_towers.replicas.resources import Queue
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -49,37 +50,35 @@ def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
         assert theirs.result(60) == [7]
 
 
-def test_notes_and_tables_are_one_for_all_with_their_name(name):
-    assert Note(name, DEVICE).get() is None
-    Note(name, DEVICE).set("é")
-    Note(f"{name}2", DEVICE).set()
-    assert Note(name, DEVICE).wait() == "é"
-    assert Note(f"{name}2", DEVICE).get() == ""
-    Note(name, DEVICE).set("b")
-    assert text_of(tf.function(Note(name, DEVICE).read)()) == "b"
-
-    Table(name, DEVICE, 3).insert(-1, "é")
-    Table(name, DEVICE, 3).insert(2, "b")
-    Table(name, DEVICE, 3).insert(2, "c")
-    assert Table(name, DEVICE, 3).items() == {-1: "é", 2: "c"}
+def test_a_value_is_one_for_all_with_its_key(name):
+    store = ServerStore(DEVICE)
+    assert store.get(name) is None
+    store.put(name, "\u00e9")
+    assert wait(ServerStore(DEVICE), name) == "\u00e9"
+    store.put(name, "")
+    assert store.get(name) == ""
+    store.put(name, {"b": 1})
+    read = tf.function(lambda: store.read(name))
+    assert value_of(read()) == {"b": 1}
+    assert value_of(tf.function(lambda: store.read(f"{name}2"))()) is None
+    for rank in (-1, 2):
+        store.put(f"{name}-{rank}", rank)
+    assert by_rank(store, name, range(-1, 3)) == {-1: -1, 2: 2}
 
 
 def test_asking_again_and_again_traces_nothing(name, monkeypatch):
     def refuse(*args):
         raise AssertionError("it is traced anew")
 
-    Note(name, DEVICE).set()
-    Note(name, DEVICE).get()
+    ServerStore(DEVICE).put(name, 1)
+    ServerStore(DEVICE).get(name)
     monkeypatch.setattr(remote.tf, "function", refuse)
     for number in range(20):
-        event = Event(f"{name}/{number}", DEVICE)
+        store, key = ServerStore(DEVICE), f"{name}/{number}"
         with pytest.raises(TimeoutError):
-            event.wait(0)
-        event.set()
-        event.wait()
-        table = Table(f"{name}/{number}", DEVICE, 2)
-        table.insert(0, "x")
-        assert table.items() == {0: "x"}
+            wait(store, key, 0)
+        store.put(key, number)
+        assert wait(store, key) == number
 
 
 def test_a_failed_call_raises_its_error():
@@ -112,8 +111,9 @@ def test_tasks_of_one_job_accept_one_another_and_no_others(here):
 
 def test_other_versions_are_named(here, monkeypatch):
     introduction.introduce(SERVER, 0)
-    monkeypatch.setattr(tf, "__version__", "1.15.0")
-    said = "worker 1 has TensorFlow 1.15.0, Keras .*, but ps 0 has TensorFlow 2"
+    other = "TensorFlow 1.15.0, Keras 3"
+    monkeypatch.setattr(introduction, "versions", lambda: other)
+    said = "worker 1 has TensorFlow 1.15.0, Keras 3, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         introduction.introduce(worker(1), 0)
 

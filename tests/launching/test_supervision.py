@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.outcome import Blame, blame, describe
+from keras_towers.launching.supervision import blame, describe
 from keras_towers.launching.workers import Workers
 
 pytestmark = pytest.mark.core
@@ -22,17 +22,19 @@ def ended(code, text="", name="0"):
     ("ends", "expected"),
     [
         ([(0,), (0,)], None),
-        ([(0,), (3,)], Blame(1, True)),
-        ([(1, "ValueError"), (1, SHUT_DOWN)], Blame(0, True)),
+        ([(0,), (3,)], (1, True)),
+        ([(1, "ValueError"), (1, SHUT_DOWN)], (0, True)),
         # The rank that raised is the last one to be gone.
-        ([(1, SHUT_DOWN), (1, "ValueError")], Blame(1, True)),
-        ([(1, LOST), (137,)], Blame(1, True)),
-        ([(1, LOST), (134, LOST), (9,)], Blame(2, True)),
-        ([(1, SHUT_DOWN), (0,)], Blame(0, False)),
+        ([(1, SHUT_DOWN), (1, "ValueError")], (1, True)),
+        ([(1, LOST), (137,)], (1, True)),
+        ([(1, LOST), (134, LOST), (9,)], (2, True)),
+        ([(1, SHUT_DOWN), (0,)], (0, False)),
     ],
 )
 def test_the_first_that_failed_by_itself(ends, expected):
-    assert blame([ended(*end) for end in ends]) == expected
+    ranks = [ended(*end) for end in ends]
+    found = blame(ranks)
+    assert (found and (ranks.index(found[0]), found[1])) == expected
 
 
 @pytest.mark.parametrize(

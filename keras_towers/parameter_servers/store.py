@@ -1,0 +1,103 @@
+"""The job's store on a parameter server: a table known by its name."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.parameter_servers.remote import run, traced
+
+_NAME = "keras_towers/store"
+
+
+class ServerStore:
+    """A ``Store`` on a parameter server.
+
+    A value stays for as long as the server lives: no process that dies takes it
+    along. Keys differ in data only, so that a server keeps two functions of
+    each process for all of them. A server that does not answer is a
+    ``TowerError``, one that cannot be reached a ``tf.errors.OpError``.
+
+    Args:
+        device: of the server.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+
+    def get(self, key: str) -> Any:
+        read, _ = _functions(self._device)
+        (found,) = ask(read, self._device, _number(key))
+        return value_of(found)
+
+    def put(self, key: str, value: Any) -> None:
+        _, write = _functions(self._device)
+        text = tf.constant(json.dumps(value))
+        ask(write, self._device, _number(key), text)
+
+    def read(self, key: str) -> tf.Tensor:
+        """Read a value as part of a function; see ``value_of``."""
+        with tf.device(self._device):
+            return _read(_number(key))
+
+
+def value_of(read: Any) -> Any:
+    """The value in what ``ServerStore.read`` returned, None if none."""
+    text = read.numpy()
+    return json.loads(text) if text else None
+
+
+def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
+    """Run a concrete function that has nothing to wait for, on one server.
+
+    Raises:
+        TowerError: the server does not answer.
+        tf.errors.OpError: it cannot be reached.
+    """
+    try:
+        return run(function, settings.ANSWER_S, arguments=arguments)
+    except TimeoutError:
+        spec = tf.DeviceSpec.from_string(device)
+        raise TowerError(
+            f"{spec.job} {spec.task} can be reached, but has not answered for "
+            f"{settings.ANSWER_S:g} s: its process was stopped, or its machine "
+            "hangs. Let it go on, or start all tasks of the job again, from a "
+            "backup."
+        ) from None
+
+
+def _number(key: str) -> tf.Tensor:
+    # TensorFlow has no table of strings by strings.
+    digest = hashlib.sha256(key.encode()).digest()
+    return tf.constant(int.from_bytes(digest[:8], signed=True), tf.int64)
+
+
+@functools.cache
+def _functions(device: str) -> tuple[Any, Any]:
+    """The functions that read and write values on one device."""
+    number, text = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)
+    return traced(_read, device, number), traced(_write, device, number, text)
+
+
+def _read(number: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.LookupTableFindV2(
+        table_handle=_table(), keys=number, default_value=tf.constant("")
+    )
+
+
+def _write(number: tf.Tensor, text: tf.Tensor) -> None:
+    tf.raw_ops.LookupTableInsertV2(
+        table_handle=_table(), keys=[number], values=[text]
+    )
+
+
+def _table() -> Any:
+    return tf.raw_ops.MutableHashTableV2(
+        key_dtype=tf.int64, value_dtype=tf.string, shared_name=_NAME
+    )
