@@ -1,120 +1,117 @@
 """Environment variables and time limits of the package.
 
-``docs/settings.md`` is made of this module: a test compares them. Each name's
-docstring is its line there.
+``docs/settings.md`` is made of this module: a test compares them. The comment
+above a name is its line there.
 """
 
+#: Folder of built wheels and their logs. Default: `keras-towers` in the user's
+#: cache folder.
 CACHE = "KERAS_TOWERS_CACHE"
-"""Folder of built wheels and their logs. Default: `keras-towers` in the user's
-cache folder."""
+#: Seed of all processes of a job; `keras-towers run` sets it. Default: not
+#: seeded.
 SEED = "KERAS_TOWERS_SEED"
-"""Seed of all processes of a job; `keras-towers run` sets it. Default: not
-seeded."""
+#: Rank of a process, where [no launcher](clusters.md#anything-else) gives one.
 RANK = "KERAS_TOWERS_RANK"
-"""Rank of a process, where [no launcher](clusters.md#anything-else) gives one.
-"""
+#: Number of a job's processes, likewise.
 SIZE = "KERAS_TOWERS_SIZE"
-"""Number of a job's processes, likewise."""
+#: Word that tells a job from others, [where ranks
+#: meet](clusters.md#how-the-ranks-meet).
 JOB = "KERAS_TOWERS_JOB"
-"""Word that tells a job from others, [where ranks
-meet](clusters.md#how-the-ranks-meet)."""
+#: Folder of the [file by which ranks meet](clusters.md#how-the-ranks-meet),
+#: shared by all machines. Default: the temporary folder on one machine, else
+#: `~/.cache/keras-towers`.
 MEETING_FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
-"""Folder of the [file by which ranks meet](clusters.md#how-the-ranks-meet),
-shared by all machines. Default: the temporary folder on one machine, else
-`~/.cache/keras-towers`."""
+#: `host:port` of rank 0, [in place of that
+#: file](clusters.md#how-the-ranks-meet).
 RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-"""`host:port` of rank 0, [in place of that
-file](clusters.md#how-the-ranks-meet)."""
+#: Secret of a job, of 16 characters or more, [in place of that
+#: file](clusters.md#how-the-ranks-meet); launchers set it.
 SECRET = "KERAS_TOWERS_SECRET"
-"""Secret of a job, of 16 characters or more, [in place of that
-file](clusters.md#how-the-ranks-meet); launchers set it."""
+#: `host:port` of the store of a job without Horovod; `keras-towers run` sets
+#: it.
 STORE = "KERAS_TOWERS_STORE"
-"""`host:port` of the store of a job without Horovod; `keras-towers run` sets
-it."""
+#: Set by a launcher that shows each rank GPUs of its own, instead of all of the
+#: machine.
 OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
-"""Set by a launcher that shows each rank GPUs of its own, instead of all of the
-machine."""
+#: Set by `keras-towers run` for workers of BytePS, which it watches.
 BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-"""Set by `keras-towers run` for workers of BytePS, which it watches."""
+#: Seconds in which all ranks have to [meet](clusters.md#how-the-ranks-meet).
+#: Default: 600.
 MEETING_TIMEOUT = "KERAS_TOWERS_MEETING_TIMEOUT"
-"""Seconds in which all ranks have to [meet](clusters.md#how-the-ranks-meet).
-Default: 600."""
+#: Seconds in which [processes of BytePS](byteps.md) that nobody launched have
+#: to find one another. Default: 300.
 START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-"""Seconds in which [processes of BytePS](byteps.md) that nobody launched have
-to find one another. Default: 300."""
+#: Seconds until a waiting rank names the ranks that it waits for:
+#: `--stall-warning`. Default: 30.
 STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-"""Seconds until a waiting rank names the ranks that it waits for:
-`--stall-warning`. Default: 30."""
+#: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never.
 STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-"""Seconds until a stalled job is ended: `--stall-shutdown`. Default: never."""
+#: 1: waiting ranks name nobody: `--stall-warning 0`.
 STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
-"""1: waiting ranks name nobody: `--stall-warning 0`."""
 
+#: Default of `KERAS_TOWERS_MEETING_TIMEOUT`.
 MEETING_TIMEOUT_S = 600
-"""Default of `KERAS_TOWERS_MEETING_TIMEOUT`."""
+#: Default of `KERAS_TOWERS_START_TIMEOUT`.
 START_TIMEOUT_S = 300
-"""Default of `KERAS_TOWERS_START_TIMEOUT`."""
+#: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`; BytePS's start is told of as
+#: often.
 STALL_WARNING_S = 30.0
-"""Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`; BytePS's start is told of as
-often."""
+#: Longest time between two signs of life of a rank in the store.
 STALL_BEAT_S = 5.0
-"""Longest time between two signs of life of a rank in the store."""
+#: Until a process tells for the first time whom it waits for at the start.
 NOTICE_S = 5.0
-"""Until a process tells for the first time whom it waits for at the start."""
+#: Between two looks at processes and files of this machine, or at a key of the
+#: store.
 POLL_S = 0.05
-"""Between two looks at processes and files of this machine, or at a key of the
-store."""
+#: First pause between two looks at a key of the store; it grows to `POLL_S`.
 FIRST_PAUSE_S = 0.001
-"""First pause between two looks at a key of the store; it grows to `POLL_S`."""
+#: Between two attempts to reach a process that has not started.
 NETWORK_POLL_S = 0.1
-"""Between two attempts to reach a process that has not started."""
+#: Between two looks at whether a process that is waited for is alive.
 LOOK_S = 2.0
-"""Between two looks at whether a process that is waited for is alive."""
+#: Between two signs of life of a task on TensorFlow's runtime.
 BEAT_S = 2.0
-"""Between two signs of life of a task on TensorFlow's runtime."""
+#: Without a sign of life for so long, a worker of parameter servers is gone.
 GONE_S = 10.0
-"""Without a sign of life for so long, a worker of parameter servers is gone."""
+#: Without a sign of life of the chief for so long, a parameter server ends.
 CHIEF_GONE_S = 30.0
-"""Without a sign of life of the chief for so long, a parameter server ends."""
+#: Between two looks of a parameter server at its workers.
 SERVER_LOOK_S = 0.5
-"""Between two looks of a parameter server at its workers."""
+#: Longest answer of a parameter server to a question that needs no waiting.
 ANSWER_S = 30.0
-"""Longest answer of a parameter server to a question that needs no waiting."""
+#: Longest answer of a task to the question whether it is alive.
 TASK_ANSWER_S = 2.0
-"""Longest answer of a task to the question whether it is alive."""
+#: For an operation on a parameter server to end that was cancelled.
 CANCEL_S = 5.0
-"""For an operation on a parameter server to end that was cancelled."""
+#: For a process that dies to close all of its sockets.
 DYING_S = 0.5
-"""For a process that dies to close all of its sockets."""
+#: For the coordinator of a round of replicas to notice that `fit` has failed.
 ABANDON_S = 10.0
-"""For the coordinator of a round of replicas to notice that `fit` has failed.
-"""
+#: For the rest of a request to the store to arrive.
 REQUEST_S = 3
-"""For the rest of a request to the store to arrive."""
+#: Beyond Horovod's own time limits, for ranks to find out whether one is lost.
 INTACT_MARGIN_S = 5.0
-"""Beyond Horovod's own time limits, for ranks to find out whether one is lost.
-"""
+#: For ssh to connect to a host.
 SSH_CONNECT_S = 10
-"""For ssh to connect to a host."""
+#: For the host discovery script of an elastic job to end.
 DISCOVERY_S = 20
-"""For the host discovery script of an elastic job to end."""
+#: Between SIGTERM and SIGKILL for the ranks of a job that ends.
 GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL for the ranks of a job that ends."""
+#: For other ranks to tell what they know when one has failed.
 LAST_WORDS_S = 1.0
-"""For other ranks to tell what they know when one has failed."""
+#: For the rank that caused a failure to end, where all failures are
+#: consequences.
 CULPRIT_S = 10.0
-"""For the rank that caused a failure to end, where all failures are
-consequences."""
+#: For processes that served the ranks to notice that all have ended.
 SERVERS_S = 5.0
-"""For processes that served the ranks to notice that all have ended."""
+#: Between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
-"""Between two states of a rank's progress bar in a shared terminal."""
+#: From which on the traces of all towers, one after another, are announced.
 TRACES_S = 10.0
-"""From which on the traces of all towers, one after another, are announced."""
+#: For other ranks to come to a save that rank 0 writes [once for
+#: all](clusters.md).
 SAVE_WAIT_S = 10.0
-"""For other ranks to come to a save that rank 0 writes [once for
-all](clusters.md)."""
+#: For rank 0 to begin with a save, until a rank takes it for its own.
 SAVE_OWN_S = 1.0
-"""For rank 0 to begin with a save, until a rank takes it for its own."""
+#: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
-"""For the build of an engine, which takes minutes."""

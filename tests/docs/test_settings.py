@@ -1,6 +1,5 @@
 """``docs/settings.md`` says what ``keras_towers/settings.py`` does."""
 
-import ast
 import re
 
 import pytest
@@ -32,6 +31,8 @@ before it trains.
 | name | seconds | meaning |
 |---|---|---|
 """
+_SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
+_NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
 # A module's own constant for what should be a setting. Thresholds of measured
 # times are none.
 _LIMIT = re.compile(r"^_?[A-Z_]+_S\b[^=\n]*= *[0-9.]", re.MULTILINE)
@@ -40,17 +41,17 @@ _MEASURES = ("bench", "timeline")
 
 
 def rendered():
-    """The page, from the module's names and the docstrings behind them."""
-    body = ast.parse((ROOT / "keras_towers/settings.py").read_text()).body[1:]
+    """The page, from the module's names and the comments above them."""
+    text = (ROOT / "keras_towers/settings.py").read_text()
     variables, limits = [], []
-    for name, text in zip(body[::2], body[1::2], strict=True):
-        key = name.targets[0].id
+    for comment, key in _SETTING.findall(text):
         value = getattr(settings, key)
-        meaning = " ".join(text.value.value.split())
+        meaning = " ".join(comment.replace("#: ", "").split())
         if isinstance(value, str):
             variables.append(f"| `{value}` | {meaning} |\n")
         else:
             limits.append(f"| `{key}` | {value:g} | {meaning} |\n")
+    assert len(variables) + len(limits) == len(_NAME.findall(text))
     return HEAD + VARIABLES + "".join(variables) + LIMITS + "".join(limits)
 
 
