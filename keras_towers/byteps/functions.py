@@ -15,6 +15,7 @@ from keras_towers.dropin.values import (
     plain,
     refuse_global_variables,
 )
+from keras_towers.fit.weights import agreement
 from keras_towers.reduction import CommunicationHook
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.byteps import BytePSTransport
@@ -47,9 +48,9 @@ def shutdown() -> None:
 
 
 def compressed_sums(compression: Any) -> CommunicationHook:
-    """Return the exchange that sends what ``compression`` makes of tensors."""
+    """Return the communication hook that compresses tensors to send them."""
 
-    def exchange(
+    def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         pairs = [compression.compress(tensor) for tensor in tensors]
@@ -59,7 +60,7 @@ def compressed_sums(compression: Any) -> CommunicationHook:
             for total, (_, how) in zip(totals, pairs, strict=True)
         ]
 
-    return exchange
+    return hook
 
 
 def push_pull(
@@ -90,8 +91,8 @@ def push_pull(
     check_compression(compression, "bps")
     tensor = tf.convert_to_tensor(plain(value))
     key = f"{scope}{name}" if scope or name else next_key("push_pull")
-    exchange = compressed_sums(compression)
-    (total,) = exchange(transport(), [tensor], f"bps.{key}")
+    hook = compressed_sums(compression)
+    (total,) = hook(transport(), [tensor], f"bps.{key}")
     if not average:
         return total
     mean = tf.math.divide(total, bps.size())
@@ -126,16 +127,11 @@ def broadcast_variables(
         variables: Keras or TensorFlow variables, in the same order on all
             ranks.
         root_rank: the rank whose values are used.
-        scope: put before the names.
+        scope: ignored: names are chosen so that ranks have the same.
     """
+    del scope
     found = [plain(variable) for variable in variables]
-    values = transport().broadcast(
-        [variable.read_value() for variable in found],
-        f"bps.{scope}{next_key('variables')}",
-        root_rank,
-    )
-    for variable, value in zip(found, values, strict=True):
-        variable.assign(value)
+    agreement.broadcast(transport(), found, root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -22,7 +22,7 @@ class _Mean(Reducer):
 
     def __init__(self, compression: Any, sparse_as_dense: bool):
         super().__init__(sparse_as_dense)
-        self._exchange = compressed_sums(compression)
+        self._hook = compressed_sums(compression)
 
     def communicates(self) -> bool:
         return bool(bps.size() > 1)
@@ -30,7 +30,7 @@ class _Mean(Reducer):
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
-        totals = sum_over_ranks(transport(), grads, self._exchange)
+        totals = sum_over_ranks(transport(), grads, self._hook)
         return [divided(total, bps.size()) for total in totals]
 
 

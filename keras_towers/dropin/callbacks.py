@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.dropin.values import plain, variable_key
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights import agreement
 from keras_towers.meeting import check
 from keras_towers.transport import Transport
 
@@ -125,17 +126,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done.update(variables)
         if not new:
             return
-        transport, found = self.transport(), list(map(plain, new))
+        transport = self.transport()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
-            values = transport.broadcast(
-                [variable.read_value() for variable in found],
-                "kt.initial_state",
-                self.root_rank,
+            agreement.broadcast(
+                transport, list(map(plain, new)), self.root_rank
             )
         transport.mark("")
-        for variable, value in zip(found, values, strict=True):
-            variable.assign(value)
 
     def _optimizers(self) -> list[Any]:
         """The model's optimizers, including those of a custom step."""

@@ -56,14 +56,16 @@ def _listed(entries: Sequence[tuple]) -> str:
     return ", ".join(shown) or "none"
 
 
-def broadcast(transport: Transport, variables: Sequence[Any]) -> None:
-    """Broadcast the values of variables from rank 0 to all ranks."""
+def broadcast(
+    transport: Transport, variables: Sequence[Any], root: int = 0
+) -> None:
+    """Broadcast the values of variables from one rank to all ranks."""
     values = [_merged(variable) for variable in variables]
     known = [i for i, v in enumerate(values) if v.dtype != tf.string]
     received = transport.broadcast(
-        [values[i] for i in known], next_key("broadcast")
+        [values[i] for i in known], next_key("broadcast"), root
     )
-    if transport.rank == 0:
+    if transport.rank == root:
         return
     for index, value in zip(known, received, strict=True):
         _assign(variables[index], value)
