@@ -1,15 +1,14 @@
-"""TensorFlow's accumulators and queues, by which replicas keep in step.
+"""Replicas of a model that keep in step, or do not, and where they meet.
 
-The parts of ``tf.compat.v1.train.SyncReplicasOptimizer``, without any model:
-replicas push gradients into accumulators and wait for tokens; one thread takes
-the average of enough gradients, has it applied, and hands out new tokens
-(Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous
-SGD", 2016).
+This folder's own files are the round of replicas without any model, the parts
+of ``tf.compat.v1.train.SyncReplicasOptimizer``: replicas push gradients into
+accumulators and wait for tokens; one thread takes the average of enough
+gradients, has it applied, and hands out new tokens (Chen, Pan, Monga, Bengio
+and Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).
+``asynchronous/`` has the replicas of one process, ``servers/`` those of several
+that share weights on parameter servers.
 """
 
-from keras_towers.replicas.accumulators import Accumulators
-from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.counts import ReplicaCounts
-from keras_towers.replicas.group import Group
+from keras_towers.replicas.counts import ReplicaCounts, Rounds
 
-__all__ = ["Accumulators", "Coordinator", "Group", "ReplicaCounts"]
+__all__ = ["ReplicaCounts", "Rounds"]

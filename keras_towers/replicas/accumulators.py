@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,15 +24,7 @@ _PER_ROW = _SLICES * GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
-    """What an accumulator is made for.
-
-    Attributes:
-        name: of the variable, for messages.
-        shape: of the variable.
-        dtype: of the gradient.
-        sparse: whether the gradient is a ``tf.IndexedSlices``.
-        device: where it is accumulated: that of the variable.
-    """
+    """A gradient of a variable, and where its average is taken."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,116 +38,45 @@ class GradientSpec:
         return _ACCUMULATED_AS.get(self.dtype, self.dtype)
 
 
-class Accumulators:
-    """Averages the gradients that replicas push, each variable for itself.
+class Accumulator:
+    """Gradients of one variable, added up until their average is taken.
 
     A gradient that is older than the number of averages taken so far is
-    dropped, which costs no more than sending it. ``push`` and ``take`` work
-    inside a ``tf.function`` only.
-
-    Args:
-        name: prefix of the names of the resources; every process that uses the
-            same name and device shares them.
-        specs: describe the N gradients.
-
-    Raises:
-        TowerError: a gradient has a dtype that cannot be averaged.
+    dropped, which costs no more than sending it.
     """
 
-    def __init__(self, name: str, specs: Sequence[GradientSpec]):
-        for spec in specs:
-            if spec.accumulated not in _KNOWN:
-                raise TowerError(
-                    f"the gradient of {spec.name} is of dtype "
-                    f"{spec.dtype.name}, which cannot be averaged over "
-                    "replicas: train variables of a floating dtype only."
-                )
-        self._parts: list[_Dense | _Sparse] = [
-            (_Sparse if spec.sparse else _Dense)(f"{name}/{index}", spec)
-            for index, spec in enumerate(specs)
-        ]
-
-    def push(
-        self, grads: Sequence[Gradient], step: tf.Tensor, number: tf.Tensor
-    ) -> list[tf.Operation]:
-        """Add the N gradients of one replica.
-
-        Args:
-            grads: the gradients.
-            step: the number of averages that had been taken when the replica
-                began to compute them.
-            number: tells them from all others of the average, 0 to
-                ``GRADIENTS`` - 1.
-
-        Returns:
-            What has to run before all of them have been added.
-        """
-        return [
-            part.push(grad, step, number)
-            for part, grad in zip(self._parts, grads, strict=True)
-        ]
-
-    def take(self, count: tf.Tensor) -> list[Gradient]:
-        """Take the averages of all gradients pushed since the last time.
-
-        Args:
-            count: how many gradients there have to be, at least; waits until
-                there are.
-
-        Returns:
-            N averages.
-        """
-        return [part.take(count) for part in self._parts]
-
-    def begin_anew(self, step: tf.Tensor) -> list[tf.Operation]:
-        """Drop what nobody has taken, and older gradients from now on.
-
-        Args:
-            step: counts as the number of averages that have been taken.
-
-        Returns:
-            What has to run before all of them have begun.
-        """
-        return [part.begin_anew(step) for part in self._parts]
-
-    def go_to(self, step: tf.Tensor) -> list[tf.Operation]:
-        """Drop older gradients from now on, but nothing that is there.
-
-        Args:
-            step: counts as the number of averages that have been taken.
-
-        Returns:
-            What has to run before all of them do so.
-        """
-        return [part.go_to(step) for part in self._parts]
-
-    def destroy(self) -> None:
-        """Free the gradients that nobody has taken."""
-        for part in self._parts:
-            part.destroy()
-
-
-class _Dense:
-    def __init__(self, name: str, spec: GradientSpec):
+    def __init__(self, name: str, spec: GradientSpec, reduction: str = "MEAN"):
         self._spec = spec
         self._handle = named(
             name,
             spec.device,
             lambda: tf.raw_ops.ResourceConditionalAccumulator(
-                dtype=spec.accumulated, shape=spec.shape, shared_name=name
+                dtype=spec.accumulated,
+                shape=spec.shape,
+                shared_name=name,
+                reduction_type=reduction,
             ),
         )
 
     def push(
-        self, grad: Any, step: tf.Tensor, number: tf.Tensor
+        self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
     ) -> tf.Operation:
+        """Add a gradient, computed since so many averages had been taken.
+
+        Args:
+            grad: the gradient.
+            step: the number of averages.
+            number: tells a sparse one from all others of the average, 0 to
+                ``GRADIENTS`` - 1.
+        """
         grad = tf.cast(tf.convert_to_tensor(grad), self._spec.accumulated)
         with tf.device(self._spec.device):
             return tf.raw_ops.ResourceAccumulatorApplyGradient(
                 handle=self._handle, local_step=step, gradient=grad
             )
 
-    def take(self, count: tf.Tensor) -> tf.Tensor:
+    def take(self, count: tf.Tensor) -> Gradient:
+        """Wait for at least so many gradients, and take their average."""
         with tf.device(self._spec.device):
             average = tf.raw_ops.ResourceAccumulatorTakeGradient(
                 handle=self._handle,
@@ -166,26 +86,38 @@ class _Dense:
             average = tf.ensure_shape(average, self._spec.shape)
             return tf.cast(average, self._spec.dtype)
 
-    def begin_anew(self, step: tf.Tensor) -> tf.Operation:
-        with tf.device(self._spec.device):
-            left = tf.raw_ops.ResourceAccumulatorNumAccumulated(
-                handle=self._handle
-            )
-            with tf.control_dependencies([_drop(left, self.take)]):
-                return self.go_to(step)
+    def _left(self) -> tf.Tensor:
+        """How many gradients nobody has taken."""
+        return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
 
-    def go_to(self, step: tf.Tensor) -> tf.Operation:
+    def _set_step(self, step: tf.Tensor) -> tf.Operation:
+        return tf.raw_ops.ResourceAccumulatorSetGlobalStep(
+            handle=self._handle, new_global_step=step
+        )
+
+    def go_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
+        """Drop gradients of steps before this one from now on."""
+
+        def drop() -> tf.Tensor:
+            taken = tf.nest.flatten(self.take(left), expand_composites=True)
+            with tf.control_dependencies(taken):
+                return tf.constant(True)
+
         with tf.device(self._spec.device):
-            return tf.raw_ops.ResourceAccumulatorSetGlobalStep(
-                handle=self._handle, new_global_step=step
-            )
+            if not drops:
+                return self._set_step(step)
+            left = self._left()
+            dropped = tf.cond(left > 0, drop, lambda: tf.constant(False))
+            with tf.control_dependencies([dropped]):
+                return self._set_step(step)
 
     def destroy(self) -> None:
+        """Free the gradients that nobody has taken."""
         destroy(self._handle, self._spec.device)
 
 
-class _Sparse:
-    """Collects the slices of all gradients; an extra row counts gradients.
+class _Sparse(Accumulator):
+    """An accumulator of slices; an extra row counts gradients.
 
     TensorFlow's accumulator adds slices of one row up, and its mean divides
     each row by the number of gradients that have it. But what a Keras optimizer
@@ -197,9 +129,8 @@ class _Sparse:
     def __init__(self, name: str, spec: GradientSpec):
         self._spec = spec
         self._name = name
-        self._rows = spec.shape[0]
 
-    def _accumulator(self) -> Any:
+    def _found(self) -> Any:
         # There is none that could be kept outside of a graph: each graph has
         # an operation of its own that finds the accumulator by name.
         return tf.compat.v1.SparseConditionalAccumulator(
@@ -210,8 +141,9 @@ class _Sparse:
         )
 
     def push(
-        self, grad: Any, step: tf.Tensor, number: tf.Tensor
+        self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
     ) -> tf.Operation:
+        assert number is not None
         rows = tf.cast(grad.indices, tf.int64)
         slices = tf.size(rows, tf.int64)
         fits = tf.debugging.assert_less(
@@ -225,17 +157,17 @@ class _Sparse:
         order = tf.argsort(mine)
         values = tf.cast(grad.values, self._spec.accumulated)
         one = tf.ones([1, *self._spec.shape[1:]], values.dtype)
-        last = tf.constant([self._rows * _PER_ROW], tf.int64)
+        last = tf.constant([self._spec.shape[0] * _PER_ROW], tf.int64)
         counted = tf.IndexedSlices(
             tf.concat([tf.gather(values, order), one], 0),
             tf.concat([tf.gather(mine, order), last], 0),
         )
         with tf.device(self._spec.device):
-            return self._accumulator().apply_indexed_slices_grad(counted, step)
+            return self._found().apply_indexed_slices_grad(counted, step)
 
     def take(self, count: tf.Tensor) -> tf.IndexedSlices:
         with tf.device(self._spec.device):
-            total = self._accumulator().take_indexed_slices_grad(
+            total = self._found().take_indexed_slices_grad(
                 tf.cast(count, tf.int32)
             )
             values = total.values[:-1] / total.values[-1]
@@ -245,27 +177,23 @@ class _Sparse:
                 tf.constant(self._spec.shape, tf.int64),
             )
 
-    def begin_anew(self, step: tf.Tensor) -> tf.Operation:
-        with tf.device(self._spec.device):
-            left = self._accumulator().num_accumulated()
-            with tf.control_dependencies([_drop(left, self.take)]):
-                return self.go_to(step)
+    def _left(self) -> tf.Tensor:
+        return self._found().num_accumulated()
 
-    def go_to(self, step: tf.Tensor) -> tf.Operation:
-        with tf.device(self._spec.device):
-            return self._accumulator().set_global_step(step)
+    def _set_step(self, step: tf.Tensor) -> tf.Operation:
+        return self._found().set_global_step(step)
 
     def destroy(self) -> None:
         # It has no handle to destroy it by; what is left in it is small.
         pass
 
 
-def _drop(left: tf.Tensor, take: Callable[[tf.Tensor], Gradient]) -> tf.Tensor:
-    """Take as many gradients as there are left, if any."""
-
-    def drop() -> tf.Tensor:
-        taken = tf.nest.flatten(take(left), expand_composites=True)
-        with tf.control_dependencies(taken):
-            return tf.constant(True)
-
-    return tf.cond(left > 0, drop, lambda: tf.constant(False))
+def accumulator(name: str, spec: GradientSpec) -> Accumulator:
+    """Create the accumulator of a gradient."""
+    if spec.accumulated not in _KNOWN:
+        raise TowerError(
+            f"the gradient of {spec.name} is of dtype {spec.dtype.name}, which "
+            "cannot be averaged over replicas: train variables of a floating "
+            "dtype only."
+        )
+    return (_Sparse if spec.sparse else Accumulator)(name, spec)

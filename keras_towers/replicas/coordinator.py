@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.counts import ReplicaCounts
-from keras_towers.replicas.events import Event
-from keras_towers.replicas.group import Group
-from keras_towers.replicas.quotas import quotas
+from keras_towers.replicas.group import Event, Group
 
 NAME = "keras_towers-coordinator"
 
@@ -26,16 +24,9 @@ class Coordinator(threading.Thread):
     long as there are others to spare for them.
 
     A replica that was started again goes on behind the last gradient that it
-    had pushed: it is told how many these were, and gets a token when it may
-    push the next one.
+    had pushed: it gets a token when it may push the next one.
 
     Args:
-        group: the replicas, T.
-        apply: given the number of gradients that have arrived, and how many
-            tokens to hand out to each queue, applies the average of the
-            gradients, increments the global step and hands out the tokens;
-            returns the number of gradients averaged of each replica.
-        failed: called, in this thread, with the error that ends it.
         until_left: once so many replicas have left, the training is over, and
             the others are told to end; None: they go on by themselves.
         tell: tells the thread of an event; None: by the group.
@@ -54,15 +45,15 @@ class Coordinator(threading.Thread):
     ):
         super().__init__(name=NAME, daemon=True)
         self._group = group
-        self._aggregate = aggregate = group.aggregate
+        self._aggregate = group.rounds.aggregate
+        self._shared = group.rounds.shared
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
         self._tell = tell or group.tell
         self._limit_s = limit_s
-        replicas = group.replicas
-        # How many gradients of an update each replica computes.
-        self._quota = quotas(aggregate, replicas)
+        replicas = group.rounds.replicas
+        self._quota = group.rounds.quotas
         self._here: set[int] = set()
         self._left: set[int] = set()
         self._lost: set[int] = set()
@@ -72,7 +63,6 @@ class Coordinator(threading.Thread):
         self._ahead = [0] * replicas
         self._used = [0] * replicas
         self._dropped = [0] * replicas
-        self._pushed = [0] * replicas
         self._step = self._first = group.global_step()
         self._waited_for: collections.deque[threading.Event] = (
             collections.deque()
@@ -101,6 +91,8 @@ class Coordinator(threading.Thread):
         self._wait_for(Event.ASKED)
 
     def _wait_for(self, event: Event) -> None:
+        if self._ended.is_set():
+            return
         done = threading.Event()
         self._waited_for.append(done)
         self._tell(event)
@@ -109,11 +101,7 @@ class Coordinator(threading.Thread):
             self._check(begun)
 
     def end(self) -> None:
-        """End the thread, and wait for it.
-
-        Raises:
-            TowerError: it does not end.
-        """
+        """End the thread, and wait for it."""
         if self.is_alive():
             self._tell(Event.END)
             begun = time.monotonic()
@@ -133,10 +121,10 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         """Handle events until the end."""
         try:
-            if self._group.shared:
-                # Each replica computes its first gradient without one.
+            if self._shared:
+                # Each replica has one, or will get one when it enters.
                 (tokens,) = self._tokens()
-                self._group.hand_out([tokens - self._group.replicas])
+                self._group.hand_out([tokens - len(self._held)])
             while True:
                 event, replica, step = self._group.next_event()
                 if event is Event.END:
@@ -146,14 +134,12 @@ class Coordinator(threading.Thread):
             self._failed(error)
         finally:
             self._ended.set()
+            # It keeps the model.
+            del self._apply
 
     def _handle(self, event: Event, replica: int, step: int) -> None:
-        if event is Event.JOINED:
-            self._enter(replica, held=1)
-        elif event is Event.RETURNED:
-            # Its first gradient may be part of the next update already.
-            self._group.greet(replica, self._pushed[replica])
-            self._enter(replica, held=0)
+        if event in (Event.STARTED, Event.ENTERED):
+            self._enter(replica, held=int(event is Event.STARTED))
         elif event is Event.LOST:
             self._lost.update({replica} - self._left)
         elif event is Event.LEFT:
@@ -179,12 +165,13 @@ class Coordinator(threading.Thread):
         self._held[replica] = held
         # What is not told before it returns is not told any more.
         self._ahead[replica] = 0
+        if self._shared and not held:
+            self._group.hand_out([1])
         self._give_now(replica)
 
     def _count(self, replica: int, step: int) -> None:
         self._lost.discard(replica)
         self._held[replica] -= 1
-        self._pushed[replica] += 1
         if self._ahead[replica]:
             self._ahead[replica] -= 1
             self._give_now(replica)
@@ -210,22 +197,20 @@ class Coordinator(threading.Thread):
         for replica, number in enumerate(averaged):
             self._used[replica] += number
             ahead = self._ahead[replica] + number - self._arrived[replica]
-            if not self._group.shared:
+            if not self._shared:
                 # One that died may have pushed without telling.
                 ahead = min(ahead, self._held[replica])
             self._ahead[replica] = ahead
-        self._arrived = [0] * self._group.replicas
-        if not self._group.shared:
+        self._arrived = [0] * len(averaged)
+        if not self._shared:
             for replica, number in enumerate(tokens):
                 self._held[replica] += number
 
     def _tokens(self) -> list[int]:
         """How many tokens each queue gets with an update."""
-        if self._group.shared:
-            return [max(self._aggregate, self._group.replicas)]
-        return [
-            self._missing(replica) for replica in range(self._group.replicas)
-        ]
+        if self._shared:
+            return [max(self._aggregate, len(self._held))]
+        return [self._missing(replica) for replica in range(len(self._held))]
 
     def _missing(self, replica: int) -> int:
         if replica not in self._here:
@@ -234,9 +219,9 @@ class Coordinator(threading.Thread):
 
     def _give_now(self, replica: int) -> None:
         """Hand out the tokens of one replica between two updates."""
-        if self._group.shared:
+        if self._shared:
             return
-        tokens = [0] * self._group.replicas
+        tokens = [0] * len(self._held)
         # What it has pushed for this step counts as if it were held.
         missing = self._missing(replica) - self._arrived[replica]
         tokens[replica] = max(0, missing)

@@ -1,8 +1,64 @@
-"""How many gradients of each replica were used, and how many dropped."""
+"""How many gradients each replica computes, and what becomes of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.replicas.accumulators import GRADIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Who computes the gradients that an update averages.
+
+    Attributes:
+        replicas: how many there are, T.
+        aggregate: how many gradients an update averages, R.
+        shared: whether any replica may take any token.
+
+    Raises:
+        TowerError: too many gradients in an update.
+    """
+
+    replicas: int
+    aggregate: int
+    shared: bool
+
+    def __post_init__(self) -> None:
+        if self.replicas * self.most_of_one > GRADIENTS:
+            raise TowerError(
+                f"{self.replicas} replicas, with {self.aggregate} gradients in "
+                f"an update{' and shared tokens' * self.shared}, are too many: "
+                f"at most {GRADIENTS} gradients can be told apart."
+            )
+
+    @property
+    def quotas(self) -> list[int]:
+        """How many gradients of an update each of T replicas computes.
+
+        1 each if there are replicas to spare, else R in total.
+        """
+        if self.replicas >= self.aggregate:
+            return [1] * self.replicas
+        each, more = divmod(self.aggregate, self.replicas)
+        return [each + (index < more) for index in range(self.replicas)]
+
+    @property
+    def most_of_one(self) -> int:
+        """How many gradients of an update one replica computes, at most."""
+        if self.shared:
+            return max(self.aggregate, self.replicas)
+        return max(self.quotas)
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether gradients can come too late."""
+        return self.shared or self.replicas > self.aggregate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +81,11 @@ class ReplicaCounts:
     used: tuple[int, ...]
     dropped: tuple[int, ...]
 
+    @classmethod
+    def none(cls, replicas: int) -> ReplicaCounts:
+        """Return the counts of replicas that have done nothing."""
+        return cls(0, (0,) * replicas, (0,) * replicas)
+
     def __str__(self) -> str:
         used = " ".join(map(str, self.used))
         dropped = " ".join(map(str, self.dropped))
@@ -32,3 +93,39 @@ class ReplicaCounts:
             f"{self.updates} updates; used by replica: {used}; "
             f"dropped: {dropped}"
         )
+
+
+class DroppedGradients:
+    """The gradients dropped in each epoch of a ``fit``, for logs.
+
+    Args:
+        rounds: who computes gradients.
+        counts: returns what has become of the gradients of the ``fit`` so far.
+    """
+
+    def __init__(self, rounds: Rounds, counts: Callable[[], ReplicaCounts]):
+        self._rounds = rounds
+        self._counts = counts
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with a ``fit``."""
+        # At the end of the last epoch, and in it.
+        self._before = self._epoch = (0,) * self._rounds.replicas
+
+    def logged(self) -> dict[str, Any]:
+        """Return additional logs of an epoch that ends."""
+        if not self._rounds.may_drop:
+            return {}
+        before, self._before = self._before, self._counts().dropped
+        self._epoch = tuple(
+            now - then for now, then in zip(self._before, before, strict=True)
+        )
+        return {"dropped_gradients": sum(self._epoch)}
+
+    def write(self, epoch: int) -> None:
+        """Write what was logged of an epoch to TensorBoard."""
+        if self._rounds.may_drop:
+            for replica, dropped in enumerate(self._epoch):
+                name = f"dropped_gradients/replica_{replica}"
+                tf.summary.scalar(name, dropped, step=epoch)

@@ -1,19 +1,21 @@
-"""What the replicas of a model share: the global step, tokens, arrivals."""
+"""The state that the replicas of a model share: step, tokens, arrivals."""
 
 from __future__ import annotations
 
+import copy
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.replicas.events import Event
-from keras_towers.replicas.quotas import most_of_one
+from keras_towers.replicas.accumulators import Accumulator, GradientSpec
+from keras_towers.replicas.counts import Rounds
 from keras_towers.replicas.resources import (
+    Functions,
     Queue,
     destroy,
-    named,
+    flat,
     variable,
 )
 
@@ -21,257 +23,154 @@ from keras_towers.replicas.resources import (
 _END = -1
 
 
+class Event(enum.IntEnum):
+    """News for the coordinator."""
+
+    ARRIVED = 0
+    """A replica has pushed its gradients."""
+    STARTED = 1
+    """A replica computes its first gradient, and wants tokens for more."""
+    LEFT = 2
+    """A replica has no more data."""
+    FLUSH = 3
+    """What has arrived is to be applied, even if it is not enough."""
+    END = 4
+    """The coordinator is to end."""
+    ASKED = 5
+    """Somebody waits until all of the above has been handled."""
+    ENTERED = 6
+    """A replica waits for its first token, maybe after it has died."""
+    LOST = 7
+    """A replica has died or stopped."""
+
+
 class Group:
-    """The replicas of a model.
+    """The replicas of a model, on the device where they meet.
 
     A token is the right to push one gradient. Its number is the global step for
-    which it was handed out.
-
-    Args:
-        name: prefix of the names of the resources; every process that uses the
-            same name and device shares them.
-        device: the device that holds them.
-        replicas: how many there are, T.
-        aggregate: how many gradients an update averages, R.
-        shared: whether any replica may take any token.
-        run: calls a concrete function that takes no arguments, and may block.
-
-    Raises:
-        TowerError: too many gradients in an update.
-
-    Attributes:
-        step: the global step, a ``tf.Variable``: number of updates so far.
-        replicas: number of replicas.
-        aggregate: how many gradients an update averages.
-        shared: whether any replica may take any token.
+    which it was handed out. ``start`` to ``advance`` are operations, part of a
+    ``tf.function``; the other methods run by themselves.
     """
 
     def __init__(
         self,
         name: str,
         device: str,
-        replicas: int,
-        aggregate: int,
-        shared: bool,
-        run: Callable[[Any], Any] = lambda function: function(),
+        rounds: Rounds,
+        run: Callable[[Any], list[Any]] = flat,
     ):
-        self.replicas = replicas
-        self.aggregate = aggregate
-        self.shared = shared
-        self._most = most_of_one(aggregate, replicas, shared)
+        self.rounds = rounds
+        self.calls: Functions = Functions(run)
         self._name = name
         self._device = device
-        self._run = run
-        self._traced: dict[Any, Any] = {}
-        self.step: tf.Variable = variable(f"{name}/step", device, (), tf.int64)
-        number = 1 if shared else replicas
+        self.step: Any = self._number("step")
         self._tokens = [
             Queue(f"{name}/tokens_{index}", device, [tf.int64])
-            for index in range(number)
+            for index in range(1 if rounds.shared else rounds.replicas)
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
-        # Of the replicas that were started again.
-        self._welcomes: dict[int, Queue] = {}
         # Takes part in every average: who has pushed all of its gradients.
-        self._complete = named(
-            f"{name}/complete",
-            device,
-            lambda: tf.raw_ops.ResourceConditionalAccumulator(
-                dtype=tf.float64,
-                shape=[replicas],
-                shared_name=f"{name}/complete",
-                reduction_type="SUM",
-            ),
+        arrivals = GradientSpec(
+            "arrivals", (rounds.replicas,), tf.float64, False, device
         )
+        self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
+        # Of each replica: the step to which its gradients belong, and how many
+        # it has pushed.
+        self._local: dict[int, Any] = {}
+        self._pushed: dict[int, Any] = {}
 
-    def call(self, key: Any, body: Callable[[], Any]) -> Any:
-        """Run operations, in a function that is traced once.
+    def _number(self, name: str) -> Any:
+        return variable(f"{self._name}/{name}", self._device, (), tf.int64)
 
-        By itself, an operation that fails on another process's device would
-        break whatever this one runs there later.
+    def _of(self, replica: int) -> tuple[Any, Any]:
+        if replica not in self._local:
+            self._local[replica] = self._number(f"local_{replica}")
+            self._pushed[replica] = self._number(f"pushed_{replica}")
+        return self._local[replica], self._pushed[replica]
 
-        Args:
-            key: tells the function from others.
-            body: the operations.
+    def by(self, run: Callable[[Any], list[Any]]) -> Group:
+        """Return the same group, with another way to run operations."""
+        other = copy.copy(self)
+        other.calls = Functions(run)
+        return other
 
-        Returns:
-            What ``run`` returns for it.
-        """
-        if key not in self._traced:
-
-            def traced() -> Any:
-                result = body()
-                return None if isinstance(result, tf.Operation) else result
-
-            with compat.single_device_mode():
-                function = tf.function(traced, autograph=False)
-                self._traced[key] = function.get_concrete_function()
-        return self._run(self._traced[key])
-
-    def forget(self, *keys: Any) -> None:
-        """Drop functions that ``call`` has traced.
+    def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
+        """Begin to compute a gradient with the weights there are now.
 
         Args:
-            *keys: what they were traced for.
+            replica: the replica, 0 to T - 1.
+            token: what it has; None for its first gradient.
         """
-        for key in keys:
-            self._traced.pop(key, None)
-
-    def initialise(self) -> None:
-        """Begin at global step 0; one process does it, before all others."""
-        self.call("initialise", lambda: self._assign(0))
-
-    def begin_anew(self) -> tf.Tensor:
-        """Increment the global step; drop what has arrived before."""
+        local, _ = self._of(replica)
         with tf.device(self._device):
-            step = self.step.assign_add(tf.ones((), tf.int64))
-            left = tf.raw_ops.ResourceAccumulatorNumAccumulated(
-                handle=self._complete
-            )
-            dropped = tf.cond(
-                left > 0, lambda: self.take(left), lambda: self._nothing()
-            )
-            with tf.control_dependencies([dropped]):
-                begun = tf.raw_ops.ResourceAccumulatorSetGlobalStep(
-                    handle=self._complete, new_global_step=step
-                )
-            with tf.control_dependencies([begun]):
-                return tf.identity(step)
+            # Its own token may have been handed out long ago.
+            shared = self.rounds.shared and token is not None
+            step = token if shared else self.step.read_value()
+            return tf.identity(local.assign(step))
 
-    def _nothing(self) -> tf.Tensor:
-        return tf.zeros([self.replicas], tf.int64)
+    def wait(self, replica: int) -> tf.Tensor:
+        """Wait for a token, negative at the end, and ``start``."""
+        queue = self._tokens[0 if self.rounds.shared else replica]
+        (token,) = queue.get()
+        with (
+            tf.control_dependencies([token]),
+            tf.control_dependencies([self.start(replica, token)]),
+        ):
+            return tf.identity(token)
 
-    def _assign(self, value: int) -> None:
+    def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the step and number of a gradient, for its accumulator."""
+        local, pushed = self._of(replica)
+        most = self.rounds.most_of_one
         with tf.device(self._device):
-            self.step.assign(tf.constant(value, tf.int64), read_value=False)
-
-    def global_step(self) -> int:
-        """Return the number of updates so far."""
-        return int(_only(self.call("step", self.step.read_value)))
-
-    def clear(self) -> None:
-        """Drop all tokens and events, while nobody uses them."""
-        for index, queue in enumerate(self._queues):
-            self.call(("clear", index), queue.clear)
-
-    @property
-    def _queues(self) -> list[Queue]:
-        return [*self._tokens, self._events, *self._welcomes.values()]
-
-    def clear_tokens(self, replica: int) -> None:
-        """Drop those of a replica, which has died and comes back."""
-        if not self.shared:
-            queue = self._tokens[replica]
-            self.call(("clear", replica), queue.clear)
-
-    def get_token(self, replica: int) -> tf.Tensor:
-        """Wait for a token.
-
-        Args:
-            replica: who waits, 0 to T - 1.
-
-        Returns:
-            Its number, negative if there is nothing left to do.
-        """
-        (token,) = self._tokens[0 if self.shared else replica].get()
-        return token
-
-    def local_step(self, token: tf.Tensor) -> tf.Tensor:
-        """Return the step to which gradients computed from now on belong.
-
-        Args:
-            token: of the replica that computes them.
-        """
-        if self.shared:
-            return token
-        # It was handed out when its replica had nothing to compute yet.
-        return tf.maximum(token, self.step.read_value())
-
-    def number(self, replica: int, pushes: tf.Tensor) -> tf.Tensor:
-        """Return what tells a gradient from all others of an average.
-
-        Args:
-            replica: who computed it.
-            pushes: how many gradients it has pushed before.
-        """
-        return replica * self._most + tf.math.floormod(
-            pushes, tf.constant(self._most, tf.int64)
-        )
-
-    def arrive(self, replica: int, step: tf.Tensor) -> tf.Operation | None:
-        """Tell that a replica has pushed all of its gradients.
-
-        Args:
-            replica: the replica.
-            step: its local step.
-        """
-        with tf.device(self._device):
-            mine = tf.one_hot(replica, self.replicas, dtype=tf.float64)
-            pushed = tf.raw_ops.ResourceAccumulatorApplyGradient(
-                handle=self._complete, local_step=step, gradient=mine
+            count = tf.math.floormod(
+                pushed.read_value(), tf.constant(most, tf.int64)
             )
-            with tf.control_dependencies([pushed]):
+            return local.read_value(), replica * most + count
+
+    def arrive(self, replica: int) -> tf.Operation | None:
+        """Tell that a replica has pushed all gradients of a step."""
+        local, pushed = self._of(replica)
+        with tf.device(self._device):
+            step = local.read_value()
+            mine = tf.one_hot(replica, self.rounds.replicas, dtype=tf.float64)
+            told = [
+                self._arrivals.push(mine, step),
+                pushed.assign_add(tf.ones((), tf.int64), read_value=False),
+            ]
+            with tf.control_dependencies(told):
                 return self._put(Event.ARRIVED, replica, step)
 
-    def tell(self, event: Event, replica: int = 0) -> None:
-        """Tell the coordinator something."""
-        self.call(
-            (event, replica),
-            lambda: self._put(event, replica, tf.constant(0, tf.int64)),
-        )
+    def begin(self) -> tf.Tensor:
+        """Begin anew, without tokens, events and arrivals of a ``fit`` before.
 
-    def _put(self, event: Event, replica: int, step: tf.Tensor) -> Any:
-        with tf.device(self._device):
-            return self._events.put(tf.constant(int(event)), replica, step)
-
-    def next_event(self) -> tuple[Event, int, int]:
-        """Wait for an event.
-
-        Returns:
-            The event, the replica and its local step.
+        Nobody else may use the group meanwhile.
         """
-        event, replica, step = map(int, self.call("next", self._events.get))
-        return Event(event), replica, step
+        for queue in [*self._tokens, self._events]:
+            queue.clear()
+        with tf.device(self._device):
+            for replica in range(self.rounds.replicas):
+                _, pushed = self._of(replica)
+                pushed.assign(tf.zeros((), tf.int64), read_value=False)
+            step = self.step.assign_add(tf.ones((), tf.int64))
+            with tf.control_dependencies([self._arrivals.go_to(step, True)]):
+                return tf.identity(step)
 
     def take(self, count: tf.Tensor) -> tf.Tensor:
-        """Take those whose gradients are complete.
-
-        Args:
-            count: how many gradients there have to be, at least.
+        """Wait for at least so many arrivals, and take all there are.
 
         Returns:
-            Shape [T]: the number of gradients of each replica.
+            Shape [T]: how many of each replica.
         """
         with tf.device(self._device):
-            complete = tf.raw_ops.ResourceAccumulatorTakeGradient(
-                handle=self._complete,
-                num_required=tf.cast(count, tf.int32),
-                dtype=tf.float64,
-            )
-            return tf.cast(tf.ensure_shape(complete, [self.replicas]), tf.int64)
+            return tf.cast(self._arrivals.take(count), tf.int64)
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
-        """Increment the global step, then hand out tokens.
-
-        Args:
-            tokens: how many for each queue of tokens.
-        """
+        """Increment the global step; hand out so many tokens to each queue."""
         with tf.device(self._device):
             step = self.step.assign_add(tf.ones((), tf.int64))
             with tf.control_dependencies([step]):
                 return self._put_tokens(tokens)
-
-    def hand_out(self, tokens: Sequence[int]) -> None:
-        """Hand out tokens for the global step.
-
-        Args:
-            tokens: how many for each queue of tokens.
-        """
-        numbers = tuple(tokens)
-        self.call(
-            ("tokens", numbers),
-            lambda: self._put_tokens(tf.constant(numbers, tf.int32)),
-        )
 
     def _put_tokens(self, tokens: tf.Tensor) -> tf.Operation:
         with tf.device(self._device):
@@ -284,53 +183,71 @@ class Group:
                 )
             )
 
-    def greet(self, replica: int, gradients: int) -> None:
-        """Welcome a replica that was started again.
+    def _put(self, event: Event, replica: int, step: tf.Tensor) -> Any:
+        with tf.device(self._device):
+            return self._events.put(tf.constant(int(event)), replica, step)
 
-        Args:
-            replica: the replica.
-            gradients: how many it has pushed.
-        """
-        number = tf.constant(gradients, tf.int64)
-        self.call(
-            ("greet", replica, gradients),
-            lambda: self._welcomes_of(replica).put(number),
+    def tell(self, event: Event, replica: int = 0) -> None:
+        """Tell the coordinator something."""
+        self.calls(
+            (event, replica),
+            lambda: self._put(event, replica, tf.constant(0, tf.int64)),
         )
 
-    def come_back(self, replica: int) -> int:
-        """Ask for a welcome, as a replica that was started again.
+    def next_event(self) -> tuple[Event, int, int]:
+        """Wait for an event; return it, the replica and its local step."""
+        event, replica, step = map(int, self.calls("next", self._events.get))
+        return Event(event), replica, step
 
-        Returns:
-            How many gradients it had pushed.
-        """
-        self.clear_tokens(replica)
-        queue = self._welcomes_of(replica)
-        # One that it has not taken.
-        self.call(("clear welcomes", replica), queue.clear)
-        self.tell(Event.RETURNED, replica)
-        return int(_only(self.call(("welcome", replica), queue.get)))
-
-    def _welcomes_of(self, replica: int) -> Queue:
-        if replica not in self._welcomes:
-            name = f"{self._name}/welcomes_{replica}"
-            self._welcomes[replica] = Queue(name, self._device, [tf.int64])
-        return self._welcomes[replica]
+    def hand_out(self, tokens: Sequence[int]) -> None:
+        """Hand out so many tokens to each queue, for the global step."""
+        numbers = tuple(tokens)
+        self.calls(
+            ("tokens", numbers),
+            lambda: self._put_tokens(tf.constant(numbers, tf.int32)),
+        )
 
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
-        queue = self._tokens[0 if self.shared else replica]
-        self.call(
+        queue = self._tokens[0 if self.rounds.shared else replica]
+        self.calls(
             ("end", replica), lambda: queue.put(tf.constant(_END, tf.int64))
         )
 
+    def initialise(self) -> None:
+        """Begin at global step 0; one process does it, before all others."""
+
+        def body() -> None:
+            with tf.device(self._device):
+                self.step.assign(tf.zeros((), tf.int64), read_value=False)
+
+        self.calls("initialise", body)
+
+    def global_step(self) -> int:
+        """Return the number of updates so far."""
+        (step,) = self.calls("step", self.step.read_value)
+        return int(step)
+
+    def enter(self, replica: int) -> None:
+        """Want tokens; those that a replica had when it died are no more."""
+        if not self.rounds.shared:
+            queue = self._tokens[replica]
+            self.calls(("clear", replica), queue.clear)
+        self.tell(Event.ENTERED, replica)
+
+    def pushed(self, replica: int) -> int:
+        """Return how many gradients a replica has pushed in this ``fit``."""
+        _, pushed = self._of(replica)
+        (count,) = self.calls(("pushed", replica), pushed.read_value)
+        return int(count)
+
     def destroy(self) -> None:
         """Free the resources."""
-        self._traced.clear()
-        for queue in self._queues:
+        self.calls.forget()
+        for queue in [*self._tokens, self._events]:
             queue.destroy()
-        destroy(self._complete, self._device)
-        destroy(self.step.handle, self._device)
-
-
-def _only(results: Any) -> Any:
-    return results[0] if isinstance(results, (list, tuple)) else results
+        self._arrivals.destroy()
+        for number in (
+            *(self.step, *self._local.values(), *self._pushed.values()),
+        ):
+            destroy(number.handle, self._device)

@@ -23,18 +23,12 @@ def on(device: str) -> Iterator[None]:
         yield
 
 
-# All that this process has a handle of: by name, with the device.
+# The handles of this process: by name, with the device.
 _known: dict[str, tuple[tf.Tensor, str]] = {}
 
 
 def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Return the handle of a resource, which ``free`` then finds by its name.
-
-    Args:
-        name: of the resource.
-        device: the device that holds it.
-        make: makes the handle.
-    """
+    """Make the handle of a resource, which ``free`` then finds by its name."""
     with on(device):
         handle = make()
     _known[name] = handle, device
@@ -56,25 +50,25 @@ def free(name: str) -> None:
 
 
 def forget(name: str) -> list[tuple[tf.Tensor, str]]:
-    """Drop the handles of what another process frees, as ``free`` would.
-
-    Returns:
-        The handles, with their devices.
-    """
+    """Drop the handles that ``free`` frees in another process; return them."""
     beneath = f"{name}/"
     mine = [n for n in _known if n == name or n.startswith(beneath)]
     return [_known.pop(n) for n in mine]
 
 
+def destroy(handle: tf.Tensor, device: str) -> None:
+    """Free a resource on its device, if it is still there."""
+    for name, (known, _) in list(_known.items()):
+        if known is handle:
+            del _known[name]
+    with on(device):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
 class Queue:
-    """A queue of tuples, unbounded, on one device.
+    """An unbounded queue of tuples of scalars, on one device.
 
     Its methods work eagerly and inside a ``tf.function``.
-
-    Args:
-        name: of the resource.
-        device: the device that holds it.
-        dtypes: of the parts of an element, which are scalars.
     """
 
     def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
@@ -91,34 +85,24 @@ class Queue:
         )
 
     def put(self, *values: Any) -> tf.Operation | None:
-        """Add one element.
-
-        Args:
-            *values: its parts.
-        """
-        parts = [
-            tf.cast(value, dtype)
-            for value, dtype in zip(values, self._dtypes, strict=True)
-        ]
+        """Add one element."""
         with tf.device(self._device):
             return tf.raw_ops.QueueEnqueueV2(
-                handle=self._handle, components=parts
+                handle=self._handle, components=self._cast(values)
             )
 
     def put_many(self, *values: tf.Tensor) -> tf.Operation | None:
-        """Add N elements.
+        """Add N elements, whose parts have shape [N]."""
+        with tf.device(self._device):
+            return tf.raw_ops.QueueEnqueueManyV2(
+                handle=self._handle, components=self._cast(values)
+            )
 
-        Args:
-            *values: their parts, each of shape [N].
-        """
-        parts = [
+    def _cast(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        return [
             tf.cast(value, dtype)
             for value, dtype in zip(values, self._dtypes, strict=True)
         ]
-        with tf.device(self._device):
-            return tf.raw_ops.QueueEnqueueManyV2(
-                handle=self._handle, components=parts
-            )
 
     def get(self) -> list[tf.Tensor]:
         """Remove the first element; wait for one."""
@@ -141,26 +125,10 @@ class Queue:
         destroy(self._handle, self._device)
 
 
-def destroy(handle: tf.Tensor, device: str) -> None:
-    """Free a resource on its device, if it is still there."""
-    for name, (known, _) in list(_known.items()):
-        if known is handle:
-            del _known[name]
-    with on(device):
-        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-
-
 def variable(
     name: str, device: str, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-    """Return the variable of a name, without giving it a value.
-
-    Args:
-        name: of the resource.
-        device: the device that holds it.
-        shape: its shape.
-        dtype: its dtype.
-    """
+    """Return the variable of a name, without giving it a value."""
     made = []
 
     def make() -> tf.Tensor:
@@ -169,3 +137,54 @@ def variable(
 
     named(name, device, make)
     return made[0]
+
+
+def flat(function: Any) -> list[Any]:
+    """Call a concrete function; return its outputs in a list."""
+    return tf.nest.flatten(function(), expand_composites=True)
+
+
+class Functions:
+    """Operations without arguments, each traced once for a key, and run.
+
+    By itself, an operation that fails on another process's device would break
+    whatever this process runs there later.
+    """
+
+    def __init__(self, run: Callable[[Any], list[Any]] = flat):
+        self._run = run
+        self._traced: dict[Any, Any] = {}
+
+    def __call__(self, key: Any, body: Callable[[], Any]) -> list[Any]:
+        """Run the operations of ``body``, traced for ``key``."""
+        if key not in self._traced:
+
+            def traced() -> Any:
+                result = body()
+                return None if isinstance(result, tf.Operation) else result
+
+            with compat.single_device_mode():
+                function: Any = tf.function(traced, autograph=False)
+                self._traced[key] = function.get_concrete_function()
+        return self._run(self._traced[key])
+
+    def forget(self) -> None:
+        """Drop all traces."""
+        self._traced.clear()
+
+
+def done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
+    """Return a tensor that is ready once all writes of a call are done."""
+    begun = len(compat.get_default_graph().get_operations())
+    function(*args)
+    with after_writes(begun):
+        return tf.constant(True)
+
+
+@contextlib.contextmanager
+def after_writes(begun: int = 0) -> Iterator[None]:
+    """Run what is traced in a block behind the graph's writes so far."""
+    made = compat.get_default_graph().get_operations()[begun:]
+    writes = [op for op in made if op.op_def.is_stateful]
+    with tf.control_dependencies(writes):
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_towers import devices as devices_lib
 from keras_towers.replicas.asynchronous.calls import AsyncCalls
 from keras_towers.replicas.asynchronous.staleness import Staleness
-from keras_towers.replicas.asynchronous.update import UpdateAlone
+from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import Options, takes_options
 
@@ -75,7 +75,7 @@ class AsyncTowerStrategy(BaseStrategy):
         super().__init__(devices, given)
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
-        update = UpdateAlone(self._config, self._mode.reduce, scale)
+        update = HogwildUpdate(self._config, self._mode.reduce, scale)
         self._calls = AsyncCalls(update)
         self._compose(update, self._calls)
 

@@ -9,7 +9,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas.counts import Rounds
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
@@ -53,7 +53,7 @@ class Servers:
         self,
         update: CopiesOnTowers | CachedOnce,
         session: Callable[..., Session],
-        dropped: Dropped | None = None,
+        rounds: Rounds | None = None,
     ) -> ServedCalls:
         """Create the calls of a strategy, with the sessions of its kind."""
         stall_s = self.options.stall_shutdown_s
@@ -70,7 +70,7 @@ class Servers:
             name = f"{self._name}/fit_{number}"
             return Workers(self.connection, name, stall_s)
 
-        return ServedCalls(update, session_of, workers_of, self.peers, dropped)
+        return ServedCalls(update, session_of, workers_of, self.peers, rounds)
 
     def described(self) -> list[str]:
         """Lines for ``describe()``."""

@@ -14,11 +14,9 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.meeting.environments import tf_config
-from keras_towers.replicas import ReplicaCounts
-from keras_towers.replicas.asynchronous.dropped import Dropped
+from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.asynchronous.replica_calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.update import UpdateAlone
-from keras_towers.replicas.quotas import most_of_one
+from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
 from keras_towers.replicas.servers.update import CopiesOnTowers
@@ -152,8 +150,7 @@ class SyncReplicasStrategy(BaseStrategy):
         aggregate = replicas
         if replicas_to_aggregate is not None:
             aggregate = _checked_number(replicas_to_aggregate)
-        shared = tokens == "shared"
-        most_of_one(aggregate, replicas, shared)
+        rounds = Rounds(replicas, aggregate, tokens == "shared")
         averages = variable_averages
         if averages is not None and not isinstance(
             averages, tf.train.ExponentialMovingAverage
@@ -165,7 +162,6 @@ class SyncReplicasStrategy(BaseStrategy):
         self.replicas_to_aggregate: int = aggregate
         self.tokens: Tokens = tokens
         self._moving = averages
-        also = None if averages is None else self._average
         servers = self._servers
         super().__init__(
             devices,
@@ -176,19 +172,19 @@ class SyncReplicasStrategy(BaseStrategy):
         )
         self._calls: ReplicaCalls | ServedCalls
         if servers is None:
-            update = UpdateAlone(self._config, self._mode.reduce)
-            self._calls = ReplicaCalls(
-                update, aggregate, shared, also, stall_shutdown_s
+            update = HogwildUpdate(
+                self._config, self._mode.reduce, also=self._average
             )
+            alone = aggregate == 1 and averages is None
+            self._calls = ReplicaCalls(update, rounds, alone, stall_shutdown_s)
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
             session = functools.partial(
                 ReplicaSession,
-                *(aggregate, shared, given.batches == "split", also),
+                *(rounds, given.batches == "split", self._average),
             )
-            dropped = Dropped(replicas, aggregate, shared)
-            self._calls = servers.calls(copies, session, dropped)
+            self._calls = servers.calls(copies, session, rounds)
             self._compose(copies, self._calls)
 
     @property
@@ -199,13 +195,8 @@ class SyncReplicasStrategy(BaseStrategy):
     @property
     def counts(self) -> ReplicaCounts:
         """What has become of each replica's gradients in the last ``fit``."""
-        if isinstance(self._calls, ReplicaCalls):
-            return self._calls.counts
-        session = self._calls.last
-        if isinstance(session, ReplicaSession):
-            return session.counts
-        none = (0,) * self.total_num_replicas
-        return ReplicaCounts(0, none, none)
+        none = ReplicaCounts.none(self.total_num_replicas)
+        return self._calls.counts or none
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.
@@ -220,8 +211,8 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            masters = self._calls.last.model.masters
-            trained = masters.of(variable) if variable in masters else trained
+            there = self._calls.last.variables
+            trained = there.of(variable) if variable in there else trained
         average = None
         if self._moving is not None:
             average = self._moving.average(trained)
@@ -235,9 +226,9 @@ class SyncReplicasStrategy(BaseStrategy):
         return tf.convert_to_tensor(average)
 
     def _average(self, variables: Sequence[Any]) -> None:
-        assert self._moving is not None
-        with compat.single_device_mode():
-            self._moving.apply([getattr(v, "_value", v) for v in variables])
+        if self._moving is not None:
+            with compat.single_device_mode():
+                self._moving.apply([getattr(v, "_value", v) for v in variables])
 
     def _described(self) -> list[str]:
         wanted, there = self.replicas_to_aggregate, self.total_num_replicas

@@ -2,8 +2,9 @@
 
 ``main`` is given the strategy, its options, the epochs of each ``fit``, and may
 be given the number of models, the seconds that a batch takes, those before the
-epoch in which a test kills, after how many steps the task kills itself, a
-backup's kind and folder, and how much later others than the chief write it.
+epoch in which a test kills, after how many steps the task kills itself, or
+before it knows that they have ended, a backup's kind and folder, and how much
+later others than the chief write it.
 """
 
 import os
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
+from keras_towers.replicas.servers import session
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
 KILLED_IN = 3
@@ -56,6 +58,19 @@ class Late(keras.callbacks.Callback):
         time.sleep(self._by_s)
 
 
+def die_within(steps):
+    """Die when a step has been run, but before this process knows so."""
+    original, left = session.Session.step, [steps]
+
+    def step(self):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self)
+
+    session.Session.step = step
+
+
 def make():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
@@ -79,11 +94,20 @@ def train(model, fits, callbacks=(), shuffle=True):
 
 
 def main(
-    strategy, options, fits, models=1, backup=None, folder="", late_s=0, **told
+    strategy,
+    options,
+    fits,
+    models=1,
+    backup=None,
+    folder="",
+    late_s=0,
+    dies_within=0,
+    **told,
 ):
     """Run as a task of the job."""
     settings.GONE_S, settings.CHIEF_GONE_S = 2.0, 6.0
     settings.ANSWER_S = 5.0
+    die_within(dies_within)
     print("process", os.getpid())
     # The server's devices are no towers of this process.
     kt.virtual_towers(2)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.accumulators import Accumulators, GradientSpec
+from keras_towers.replicas.accumulators import GradientSpec, accumulator
 from tests.kit.compare import close
 
 DEVICE = "/device:CPU:1"
@@ -17,7 +17,7 @@ _numbers = itertools.count()
 def run(operations, *args):
     @tf.function(autograph=False)
     def function(*args):
-        with tf.control_dependencies(operations(*args)):
+        with tf.control_dependencies([operations(*args)]):
             return tf.constant(True)
 
     function(*args)
@@ -29,25 +29,23 @@ class Averaged:
     def __init__(self, shape, dtype=tf.float32, sparse=False):
         spec = GradientSpec("weight", shape, dtype, sparse, DEVICE)
         name = f"tests/accumulators_{next(_numbers)}"
-        self.accumulators = Accumulators(name, [spec])
+        self.accumulator = accumulator(name, spec)
         self.taken = 0
 
     def push(self, grad, step, number=0):
         run(
-            lambda grad: self.accumulators.push(
-                [grad], tf.constant(step, "int64"), tf.constant(number, "int64")
+            lambda grad: self.accumulator.push(
+                grad, tf.constant(step, "int64"), tf.constant(number, "int64")
             ),
             grad,
         )
 
     def take(self, count):
-        (average,) = tf.function(self.accumulators.take, autograph=False)(
-            tf.constant(count)
-        )
-        return average
+        take = tf.function(self.accumulator.take, autograph=False)
+        return take(tf.constant(count))
 
     def begin_anew(self, step):
-        run(lambda: self.accumulators.begin_anew(tf.constant(step, "int64")))
+        run(lambda: self.accumulator.go_to(tf.constant(step, "int64"), True))
 
 
 def slices(rows, values, shape=(5, 2)):

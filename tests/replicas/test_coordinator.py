@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas import Coordinator, Group
-from keras_towers.replicas.events import Event
-from keras_towers.replicas.quotas import quotas
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.counts import Rounds
+from keras_towers.replicas.group import Event, Group
 from tests.kit.leaving import Boom
 
 DEVICE = "/device:CPU:0"
@@ -30,17 +30,18 @@ class Played:
 
     def __init__(self, replicas, aggregate, shared=False, limit_s=None):
         name = f"tests/coordinator_{next(_numbers)}"
-        self.group = Group(name, DEVICE, replicas, aggregate, shared)
+        self.group = Group(name, DEVICE, Rounds(replicas, aggregate, shared))
         self.group.initialise()
         self.updates = []
         self.errors = []
+        self.group.calls("begin", self.group.begin)
+        self.first = self.group.global_step()
+        for replica in range(replicas):
+            self.group.tell(Event.STARTED, replica)
+            self.start(replica)
         self.coordinator = Coordinator(
             self.group, self.apply, self.errors.append, limit_s=limit_s
         )
-        self.step = {}
-        for replica in range(replicas):
-            self.group.tell(Event.JOINED, replica)
-            self.step[replica] = self.group.global_step()
         self.coordinator.start()
 
     def apply(self, count, tokens):
@@ -57,24 +58,22 @@ class Played:
         advance()
         return averaged
 
-    def push(self, *replicas, tells=True):
-        """Push the gradients of replicas that have a token."""
+    def start(self, replica):
+        """Begin to compute a gradient, with the weights there are now."""
+        self.group.calls(("s", replica), lambda: self.group.start(replica))
 
-        @tf.function(autograph=False)
-        def arrive(replica):
-            step = tf.constant(self.step[replica], tf.int64)
-            if tells:
-                self.group.arrive(replica, step)
-                return
-            size = self.group.replicas
-            tf.raw_ops.ResourceAccumulatorApplyGradient(
-                handle=self.group._complete,
-                local_step=step,
-                gradient=tf.one_hot(replica, size, dtype=tf.float64),
+    def push(self, *replicas):
+        """Push the gradients of replicas that have a token."""
+        for replica in replicas:
+            self.group.calls(
+                ("a", replica), lambda r=replica: self.group.arrive(r)
             )
 
-        for replica in replicas:
-            arrive(replica)
+    def push_untold(self, replica):
+        """Push as one that dies before it tells of it."""
+        step = tf.constant(self.group.global_step(), tf.int64)
+        grad = tf.one_hot(replica, self.group.rounds.replicas, dtype="float64")
+        self.group._arrivals.push(grad, step)
 
     def tokens(self, *replicas):
         """Wait for a token of each; return their numbers."""
@@ -84,15 +83,20 @@ class Played:
         found = []
 
         def wait():
-            body = lambda: self.group.get_token(replica)  # noqa: E731
-            found.append(int(self.group.call(("token", replica), body)))
+            body = lambda: self.group.wait(replica)  # noqa: E731
+            found.extend(map(int, self.group.calls(("w", replica), body)))
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         thread.join(SECONDS)
         assert found, f"no token for replica {replica}"
-        self.step[replica] = max(found[0], self.group.global_step())
-        return found[0]
+        return found[0] - self.first
+
+    def returns(self, replica):
+        """Come back; return how many gradients the replica had pushed."""
+        pushed = self.group.pushed(replica)
+        self.group.enter(replica)
+        return pushed
 
     def counts(self):
         """Return the counts once what has been told is handled."""
@@ -117,9 +121,9 @@ def played(*args, **kwargs):
 
 
 def test_quotas():
-    assert quotas(3, 4) == [1, 1, 1, 1]
-    assert quotas(4, 4) == [1, 1, 1, 1]
-    assert quotas(5, 2) == [3, 2]
+    assert Rounds(4, 3, False).quotas == [1, 1, 1, 1]
+    assert Rounds(4, 4, False).quotas == [1, 1, 1, 1]
+    assert Rounds(2, 5, False).quotas == [3, 2]
 
 
 def test_replicas_that_have_left_are_not_waited_for():
@@ -142,14 +146,14 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
         game.push(0, 1)
         assert game.tokens(0, 1) == [1, 1]
         game.push(1)
-        assert game.group.come_back(1) == 2
+        assert game.returns(1) == 2
         # Its gradient is there already: it waits for the next update.
         game.coordinator.wait()
         assert not game.has_token(1)
         game.push(0)
         assert game.tokens(0, 1) == [2, 2]
         # Now it dies before it has pushed.
-        assert game.group.come_back(1) == 2
+        assert game.returns(1) == 2
         assert game.tokens(1) == [2]
         game.push(0, 1)
         assert game.tokens(0) == [3]
@@ -159,8 +163,8 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
 
 def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
     with played(2, 2) as game:
-        game.push(1, tells=False)
-        assert game.group.come_back(1) == 0
+        game.push_untold(1)
+        assert game.returns(1) == 0
         assert game.tokens(1) == [0]
         game.push(1, 0)
         assert game.tokens(0, 1) == [1, 1]
@@ -184,7 +188,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
             game.push(0)
             assert game.tokens(0) == [2]
             # One that goes on is waited for again.
-            game.step[2] = 2
+            game.start(2)
             game.push(2, 0)
             assert game.tokens(0, 2) == [3, 3]
             game.push(0)

@@ -45,8 +45,8 @@ def test_the_servers_hold_what_a_checkpoint_holds(strategy, name, tmp_path):
 
     def look(batch, logs):
         if batch == 2:
-            masters = mine._components.calls.last.model.masters
-            there.extend(masters.of(v).numpy() for v in model.weights)
+            held = mine._components.calls.last.variables
+            there.extend(held.of(v).numpy() for v in model.weights)
             other.load_weights(file)
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)

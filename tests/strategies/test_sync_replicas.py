@@ -262,11 +262,11 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         return threading.active_count(), len(graphs)
 
     threads, graphs = blocks(2)
-    # Queues of two replicas and of events, what is complete, the step; and
-    # two gradients.
-    assert len(destroyed) == 2 * (5 + 2)
+    # Queues of two replicas and of events, arrivals, the step, and two numbers
+    # of each replica; and two gradients.
+    assert len(destroyed) == 2 * (9 + 2)
     with pytest.raises(tf.errors.OpError):
-        tf.raw_ops.QueueSizeV2(handle=destroyed[-5])
+        tf.raw_ops.QueueSizeV2(handle=destroyed[-7])
     after = blocks(1)
     assert after[0] <= threads
     assert after[1] <= graphs

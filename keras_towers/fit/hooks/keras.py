@@ -12,7 +12,7 @@ drawing functions of ``tf.random`` and ``tf.nn``, and ``_initialize`` of Keras
 variables (``fit/verify/substitutes.py``).
 
 Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
-variables (``fit/asynchronous/update.py``).
+variables (``replicas/asynchronous/update.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,

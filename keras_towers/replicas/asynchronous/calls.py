@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
-from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
-from keras_towers.replicas.asynchronous.pace import Free, Pace
+from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
 from keras_towers.replicas.asynchronous.staleness import (
     Staleness,
     write_staleness,
 )
-from keras_towers.replicas.asynchronous.tensorboard import with_writer
+from keras_towers.replicas.asynchronous.steps import TowerSteps
 from keras_towers.replicas.asynchronous.threads import TowerThreads
-from keras_towers.replicas.asynchronous.training import AsyncTraining, Steps
 from keras_towers.replicas.asynchronous.update import (
-    UpdateAlone,
+    HogwildUpdate,
     add_atomically,
+)
+from keras_towers.replicas.fits import TrainFunction, with_writer
+
+# Limits the overhead of merging the metrics of all towers.
+SECONDS_BETWEEN_LOGS = 0.1
+_REFUSAL = (
+    "the train function of a model on asynchronous towers runs inside fit() "
+    "and train_on_batch() only: call one of these."
 )
 
 
 class AsyncCalls(TowerCalls):
-    """Runs training asynchronously and all other methods synchronously.
-
-    Args:
-        update: applies the gradients of a tower.
-
-    Attributes:
-        update: as given.
-        staleness: the staleness of the steps of the last epoch.
-        stall_shutdown_s: how long to wait for the end of any step; None: for
-            ever.
-    """
+    """Runs training asynchronously and all other methods synchronously."""
 
     stall_shutdown_s: float | None = None
 
-    def __init__(self, update: UpdateAlone):
+    def __init__(self, update: HogwildUpdate):
         super().__init__(update)
-        self.update = update
+        self._update = update
         self.staleness: Staleness = Staleness()
 
-    def pace(self) -> Pace:
+    def schedule(self) -> UpdateSchedule:
         """Return when the towers of one more model may go on."""
-        return Free(self.update)
+        return UpdateSchedule(self._update)
 
     def open(
         self,
@@ -61,7 +60,6 @@ class AsyncCalls(TowerCalls):
         prepared: bool,
         start: Start | None,
     ) -> TowerCall:
-        """Create the call object that Keras's loop uses."""
         if kind not in TRAINING:
             return super().open(model, kind, prepared, start)
         given = (self._step, self.adoption, model, kind, prepared, start)
@@ -88,29 +86,18 @@ class AsyncCalls(TowerCalls):
         write_staleness(self.staleness, epoch)
 
 
-class TrainFunction:
-    """The model's train function: runs the next steps of the current call."""
-
-    def __init__(self, training: AsyncTraining):
-        self.training = training
-
-    def __call__(self, iterator: Any) -> Any:
-        call = call_lib.current()
-        if not isinstance(call, _AsyncCall):
-            raise TowerError(
-                "the train function of a model on asynchronous towers runs "
-                "inside fit() and train_on_batch() only: call one of these."
-            )
-        return call.train(self.training, iterator)
-
-
 class _AsyncCall(TowerCall):
     """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
 
     def __init__(self, calls: AsyncCalls, *args: Any):
         super().__init__(*args)
         self._calls = calls
-        self._steps = Steps(self.logs, fits=self.kind == "fit")
+        self._fits = self.kind == "fit"
+        # None if steps run in the calling thread.
+        self._threads: TowerThreads | None = None
+        self._steps_here = 0
+        self._shown: Any = None
+        self._next_logs = 0.0
 
     def shadows(self) -> dict[str, Any]:
         return {
@@ -123,20 +110,17 @@ class _AsyncCall(TowerCall):
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"
             trainers.log_without_xla(model, True, why)
-        if not isinstance(model.train_function, TrainFunction):
-            model.train_function = TrainFunction(
-                AsyncTraining(
-                    self.config, self.adoption, self._calls.pace(), model
-                )
-            )
+        if steps_of(model) is None:
+            schedule = self._calls.schedule()
+            steps = TowerSteps(self.config, self.adoption, schedule, model)
+            model.train_function = TrainFunction(_AsyncCall, steps, _REFUSAL)
         elif force:
-            model.train_function.training.forget()
+            model.train_function.steps.forget()
             return
-        if self._steps.fits and not model.run_eagerly:
-            pace = model.train_function.training.pace
-            self._steps.threads = TowerThreads(
+        if self._fits and not model.run_eagerly:
+            self._threads = TowerThreads(
                 self.config.num_towers,
-                pace,
+                model.train_function.steps.schedule,
                 self._calls.stall_shutdown_s,
                 recorder_of(model),
             )
@@ -147,28 +131,93 @@ class _AsyncCall(TowerCall):
             self.config, kind, self.order, whole, **kwargs
         )
 
-    def train(self, training: AsyncTraining, iterator: Any) -> Any:
-        """Train on the next batches of Keras's loop."""
-        at_last_step = self._steps.fits and self.epoch_iterator.at_last_step
-        return training.train(self._steps, iterator, at_last_step)
+    def train(self, steps: TowerSteps, iterator: Any) -> Any:
+        """Train on the next ``steps_per_execution`` batches."""
+        at_last_step = self._fits and self.epoch_iterator.at_last_step
+        taken = 0
+        batches = itertools.islice(iterator, self.model.steps_per_execution)
+        for batch in batches:
+            taken += 1
+            if self._threads is None:
+                self._train_here(steps, batch)
+                continue
+            traced = steps.for_batches(iterator.element_spec, self.logs)
+            self._threads.submit(traced, batch)
+        if not taken:
+            raise StopIteration
+        if self._threads is not None:
+            self._look(steps, self._threads, at_last_step)
+        return self._shown
+
+    def _train_here(self, steps: TowerSteps, batch: Any) -> None:
+        index = self._steps_here % self.config.num_towers if self._fits else 0
+        latest = steps.run_here(self._fits, index, batch, self.logs)
+        self._steps_here += 1
+        self._refresh(steps, latest)
+
+    def _look(
+        self, steps: TowerSteps, threads: TowerThreads, at_last_step: bool
+    ) -> None:
+        """Refresh the logs if they are due."""
+        if at_last_step:
+            threads.drain()
+            self._refresh(steps, threads.latest)
+            return
+        if self._shown is None:
+            # Callbacks expect all log names after the first step.
+            threads.wait_for_a_step()
+        if threads.latest is None:
+            return
+        due = time.monotonic() > self._next_logs
+        if due or not _is_finite(threads.latest):
+            self._refresh(steps, threads.latest)
+
+    def _refresh(self, steps: TowerSteps, latest: Any) -> None:
+        self._shown = latest
+        self._shown = steps.merged(latest, self.logs)
+        self._next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
 
     def end_of_steps(self, logs: Any) -> Any:
-        function = self.model.train_function
-        if not self._steps.fits or not isinstance(function, TrainFunction):
+        steps, threads = steps_of(self.model), self._threads
+        if not self._fits or steps is None:
             return logs
-        logs, seen = function.training.end(self._steps, logs)
-        self._calls.staleness = seen
-        return logs
+        if threads is None:
+            here, self._steps_here = self._steps_here, 0
+            self._calls.staleness = Staleness({0: here} if here else {})
+        else:
+            threads.drain()
+            self._calls.staleness = threads.take_staleness()
+            if threads.latest is not None:
+                self._refresh(steps, threads.latest)
+            # Metrics are reset for the next epoch; until one of its steps has
+            # ended, the logs of this epoch are shown.
+            threads.latest = None
+        return logs if self._shown is None else self._shown
 
     def _end(self, logs: Any) -> Any:
         logs = super()._end(logs)
         return {**logs, **self._calls.also_logged()}
 
     def settle(self, trains: bool) -> None:
-        if self._steps.threads is not None:
+        if self._threads is not None:
             # To apply more for an evaluation would change the training.
-            self._steps.threads.drain(whole=trains)
+            self._threads.drain(whole=trains)
 
     def close(self) -> None:
-        if self._steps.threads is not None:
-            self._steps.threads.close()
+        if self._threads is not None:
+            self._threads.close()
+
+
+def steps_of(model: keras.Model) -> TowerSteps | None:
+    """Return the steps that were traced for asynchronous towers, if any."""
+    steps = getattr(model.train_function, "steps", None)
+    return steps if isinstance(steps, TowerSteps) else None
+
+
+def _is_finite(logs: Any) -> bool:
+    numbers = (np.asarray(leaf) for leaf in tf.nest.flatten(logs))
+    return all(
+        np.all(np.isfinite(number))
+        for number in numbers
+        if np.issubdtype(number.dtype, np.floating)
+    )

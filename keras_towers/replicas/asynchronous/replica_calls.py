@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,67 +12,57 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TRAINING
-from keras_towers.replicas import ReplicaCounts
-from keras_towers.replicas.asynchronous.calls import AsyncCalls, TrainFunction
-from keras_towers.replicas.asynchronous.dropped import Dropped
-from keras_towers.replicas.asynchronous.pace import Pace
-from keras_towers.replicas.asynchronous.replicas import InStep
-from keras_towers.replicas.asynchronous.update import UpdateAlone
+from keras_towers.replicas.asynchronous.calls import AsyncCalls, steps_of
+from keras_towers.replicas.asynchronous.rounds import ReplicaSchedule
+from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
+from keras_towers.replicas.asynchronous.update import HogwildUpdate
+from keras_towers.replicas.counts import (
+    DroppedGradients,
+    ReplicaCounts,
+    Rounds,
+)
+from keras_towers.replicas.fits import refuse_eager
 
 
 class ReplicaCalls(AsyncCalls):
     """Runs training on replicas whose gradients are averaged.
 
     Args:
-        update: as for ``AsyncCalls``.
-        aggregate: how many gradients an update averages.
-        shared: whether any replica may take any token.
-        also: what to do with each update, or None.
         stall_shutdown_s: how long to wait for the end of any step.
     """
 
     def __init__(
         self,
-        update: UpdateAlone,
-        aggregate: int,
-        shared: bool,
-        also: Callable[[Sequence[Any]], Any] | None,
+        update: HogwildUpdate,
+        rounds: Rounds,
+        alone: bool,
         stall_shutdown_s: float,
     ):
         super().__init__(update)
         self.stall_shutdown_s = stall_shutdown_s
-        self._aggregate = aggregate
-        self._shared = shared
-        self._also = also
-        self._last: InStep | None = None
-        self._dropped = Dropped(self._config.num_replicas, aggregate, shared)
+        self._rounds = rounds
+        self._runs_alone = alone
+        self._last: ReplicaSchedule | None = None
+        self._dropped = DroppedGradients(rounds, lambda: self.counts)
 
     @property
     def counts(self) -> ReplicaCounts:
         """What has become of the gradients of the last ``fit``."""
         if self._last is not None:
             return self._last.counts
-        none = (0,) * self._config.num_replicas
-        return ReplicaCounts(0, none, none)
+        return ReplicaCounts.none(self._rounds.replicas)
 
     @property
     def _alone(self) -> bool:
-        every = self._aggregate == 1 and self._also is None
-        return super()._alone and every
+        return super()._alone and self._runs_alone
 
-    def pace(self) -> Pace:
-        return InStep(
-            self.update,
-            self._config.num_replicas,
-            self._aggregate,
-            self._shared,
-            self._begin,
-            self._also,
-            self.stall_shutdown_s,
+    def schedule(self) -> UpdateSchedule:
+        return ReplicaSchedule(
+            self._update, self._rounds, self._begin, self.stall_shutdown_s
         )
 
-    def _begin(self, replicas: InStep) -> None:
-        self._last = replicas
+    def _begin(self, schedule: ReplicaSchedule) -> None:
+        self._last = schedule
         self._dropped.begin()
 
     def open(
@@ -82,21 +72,15 @@ class ReplicaCalls(AsyncCalls):
         prepared: bool,
         start: Start | None,
     ) -> TowerCall:
-        if kind in TRAINING and model.run_eagerly:
+        if kind in TRAINING:
+            refuse_eager(self._config, model)
+        steps = steps_of(model)
+        if kind == "fit" and steps is not None and steps.schedule.runs:
             raise TowerError(
-                f"{self._config.name} needs compiled steps, but model "
-                f"{model.name!r} is set to run_eagerly=True: compile it "
-                "without, or debug it outside of the strategy."
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"whose replicas are busy: {self._config.name} can run "
+                "train_on_batch there, or fit of another model."
             )
-        function = model.train_function
-        if kind == "fit" and isinstance(function, TrainFunction):
-            pace = function.training.pace
-            if isinstance(pace, InStep) and pace.runs:
-                raise TowerError(
-                    f"fit of model {model.name!r} is called inside its own "
-                    f"fit, whose replicas are busy: {self._config.name} can "
-                    "run train_on_batch there, or fit of another model."
-                )
         return super().open(model, kind, prepared, start)
 
     def _run(
@@ -112,7 +96,7 @@ class ReplicaCalls(AsyncCalls):
         return result
 
     def also_logged(self) -> dict[str, Any]:
-        return self._dropped.logged(self.counts)
+        return self._dropped.logged()
 
     def _write(self, epoch: int) -> None:
         self._dropped.write(epoch)

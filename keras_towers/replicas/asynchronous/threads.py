@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
 from keras_towers.replicas.asynchronous import staleness as staleness_lib
-from keras_towers.replicas.asynchronous.pace import Pace
+from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
 
 NAME = "keras_towers-async"
 
@@ -22,28 +23,18 @@ class TowerThreads:
     Idle towers take batches from a shared queue, so a slow tower takes fewer
     and never blocks a fast one. The queue holds as many batches as there are
     towers, so that fast towers do not wait for data.
-
-    Args:
-        towers: number of towers.
-        pace: when they may take a batch.
-        stall_shutdown_s: how long to wait for the end of any step; None: for
-            ever.
-        recorder: records the steps; None: nothing does.
-
-    Attributes:
-        latest: the result of the step that ended last; None before the first.
     """
 
     def __init__(
         self,
         towers: int,
-        pace: Pace,
+        schedule: UpdateSchedule,
         stall_shutdown_s: float | None = None,
         recorder: Recorder | None = None,
     ):
         self._towers = towers
         self._recorder = recorder
-        self._pace = pace
+        self._schedule = schedule
         self._stall_shutdown_s = stall_shutdown_s
         # The towers that are in a step.
         self._busy: set[int] = set()
@@ -61,15 +52,10 @@ class TowerThreads:
         self.latest: Any = None
 
     def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
-        """Queue a batch for the next idle tower; block while the queue is full.
+        """Queue a batch for the next idle tower; wait while the queue is full.
 
-        Args:
-            steps: the step functions of all towers.
-            batch: the argument of the step.
-
-        Raises:
-            TowerError: no step has ended for too long.
-            BaseException: any error of an earlier step.
+        As all methods that wait, it raises any error of an earlier step, and
+        ``TowerError`` if no step has ended for too long.
         """
         with self._progress:
             self._await(
@@ -82,30 +68,16 @@ class TowerThreads:
             self._start()
 
     def drain(self, whole: bool = True) -> None:
-        """Wait until all submitted batches are done.
-
-        Args:
-            whole: whether all of their gradients are to be applied, even if
-                others are to be averaged with them.
-
-        Raises:
-            TowerError: no step has ended for too long.
-            BaseException: any error of a step.
-        """
+        """Wait until all submitted batches are done."""
         with self._progress:
             self._await(lambda: not self._busy and not self._waiting)
             self._raise()
-        self._pace.settle(whole)
+        self._schedule.settle(whole)
         with self._progress:
             self._raise()
 
     def wait_for_a_step(self) -> None:
-        """Wait until at least one step has ended.
-
-        Raises:
-            TowerError: no step has ended for too long.
-            BaseException: any error of a step.
-        """
+        """Wait until at least one step has ended."""
         with self._progress:
             self._await(lambda: self._error or self.latest is not None)
             self._raise()
@@ -134,15 +106,12 @@ class TowerThreads:
             return self._clock.take()
 
     def close(self) -> None:
-        """End the threads once all submitted batches are done.
-
-        After an error on a tower, queued batches are dropped.
-        """
+        """End the threads once all batches are done, or dropped by an error."""
         with self._work:
             self._closed = True
             self._work.notify_all()
         if self._begun:
-            self._pace.end()
+            self._schedule.end()
             self._begun = False
         for index, thread in enumerate(self._threads):
             # None if a Ctrl-C came before it was started.
@@ -156,7 +125,7 @@ class TowerThreads:
     def _start(self) -> None:
         # Recorded first, so that a Ctrl-C in between leaks no thread.
         self._begun = True
-        self._pace.begin(self._failed_elsewhere)
+        self._schedule.begin(self._failed_elsewhere)
         for index in range(self._towers):
             # Daemons, so that a second Ctrl-C exits without waiting for steps.
             thread = threading.Thread(
@@ -177,13 +146,14 @@ class TowerThreads:
             steps, batch, read = job
             try:
                 with self._recorded(index):
-                    result = self._pace.run(index, lambda: steps[index](batch))  # noqa: B023
+                    step = functools.partial(steps[index], batch)
+                    result = self._schedule.run(index, step)
             except BaseException as error:
                 self._failed(index, error)
             else:
                 self._ended(index, result, read)
             # Frees the batch while waiting for the next one.
-            del job, steps, batch
+            del job, steps, batch, step
 
     def _recorded(self, index: int) -> contextlib.AbstractContextManager[None]:
         if self._recorder is None:
@@ -192,7 +162,7 @@ class TowerThreads:
 
     def _may_go_on(self, index: int) -> bool:
         try:
-            return self._pace.enter(index)
+            return self._schedule.enter(index)
         except BaseException as error:
             self._failed_elsewhere(error)
             return False

@@ -31,30 +31,30 @@ from keras_towers.fit.update.one_device import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import Reduction, scaled
-from keras_towers.replicas.averages import done
+from keras_towers.replicas.resources import done
 
 _numbers = itertools.count()
 
 
-class UpdateAlone(UpdateOnce):
+class HogwildUpdate(UpdateOnce):
     """Every tower applies its own gradients to shared weights.
 
     In custom training loops the towers run synchronously, as ``UpdateOnce``.
-
-    Args:
-        config: the towers.
-        reduction: as for ``UpdateOnce``.
-        scale: factor for a tower's gradients.
     """
 
     name = "alone"
     description = "every tower updates the shared weights independently"
 
     def __init__(
-        self, config: TowerConfig, reduction: Reduction, scale: float = 1.0
+        self,
+        config: TowerConfig,
+        reduction: Reduction,
+        scale: float = 1.0,
+        also: Callable[[Sequence[Any]], Any] = lambda variables: None,
     ):
         super().__init__(config, reduction)
         self.scale = scale
+        self.also = also
         self._turns: dict[int, tf.CriticalSection] = {}
         self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -97,15 +97,16 @@ class UpdateAlone(UpdateOnce):
                 )
             else:
                 call.original(grads, variables)
+        self.also(variables)
 
-    def unscaled(self) -> UpdateAlone:
+    def unscaled(self) -> HogwildUpdate:
         """Return a copy with scale 1, for a step that runs on one tower."""
         other = copy.copy(self)
         other.scale = 1.0
         return other
 
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
-        """Return the lock of an optimizer, shared by all towers."""
+        """The lock of an optimizer, shared by all towers."""
         if id(optimizer) not in self._turns:
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 # TensorFlow's default name is shared by all sections: a step

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.replicas.asynchronous.dropped import Dropped
-from keras_towers.replicas.asynchronous.tensorboard import with_writer
 from keras_towers.replicas.asynchronous.update import add_atomically
-from keras_towers.replicas.servers.fit import InStep, ServedFit
+from keras_towers.replicas.counts import (
+    DroppedGradients,
+    ReplicaCounts,
+    Rounds,
+)
+from keras_towers.replicas.fits import TrainFunction, refuse_eager, with_writer
+from keras_towers.replicas.servers import session as session_lib
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
 
+_REFUSAL = (
+    "the train function of a model whose weights parameter servers hold runs "
+    "inside fit() only: call that."
+)
+
 
 class ServedCalls(TowerCalls):
-    """Trains together with other workers; evaluates by itself.
-
-    Args:
-        update: gives the gradients to the servers.
-        session: returns how the workers train the n-th model together.
-        workers: returns those of the n-th ``fit``.
-        peers: by which they tell one another values.
-        dropped: counts dropped gradients; None: none can be.
-
-    Attributes:
-        last: how the workers train the model that was trained last; None if
-            there is none.
-    """
+    """Trains together with other workers; evaluates by itself."""
 
     def __init__(
         self,
@@ -46,10 +50,9 @@ class ServedCalls(TowerCalls):
         session: Callable[[int], Session],
         workers: Callable[[int], Workers],
         peers: ServerPeers,
-        dropped: Dropped | None = None,
+        rounds: Rounds | None = None,
     ):
         super().__init__(update)
-        self.update = update
         # Steps of any other kind than training.
         self._by_itself = self._step.alone()
         self._make_session = session
@@ -58,8 +61,21 @@ class ServedCalls(TowerCalls):
         self._make_workers = workers
         self._peers = peers
         self._fits = 0
-        self._dropped = dropped
+        self._dropped: DroppedGradients | None = None
+        if rounds is not None and update.config.peers.rank == 0:
+            none = ReplicaCounts.none(rounds.replicas)
+            self._dropped = DroppedGradients(
+                rounds, lambda: self.counts or none
+            )
         self.last: Session | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts | None:
+        """What has become of the gradients of the last ``fit``."""
+        return None if self.last is None else self.last.counts
+
+    def _counts_now(self) -> ReplicaCounts:
+        return self.counts or ReplicaCounts.none(self._config.num_replicas)
 
     def session_of(self, model: keras.Model) -> Session:
         """Return how the workers train a model together."""
@@ -111,17 +127,11 @@ class ServedCalls(TowerCalls):
         prepared: bool,
         start: Start | None,
     ) -> TowerCall:
-        """Create the call object that Keras's loop uses."""
         if kind != "fit":
             return TowerCall(
                 self._by_itself, self.adoption, model, kind, prepared, start
             )
-        if model.run_eagerly:
-            raise TowerError(
-                f"{self._config.name} needs compiled steps, but model "
-                f"{model.name!r} is set to run_eagerly=True: compile it "
-                "without, or debug it outside of the strategy."
-            )
+        refuse_eager(self._config, model)
         given = self._step, self.adoption, model, kind, prepared, start
         return ServedFit(self.session_of(model), self._dropped, *given)
 
@@ -135,26 +145,201 @@ class ServedCalls(TowerCalls):
         if not isinstance(call, ServedFit):
             return super()._run(call, original, args, kwargs)
         given = callbacks_lib.by_name(original, args, kwargs)
-        given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), InStep(call)
+        # Behind what all other callbacks have done.
+        joins = keras.callbacks.LambdaCallback(
+            on_train_begin=call.begin, on_epoch_end=call.end_epoch
         )
-        if self._dropped is not None and call.session.rank == 0:
+        given["callbacks"] = callbacks_lib.with_added(
+            given.get("callbacks"), joins
+        )
+        if self._dropped is not None:
+            self._dropped.begin()
             _, given = with_writer(original, (), given, self._dropped.write)
         call.initial_epoch = given.get("initial_epoch") or 0
         add_atomically()
         self.last = call.session
-        taker, self.update.taker = self.update.taker, call.session
         try:
-            with call.noticing_the_end(), call.writing_through():
+            with call.joined():
                 result = super()._run(call, original, (), given)
         except BaseException as error:
             call.end(error)
             raise
-        else:
-            call.end(None)
-        finally:
-            self.update.taker = taker
+        call.end(None)
         counts = call.session.counts
         if counts is not None and any(counts.dropped):
             announce(f"{self._config.name}: {counts}")
         return result
+
+
+class ServedFit(TowerCall):
+    """A ``fit`` of one worker.
+
+    Args:
+        dropped: counts dropped gradients; None: not here.
+    """
+
+    initial_epoch: int = 0
+
+    def __init__(
+        self, session: Session, dropped: DroppedGradients | None, *args: Any
+    ):
+        super().__init__(*args)
+        self.session = session
+        self._dropped = dropped
+        self._begun = False
+        self._before: int | None = None
+        self._left_out = 0
+
+    def shadows(self) -> dict[str, Any]:
+        return {
+            **super().shadows(),
+            "make_train_function": self._make_train_function,
+        }
+
+    def _make_train_function(self, force: bool = False) -> None:
+        if isinstance(self.model.train_function, TrainFunction) and not force:
+            return
+        self.model.train_function = None
+        self.session.retrace()
+        self._make("train", force)
+        function: Any = getattr(self.model, "train_function")  # noqa: B009
+        self.model.train_function = TrainFunction(ServedFit, function, _REFUSAL)
+        self.adoption.remember_function(self.model, "train_function")
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        with self.session.in_trace():
+            return super().run_step(step, batch)
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        beat = self.session.workers.beat
+        if kind == "fit":
+            return _Beating(beat, self.config, kind, self.order, **kwargs)
+        # Each worker validates on all of the data.
+        return _Beating(beat, self.config.alone(), kind, None, **kwargs)
+
+    def prepare(self, batch: Any) -> None:
+        super().prepare(batch)
+        self.session.variables.hold(self.model)
+        self.session.check(state_lib.collect(self.model).optimizers)
+
+    def begin(self, logs: Any = None) -> None:
+        """Take over where the chief begins, when all callbacks have begun."""
+        session, model = self.session, self.model
+        self._begun = True
+        self._before = model._initial_epoch
+        epoch, behind = session.begin(self._before or self.initial_epoch)
+        if behind:
+            # So that it reads what the others do, in the same order.
+            epochs, self._left_out = self.epoch_iterator.pass_over(behind)
+            epoch += epochs
+            session.batches = behind
+        if not session.has_left:
+            session.start()
+        model._initial_epoch = sys.maxsize if session.has_left else epoch
+
+    def train(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+        """Train on the next ``steps_per_execution`` batches."""
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            if self._left_out:
+                next(iterator)
+                self._left_out -= 1
+                continue
+            try:
+                with (
+                    patches.shadowed(self.model, {"steps_per_execution": 1}),
+                    self.session.variables.in_place(),
+                ):
+                    logs = function(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise
+                break
+            except tf.errors.OpError as error:
+                with self.session.connection.naming_lost_servers():
+                    raise error
+            if not self.session.step():
+                self.model.stop_training = True
+                break
+        return logs
+
+    def end_epoch(self, epoch: int, logs: Any = None) -> None:
+        """Stop where the chief stops, behind all callbacks."""
+        stops = bool(self.model.stop_training)
+        self.model.stop_training = self.session.end_epoch(epoch, stops)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Train with the other workers inside a block.
+
+        The session ends before the optimizer gives the weights their final
+        values. What the chief's callbacks assign or save in between reaches the
+        servers, too.
+        """
+        optimizer, chief = self.model.optimizer, self.session.rank == 0
+        hooked: list[tuple[Any, patches.Shadows]] = []
+        if optimizer is not None:
+            mine = {"finalize_variable_values": self._finalize}
+            hooked.append((optimizer, mine))
+        if chief:
+            saves = {"save": self._save, "save_weights": self._save}
+            hooked.append((self.model, saves))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(session_lib.current.filled(self.session))
+            for owner, methods in hooked:
+                bound = patches.bound(owner, methods)
+                stack.enter_context(patches.shadowed(owner, bound))
+            if chief:
+                patches.replace(compat.KerasVariable, "assign", _assign)
+            yield
+
+    def _finalize(
+        self, optimizer: Any, original: Callable[[Any], None], variables: Any
+    ) -> None:
+        if self._begun:
+            self.session.leave(bool(self.model.stop_training))
+        original(variables)
+        if self._begun:
+            self.session.finalized()
+
+    def _save(
+        self, _: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Have the servers hold what a checkpoint does."""
+        self.session.put_others()
+        return original(*args, **kwargs)
+
+    def end_of_steps(self, logs: Any) -> Any:
+        self.session.put_others()
+        return logs
+
+    def _end(self, logs: Any) -> Any:
+        logs = super()._end(logs)
+        return {**logs, **self._dropped.logged()} if self._dropped else logs
+
+    def end(self, error: BaseException | None) -> None:
+        """End the training, as a whole or by an error."""
+        if self._begun:
+            self.model._initial_epoch = self._before
+            self.session.end(error)
+
+
+class _Beating(TowerEpochIterator):
+    """Tells with each step that this worker goes on."""
+
+    def __init__(self, beat: Callable[[], None], *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._beat = beat
+
+    def __next__(self) -> Any:
+        step = super().__next__()
+        self._beat()
+        return step
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    result = original(variable, value)
+    session = session_lib.current.get()
+    if session is not None and tf.executing_eagerly():
+        session.write_through(variable)
+    return result

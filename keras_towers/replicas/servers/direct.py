@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.contract import UpdateCall
 from keras_towers.replicas.asynchronous.update import (
     adding_atomically,
     takes_turns,
 )
-from keras_towers.replicas.averages import done
-from keras_towers.replicas.resources import variable as named_variable
-from keras_towers.replicas.servers.barrier import Barrier
+from keras_towers.replicas.barrier import LEFT, Barrier
+from keras_towers.replicas.resources import Functions, after_writes, done
 from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.workers import FitEnded
 
 logger = logging.getLogger("keras_towers")
 
@@ -27,134 +27,100 @@ logger = logging.getLogger("keras_towers")
 class DirectSession(Session):
     """A model whose workers update the weights on the servers themselves.
 
-    Args:
-        sync: whether all workers finish a step before any begins the next.
-        split: whether every worker takes its part of each batch.
-        **given: for ``Session``.
+    All workers come to a barrier when they have read the weights, and when they
+    have updated them. Where nobody waits for others, each has a barrier of its
+    own, which knows where a worker that comes back was.
     """
 
     def __init__(self, sync: bool, split: bool, **given: Any):
         super().__init__(**given)
-        self._traced: dict[Any, Any] = {}
-        self._barrier: Barrier | None = None
-        # What a barrier knows is known of workers without one by this.
-        self._phase: int | None = None
-        self._trained_on: Any = named_variable(
-            f"{self.name}/trained_on/{self.rank}",
-            self.connection.devices[0],
-            (),
-            tf.int64,
-        )
         self.in_step = sync and split
-        if sync:
-            self._barrier = Barrier(
-                f"{self.name}/barrier",
-                self.connection.devices[0],
-                self.rank,
-                self.connection.size,
-            )
+        self._sync = sync
+        size = self.connection.size
+        self._barriers = (
+            [Barrier(f"{self.name}/barrier", self._server, self.rank, size)]
+            if sync
+            else [
+                Barrier(f"{self.name}/barrier_{rank}", self._server, 0, 1)
+                for rank in range(size)
+            ]
+        )
+        self._barrier = self._barriers[0 if sync else self.rank]
+        self._came: int | None = None
 
-    def take(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        sums: Sequence[Any],
-    ) -> None:
-        """Apply the gradients of this worker."""
-        there = self.model.at_servers(optimizer, variables)
+    def take(self, call: UpdateCall) -> None:
+        there = self.variables.at_servers(call.optimizer, call.variables)
         with there, adding_atomically():
-            original(list(sums), list(variables))
+            call.run()
 
-    def _call(
-        self, name: Any, body: Callable[[], Any], in_step: bool = True
-    ) -> Any:
-        if name not in self._traced:
-            with compat.single_device_mode():
-                function = tf.function(body, autograph=False)
-                self._traced[name] = function.get_concrete_function()
-        run = self.run_in_step if in_step else self.run
-        return run(self._traced[name])
-
-    def forget_traces(self) -> None:
-        super().forget_traces()
-        self._traced.clear()
+    @contextlib.contextmanager
+    def in_trace(self) -> Iterator[None]:
+        yield
+        with after_writes():
+            self._barrier.arrive()
 
     def _initialise(self) -> None:
-        if self._barrier is not None:
-            self._call("clear", self._barrier.clear, in_step=False)
+        for number, barrier in enumerate(self._barriers):
+            self._calls(("begin", number), barrier.begin)
 
-    def hold(self, model: keras.Model) -> None:
-        super().hold(model)
-        for optimizer in state_lib.collect(model).optimizers:
-            if takes_turns(optimizer, self.model.trained):
+    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        for optimizer in optimizers:
+            if takes_turns(optimizer, self.variables.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
                     "averages weights, scales the loss or has a constraint to "
                     "obey, which workers cannot do at the same time: use "
                     "SyncReplicasStrategy, which updates once for all of them."
                 )
-
-        if self._barrier is not None and self.rank == 0:
-            for optimizer in state_lib.collect(model).optimizers:
+            if self._sync and self.rank == 0:
                 _warn_of_differences(optimizer)
 
     def come_back(self) -> int:
-        barrier = self._barrier
-        if barrier is None:
-            (batches,) = self._call("batches", self._trained_on.read_value)
-            return int(batches)
-        barrier.begin()
-        left = frozenset(self.workers.have_left() - {self.rank})
-        (phase,) = self._call(("find", left), lambda: barrier.find(left))
-        # The others come an odd number of times to read the weights, and an
-        # even number of times when they have updated them.
-        self._phase = int(phase)
-        return self._phase // 2
+        self._came = self._enter()
+        if self._came == LEFT:
+            self.workers.wait_for_end()
+            raise FitEnded
+        # Once more than it has made steps, unless it has not read the weights
+        # that its last one led to.
+        return self._came // 2
+
+    def _enter(self) -> int:
+        (came,) = self._calls("enter", self._barrier.enter)
+        return int(came)
 
     def first(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None and phase % 2 == 0:
-            self._call("stepped", self._end_of_step)
-            return
-        if self._barrier is None:
-            self._call("begun", self._begun)
-        elif phase is None:
-            self._barrier.begin()
-        self._call("first", self._refresh)
-
-    def _begun(self) -> None:
-        with tf.device(self.connection.devices[0]):
-            self._trained_on.assign(tf.constant(self.batches, tf.int64))
+        came, self._came = self._came, None
+        if came is None:
+            came = self._enter()
+        if came == 0:
+            self._calls("first", self._refresh)
+        elif came % 2 == 0:
+            self._calls("next", self._next_step)
+        else:
+            self._calls("wait", self._barrier.wait)
 
     def stepped(self) -> bool:
-        (stopped,) = self._call("stepped", self._end_of_step)
-        return self.goes_on(stopped)
+        (stopped,) = self._calls("next", self._next_step)
+        return self._goes_on(stopped)
 
-    def _end_of_step(self) -> tf.Tensor:
+    def _next_step(self) -> tf.Tensor:
         """Get the weights when all updates have been made."""
-        if self._barrier is None:
-            with tf.device(self.connection.devices[0]):
-                self._trained_on.assign_add(tf.ones((), tf.int64))
-            self._refresh()
-            return self.stopped()
         with tf.control_dependencies([self._barrier.wait()]):
             # Before the second wait: so all stop behind the same step.
-            stopped = self.stopped()
+            stopped = self._read_stopped()
             with tf.control_dependencies([stopped]):
                 self._refresh()
         return stopped
 
     def _refresh(self) -> None:
         """Get the weights, before anyone updates them again."""
-        here = done(self.model.copy_here)
-        if self._barrier is not None:
-            with tf.control_dependencies([here]):
-                self._barrier.wait()
+        with tf.control_dependencies([done(self.variables.copy_here)]):
+            arrived = self._barrier.arrive()
+        with tf.control_dependencies(arrived):
+            self._barrier.wait()
 
     def _leave(self) -> None:
-        if self._barrier is not None:
-            self._call("leave", self._barrier.leave, in_step=False)
+        Functions(self.workers.run)("leave", self._barrier.leave)
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:

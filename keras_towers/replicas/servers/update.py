@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import keras
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.fit.update.at_variable import UpdateAtVariable
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.reduction import Gradients
-
-
-class TakesSums(Protocol):
-    """Receives the gradients of a worker, summed over its towers."""
-
-    def take(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        original: Callable[[list[Any], list[Any]], Any],
-        variables: Sequence[Any],
-        sums: Sequence[Any],
-    ) -> None:
-        """Take N gradients, as part of the step that is being traced.
-
-        Args:
-            optimizer: the optimizer that the step called.
-            original: its own ``apply``.
-            variables: the N variables.
-            sums: their gradients; None for a missing one.
-        """
-        ...
+from keras_towers.replicas.servers import session as session_lib
 
 
 class _ToServers:
-    """What the updates below have in common."""
+    """Hands the sums of a worker's towers to the session that trains."""
 
     config: Any
-    taker: TakesSums | None = None
     _sums: Callable[..., list[list[Any]]]
 
-    def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        if self.taker is None:
+    def _update(
+        self,
+        call: UpdateCall,
+        rows: Gradients,
+    ) -> None:
+        session = session_lib.current.get()
+        if session is None:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
                 "in step from the beginning of a fit to its end. For "
@@ -51,7 +34,7 @@ class _ToServers:
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
-        self.taker.take(call.optimizer, call.original, call.variables, sums)
+        session.take(dataclasses.replace(call, grads=sums))
 
 
 class CopiesOnTowers(_ToServers, UpdateOnce):

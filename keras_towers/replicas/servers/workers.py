@@ -26,9 +26,6 @@ class Workers:
     """The workers of one ``fit``, as one of them sees them.
 
     Args:
-        connection: this worker's.
-        name: prefix of the names of what the workers share; another one for
-            each ``fit``.
         stall_shutdown_s: how long to wait for one that gives no sign of life.
     """
 
@@ -47,11 +44,7 @@ class Workers:
         self._watch = self._pulse.watch()
 
     def begin(self) -> bool:
-        """Tell that this worker trains.
-
-        Returns:
-            Whether it comes back: a worker of its rank has told so before.
-        """
+        """Tell that this worker trains."""
         back = self._store.get(self._own("begun")) is not None
         self._store.put(self._own("begun"), True)
         self._store.put(self._own("failed"), "")
@@ -70,11 +63,7 @@ class Workers:
         return set(self._of_all("left"))
 
     def end(self, batches: int) -> None:
-        """Tell that all is over; on the chief only.
-
-        Args:
-            batches: how many the chief has trained on.
-        """
+        """Tell that all is over; on the chief only."""
         self._store.put(self._ended, batches)
 
     def batches(self) -> int | None:
@@ -132,24 +121,12 @@ class Workers:
             )
 
     def check_failed(self) -> None:
-        """Raise what has ended the chief's ``fit``, if anything has.
-
-        Raises:
-            TowerError: it has failed or died.
-        """
+        """Raise what has ended the chief's ``fit``, if anything has."""
         if self._rank > 0:
             self._look_at_chief(self._pulse.watch())
 
     def watching(self, in_step: bool = False) -> Callable[[], None]:
-        """Return what to call every now and then while this worker waits.
-
-        Args:
-            in_step: whether it waits for what comes before the end of fit.
-
-        Returns:
-            It raises ``TowerError`` once the chief has failed or died, and
-            ``FitEnded`` once it has ended the ``fit``.
-        """
+        """Return what to call every now and then while this worker waits."""
         watch = self._watch = self._pulse.watch()
 
         def look() -> None:
@@ -167,9 +144,6 @@ class Workers:
         """Return what to call every now and then, to learn who is lost.
 
         It may be called in any thread, and is no sign that ``fit`` goes on.
-
-        Args:
-            lost: called once with each that has died or stopped.
         """
         watch = self._pulse.watch()
         alive = set(self._others)
@@ -184,11 +158,7 @@ class Workers:
         return look
 
     def wait_for_others(self, is_over: Callable[[], bool]) -> None:
-        """Wait until all workers that live have left.
-
-        Args:
-            is_over: whether there is nothing left to do for those who have not.
-        """
+        """Wait until all workers that live have left."""
         watch = self._pulse.watch()
         missing = list(self._others)
         told, over = False, None
@@ -229,12 +199,7 @@ class Workers:
         return ""
 
     def run(self, function: Any, in_step: bool = False) -> Any:
-        """Call a concrete function; fail if it waits for too long.
-
-        Args:
-            function: it takes no arguments.
-            in_step: as for ``watching``.
-        """
+        """Call a concrete function; fail if it waits for too long."""
         look = self.watching(in_step)
         with self._connection.naming_lost_servers():
             try:

@@ -1,0 +1,211 @@
+"""The copies of a model's variables that parameter servers hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.update.one_device import as_one_device, component
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.slots import slots_of
+from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.replicas.resources import Functions, variable
+
+
+class ServerVariables:
+    """Copies of a model's variables on parameter servers, found by name.
+
+    All workers create them in the same order. In every worker the Keras
+    variables keep their local values; the copies take their place inside
+    ``in_place`` and ``at_servers``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[str],
+        run: Callable[[Any], list[Any]],
+        drop_with: Callable[[Any, str], None],
+    ):
+        self._name = name
+        self._drop_with = drop_with
+        self._calls = Functions(run)
+        self._place = LeastLoadedPlacement(devices)
+        self._copies: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
+        self._count = 0
+        self.trained: list[keras.Variable] = []
+        self.others: list[keras.Variable] = []
+        self._of_optimizers: list[keras.Variable] = []
+
+    @property
+    def _all(self) -> list[keras.Variable]:
+        return [*self.trained, *self.others, *self._of_optimizers]
+
+    def hold(self, model: keras.Model) -> None:
+        """Give all variables that the workers share a copy on the servers."""
+        state = state_lib.collect(model)
+        for optimizer in state.optimizers:
+            _build(optimizer, model)
+        self.trained = [v for v in state.weights if v.trainable]
+        self.others = [v for v in state.weights if not v.trainable]
+        self._of_optimizers = state.optimizer_variables
+        slots = {
+            id(slot): weight
+            for optimizer in state.optimizers
+            for slot, weight in slots_of(optimizer)
+        }
+        for each in self._all:
+            dtype = keras.backend.standardize_dtype(each.dtype)
+            if each not in self._copies and dtype != "string":
+                self._add(each, slots.get(id(each)))
+
+    def _add(
+        self, local: keras.Variable, beside: keras.Variable | None
+    ) -> None:
+        """Put a copy beside that of a variable, or on the least full server."""
+        if beside is not None and beside in self._copies:
+            device = self._copies[beside].device
+        else:
+            device = self._place(local.path, local.shape, local.dtype)
+        name = f"{self._name}/{self._count}"
+        dtype = tf.as_dtype(local.dtype)
+        made: Any = variable(name, device, local.shape, dtype)
+        # By this id optimizers know the variables that they train.
+        made._unique_id = component(local._value)._unique_id
+        self._drop_with(made, name)
+        self._count += 1
+        self._copies[local] = made
+
+    def __contains__(self, local: Any) -> bool:
+        return isinstance(local, keras.Variable) and local in self._copies
+
+    def of(self, local: Any) -> tf.Variable:
+        """Return the copy of a variable."""
+        self._check([local])
+        return self._copies[local]
+
+    def _check(self, variables: Sequence[Any]) -> None:
+        unknown = [v for v in variables if v not in self]
+        if unknown:
+            names = ", ".join(getattr(v, "path", str(v)) for v in unknown)
+            raise TowerError(
+                f"the step trains {names}, which the parameter servers do not "
+                "hold: they hold the trainable weights that the model had "
+                "when fit began."
+            )
+
+    def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
+        """Write local values into the copies; None: of all variables."""
+        mine = self._held(variables)
+
+        def body() -> None:
+            for each in mine:
+                value, copy = _merged(each), self._copies[each]
+                with tf.device(copy.device):
+                    copy.assign(value, read_value=False)
+
+        self._call("put", mine, body)
+
+    def get(self) -> None:
+        """Write the copies into all local components."""
+        mine = self._held(None)
+        self._call("get", mine, lambda: self.copy_here(mine))
+
+    def copy_here(
+        self, variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Do as ``get``, as part of a function; None: the trained weights."""
+        variables = self.trained if variables is None else variables
+        for each in variables:
+            copy = self._copies[each]
+            with tf.device(copy.device):
+                value = copy.read_value()
+            local = each._value
+            if isinstance(local, variables_lib.TowerVariable):
+                local.assign_everywhere(value)
+            elif local is not copy:
+                first = component(local)
+                with tf.device(first.device):
+                    first.assign(value, read_value=False)
+        variables_lib.copy_to_towers(variables)
+
+    def _held(
+        self, variables: Sequence[keras.Variable] | None
+    ) -> list[keras.Variable]:
+        known = self._all if variables is None else variables
+        return [v for v in known if v in self._copies]
+
+    def _call(
+        self,
+        what: str,
+        variables: Sequence[keras.Variable],
+        body: Callable[[], None],
+    ) -> None:
+        if variables:
+            self._calls((what, *(id(v._value) for v in variables)), body)
+
+    def write_through(self, local: keras.Variable) -> None:
+        """Give the servers a value that has been assigned here."""
+        if local in self and local._value is not self._copies[local]:
+            self.put([local])
+
+    def forget_traces(self) -> None:
+        """Drop functions of local variables, which may have been replaced."""
+        self._calls.forget()
+
+    def in_place(self) -> contextlib.AbstractContextManager[None]:
+        """Let the optimizers' variables be those on the servers."""
+        return self._replaced(self._of_optimizers)
+
+    @contextlib.contextmanager
+    def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
+        before = []
+        try:
+            for each in self._held(variables):
+                if each._value is not self._copies[each]:
+                    # Recorded first, so that a Ctrl-C is undone, too.
+                    before.append((each, each._value))
+                    each._value = self._copies[each]
+            yield
+        finally:
+            for each, value in before:
+                each._value = value
+
+    @contextlib.contextmanager
+    def at_servers(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> Iterator[None]:
+        """Let weights and optimizers be those on the servers."""
+        self._check(variables)
+        with (
+            self._replaced([*self.trained, *self._of_optimizers]),
+            as_one_device(optimizer, variables),
+        ):
+            yield
+
+
+def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    if optimizer.built:
+        return
+    if optimizer is not model.optimizer:
+        raise TowerError(
+            f"the optimizer {optimizer.name!r} of model {model.name!r} is "
+            "not built yet, and all workers have to know its variables "
+            "before they train: call optimizer.build(variables) before fit."
+        )
+    with as_one_device(optimizer, model.trainable_variables):
+        optimizer.build(model.trainable_variables)
+
+
+def _merged(local: keras.Variable) -> tf.Tensor:
+    value = local._value
+    if isinstance(value, variables_lib.TowerVariable):
+        return value.merged_value()
+    return component(value).read_value()

@@ -1,0 +1,52 @@
+"""A barrier of workers, one of which dies, comes back and leaves."""
+
+from keras_towers.replicas.barrier import Barrier
+from keras_towers.replicas.resources import Functions
+
+DEVICE = "/device:CPU:0"
+
+
+class Worker:
+    """A worker, played by the test."""
+
+    def __init__(self, rank):
+        self._barrier = Barrier("tests/barrier", DEVICE, rank, 2)
+        self._calls = Functions()
+
+    def does(self, *names):
+        for name in names:
+            found = self._calls(name, getattr(self, f"_{name}"))
+        return found
+
+    def _begin(self):
+        return self._barrier.begin()
+
+    def _enter(self):
+        return self._barrier.enter()
+
+    def _arrive(self):
+        self._barrier.arrive()
+
+    def _wait(self):
+        return self._barrier.wait()
+
+    def _leave(self):
+        return self._barrier.leave()
+
+
+def test_a_worker_that_comes_back_has_come_as_often_as_before():
+    one, other = Worker(0), Worker(1)
+    one.does("begin")
+    assert one.does("enter") == other.does("enter") == [0]
+    for worker in (one, other):
+        worker.does("arrive")
+    for worker in (one, other):
+        worker.does("wait")
+    one.does("arrive")
+    # It has taken the note of the first time, but nobody's of the second.
+    again = Worker(1)
+    assert again.does("enter") == [1]
+    again.does("arrive", "wait")
+    one.does("wait")
+    again.does("leave")
+    one.does("arrive", "wait", "arrive", "wait")
