@@ -52,7 +52,9 @@ class Workers:
 
     def beat(self) -> None:
         """Tell that this worker goes on."""
-        self._pulse.beat()
+        # It may be the first to notice that the server is lost.
+        with self._connection.naming_lost_servers():
+            self._pulse.beat()
 
     def leave(self) -> None:
         """Tell that this one has left."""
@@ -107,8 +109,9 @@ class Workers:
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
-        watch.look()
-        failure = self._store.get(f"{self._name}/failed-0")
+        with self._connection.naming_lost_servers():
+            watch.look()
+            failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
