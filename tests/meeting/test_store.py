@@ -5,6 +5,8 @@ import os
 import pickle
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -175,3 +177,20 @@ def test_a_secret_of_another_job_is_not_used(monkeypatch):
     for told, signed in (("", False), (f":1/{token(SECRET)}", True)):
         monkeypatch.setenv(address, f"127.0.0.1{told}")
         assert store.from_environment().signed == signed
+
+
+def test_a_forged_answer_is_not_believed():
+    class Forger(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'"forged"')
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Forger) as forger:
+        Thread(target=forger.handle_request, daemon=True).start()
+        client = store.Endpoint(*forger.server_address, SECRET).client()
+        with pytest.raises(OSError, match="signature is wrong"):
+            client.get("plan")
