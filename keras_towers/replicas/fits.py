@@ -41,21 +41,15 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
         )
 
 
-def with_writer(
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    write: Callable[[int], None],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Write summaries of each epoch, if ``fit`` has a ``TensorBoard``."""
-    given = callbacks_lib.by_name(method, args, kwargs)
+def with_writer(given: dict[str, Any], write: Callable[[int], None]) -> None:
+    """Write summaries of each epoch, if ``fit`` is given a ``TensorBoard``."""
     callbacks = given.get("callbacks")
     board = keras.callbacks.TensorBoard
     boards = [
         c for c in callbacks_lib.listed(callbacks) if isinstance(c, board)
     ]
     if not boards:
-        return args, kwargs
+        return
 
     def write_to_all(epoch: int, logs: Any) -> None:
         for each in boards:
@@ -64,4 +58,3 @@ def with_writer(
 
     writer = keras.callbacks.LambdaCallback(on_epoch_end=write_to_all)
     given["callbacks"] = callbacks_lib.with_added(callbacks, writer)
-    return (), given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,17 +32,14 @@ _SHOWN = 80
 def check(
     config: TowerConfig,
     kind: str,
-    method: Callable[..., Any],
     model: keras.Model,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: dict[str, Any],
 ) -> None:
     """Check that all ranks call the same method with the same settings."""
     # Compared are the arguments of the call that decide on its steps, and, for
     # training, the loss and the optimizer that were compiled. Learning rates
     # may differ, since all ranks train with that of rank 0: a warning names
     # them.
-    given = callbacks_lib.by_name(method, args, kwargs)
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":
         names += _OF_SAME_DATA
@@ -55,7 +52,7 @@ def check(
     if kind in TRAINING:
         mine |= _compiled(model)
     if kind in TRAINING and config.transport.size > 1:
-        observer = callbacks_lib.observing(method, args, kwargs)
+        observer = callbacks_lib.observing(kind, given)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         mine["callback that measures"] = str(name)

@@ -34,15 +34,10 @@ _COUNTING = (
 _Kind = TypeVar("_Kind")
 
 
-def are_taken_by(method: Callable[..., Any]) -> bool:
-    """Whether a Keras method takes callbacks."""
-    return "callbacks" in inspect.signature(method).parameters
-
-
 def by_name(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Bind all arguments of a call to their names."""
+    """Bind the user's arguments of a Keras method to their names."""
     given = inspect.signature(method).bind(None, *args, **kwargs).arguments
     del given["self"]
     given.update(given.pop("kwargs", {}))
@@ -69,11 +64,9 @@ def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
     return callbacks
 
 
-def resuming(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ResumesFit | None:
+def resuming(kind: str, given: dict[str, Any]) -> ResumesFit | None:
     """Find the callback that makes ``fit`` go on in the middle, if any."""
-    found = _of_kind(ResumesFit, method, args, kwargs)
+    found = _of_kind(ResumesFit, kind, given)
     if len(found) > 1:
         names = " and ".join(type(c).__name__ for c in found)
         raise TowerError(
@@ -84,32 +77,27 @@ def resuming(
 
 
 def _of_kind(
-    kind: type[_Kind],
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    wanted: type[_Kind], kind: str, given: dict[str, Any]
 ) -> list[_Kind]:
-    """Find the callbacks of a kind that a ``fit`` got."""
-    if method.__name__ != "fit":
+    """Find the callbacks of a type that a ``fit`` got."""
+    if kind != "fit":
         return []
-    callbacks = listed(by_name(method, args, kwargs).get("callbacks"))
+    callbacks = listed(given.get("callbacks"))
     for callback in callbacks:
         held = getattr(callback, "callback", None)
         if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
-            held, kind
+            held, wanted
         ):
             raise TowerError(
                 f"{type(held).__name__} knows itself which rank does what: "
                 f"give it without {type(callback).__name__}."
             )
-    return [c for c in callbacks if isinstance(c, kind)]
+    return [c for c in callbacks if isinstance(c, wanted)]
 
 
-def observing(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ObservesFit | None:
+def observing(kind: str, given: dict[str, Any]) -> ObservesFit | None:
     """Find the callback that observes a ``fit``, if any."""
-    found = _of_kind(ObservesFit, method, args, kwargs)
+    found = _of_kind(ObservesFit, kind, given)
     if len(found) > 1:
         raise TowerError(
             f"fit got {len(found)} callbacks of type "
@@ -120,22 +108,20 @@ def observing(
 
 @contextlib.contextmanager
 def observed(
-    method: Callable[..., Any],
+    kind: str,
     model: keras.Model,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: dict[str, Any],
     config: TowerConfig | None,
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> Iterator[None]:
     """Let a callback observe the ``fit`` in this block, if one does.
 
     Args:
         config: the towers; None: Keras trains as without a strategy.
     """
-    observer = observing(method, args, kwargs)
+    observer = observing(kind, given)
     if observer is None:
-        yield args, kwargs
+        yield
         return
-    given = by_name(method, args, kwargs)
     callbacks = given["callbacks"]
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
@@ -146,7 +132,7 @@ def observed(
         else:
             given["callbacks"] = ordered
         stack.enter_context(observer.around(model, config, given["x"]))
-        yield (), given
+        yield
 
 
 def warn_of_counters(given: dict[str, Any]) -> None:
@@ -166,17 +152,13 @@ def warn_of_counters(given: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def on_one_device(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[None]:
+def on_one_device(given: dict[str, Any]) -> Iterator[None]:
     """Make ``SwapEMAWeights`` work with weights on towers, for a block."""
     with contextlib.ExitStack() as stack:
-        if are_taken_by(method):
-            given = by_name(method, args, kwargs)
-            for callback in listed(given.get("callbacks")):
-                if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                    mine = patches.bound(callback, _SWAPS)
-                    stack.enter_context(patches.shadowed(callback, mine))
+        for callback in listed(given.get("callbacks")):
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                mine = patches.bound(callback, _SWAPS)
+                stack.enter_context(patches.shadowed(callback, mine))
         yield
 
 

@@ -14,6 +14,7 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
+from keras_towers.fit.calls.callbacks import by_name
 from keras_towers.fit.calls.synchronous import run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
@@ -46,6 +47,7 @@ class NoOpCalls:
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
+        given = by_name(original, args, kwargs)
         trains = kind in TRAINING
         # Keras passes this argument where fit itself calls evaluate.
         if not trains and not kwargs.get("_use_cached_eval_dataset"):
@@ -53,7 +55,7 @@ class NoOpCalls:
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
-                return run_alone(kind, original, model, args, kwargs)
+                return run_alone(kind, original, model, given)
         call = _NoOpCall(self._strategy, model, kind, self._logs)
         optimizer = getattr(model, "optimizer", None) if trains else None
         ends = {"finalize_variable_values": lambda variables: None}
@@ -61,7 +63,7 @@ class NoOpCalls:
             patches.shadowed(model, call.shadows(trains)),
             patches.shadowed(optimizer, ends if optimizer else {}),
         ):
-            return run_alone(kind, original, model, args, kwargs)
+            return run_alone(kind, original, model, given)
 
 
 class _NoOpCall:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import keras
@@ -54,18 +54,24 @@ _CHIEF_ONLY = (
 )
 
 
-def arguments(
+def adapt(
     config: TowerConfig,
     adoption: Adoption,
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kind: str,
+    given: dict[str, Any],
     nested: bool = False,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Keep this rank's callbacks only, and a progress bar on rank 0 only."""
-    if not callbacks_lib.are_taken_by(method):
-        return args, kwargs
-    given = callbacks_lib.by_name(method, args, kwargs)
+) -> None:
+    """Keep this rank's callbacks only, and a progress bar on rank 0 only.
+
+    Args:
+        config: the towers, of several ranks.
+        adoption: the models placed on the towers.
+        kind: the name of the method.
+        given: the arguments of the method, by name, which change.
+        nested: whether another call runs, of which this may be the validation.
+    """
+    if kind.endswith("_on_batch"):
+        return
     callbacks = given.get("callbacks")
     if config.peers.rank > 0:
         given["verbose"] = 0
@@ -76,10 +82,9 @@ def arguments(
     has_one = nested and any(isinstance(c, SyncedCallbacks) for c in listed)
     if config.transport.size > 1 and not has_one:
         others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
-        together = SyncedCallbacks(config.transport, adoption, others)
-        callbacks = callbacks_lib.with_added(callbacks, together)
+        synced = SyncedCallbacks(config.transport, adoption, others)
+        callbacks = callbacks_lib.with_added(callbacks, synced)
     given["callbacks"] = callbacks
-    return (), given
 
 
 def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:

@@ -39,16 +39,16 @@ class TowerCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run one call, as ``keras_towers.fit.contract.Calls``."""
-        resuming = callbacks.resuming(original, args, kwargs)
-        if resuming is not None:
-            with resuming.around():
-                start = resuming.begin(self._config.peers)
-                kwargs = callbacks.by_name(original, args, kwargs)
-                kwargs["initial_epoch"] = start.epoch
-                if start.epoch or start.batch:
-                    callbacks.warn_of_counters(kwargs)
-                return self._start(kind, original, model, (), kwargs, start)
-        return self._start(kind, original, model, args, kwargs, None)
+        given = callbacks.by_name(original, args, kwargs)
+        resuming = callbacks.resuming(kind, given)
+        if resuming is None:
+            return self._start(kind, original, model, given, None)
+        with resuming.around():
+            start = resuming.begin(self._config.peers)
+            given["initial_epoch"] = start.epoch
+            if start.epoch or start.batch:
+                callbacks.warn_of_counters(given)
+            return self._start(kind, original, model, given, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
         """Return the towers that run a method."""
@@ -64,14 +64,13 @@ class TowerCalls:
         kind: str,
         original: Callable[..., Any],
         model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: dict[str, Any],
         start: Start | None,
     ) -> Any:
         if self._alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-            return run_alone(kind, original, model, args, kwargs)
+            return run_alone(kind, original, model, given)
         check_splits(model, self._config)
         outer = call_lib.current()
         if outer is not None:
@@ -87,7 +86,7 @@ class TowerCalls:
             if outer is None and not prepared and config.peers.size > 1:
                 from keras_towers.fit.calls import alike
 
-                alike.check(config, kind, original, model, args, kwargs)
+                alike.check(config, kind, model, given)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
@@ -99,7 +98,7 @@ class TowerCalls:
                     self.adoption.average()
                 call = self.open(model, kind, prepared, start)
                 with causes_noted(call):
-                    return self._run(call, original, args, kwargs)
+                    return self._run(call, original, given)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
             if refused is not None:
@@ -130,8 +129,7 @@ class TowerCalls:
         self,
         call: TowerCall,
         original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: dict[str, Any],
     ) -> Any:
         order: Any = contextlib.nullcontext()
         if call.kind == "fit" and (call.start or self._config.peers.size > 1):
@@ -142,40 +140,34 @@ class TowerCalls:
         nested = call_lib.current() is not None
         with call.opened():
             if call.kind == "predict_on_batch":
-                call.prepare((args or (kwargs["x"],))[:1])
+                call.prepare((given["x"],))
             if self._config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                args, kwargs = rank_callbacks.arguments(
-                    self._config, self.adoption, original, args, kwargs, nested
+                rank_callbacks.adapt(
+                    self._config, self.adoption, call.kind, given, nested
                 )
             with (
                 order,
-                callbacks.on_one_device(original, args, kwargs),
-                callbacks.observed(
-                    original, call.model, args, kwargs, self._config
-                ) as (args, kwargs),
+                callbacks.on_one_device(given),
+                callbacks.observed(call.kind, call.model, given, self._config),
             ):
-                return original(call.model, *args, **kwargs)
+                return original(call.model, **given)
 
 
 def run_alone(
     kind: str,
     original: Callable[..., Any],
     model: keras.Model,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: dict[str, Any],
 ) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
         tower_lib.training_alone.filled(kind in TRAINING),
-        callbacks.observed(original, model, args, kwargs, None) as (
-            args,
-            kwargs,
-        ),
+        callbacks.observed(kind, model, given, None),
     ):
-        return original(model, *args, **kwargs)
+        return original(model, **given)
 
 
 def check_splits(model: keras.Model, config: TowerConfig) -> None:

@@ -69,13 +69,12 @@ class AsyncCalls(TowerCalls):
         self,
         call: TowerCall,
         original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: dict[str, Any],
     ) -> Any:
         add_atomically()
         if call.kind == "fit":
-            args, kwargs = with_writer(original, args, kwargs, self._write)
-        return super()._run(call, original, args, kwargs)
+            with_writer(given, self._write)
+        return super()._run(call, original, given)
 
     def also_logged(self) -> dict[str, Any]:
         """Return what an epoch's logs have besides those of the model."""

@@ -87,10 +87,9 @@ class ReplicaCalls(AsyncCalls):
         self,
         call: TowerCall,
         original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: dict[str, Any],
     ) -> Any:
-        result = super()._run(call, original, args, kwargs)
+        result = super()._run(call, original, given)
         if call.kind == "fit" and any(self.counts.dropped):
             announce(f"{self._config.name}: {self.counts}")
         return result

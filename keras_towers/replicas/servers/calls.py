@@ -139,12 +139,10 @@ class ServedCalls(TowerCalls):
         self,
         call: TowerCall,
         original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: dict[str, Any],
     ) -> Any:
         if not isinstance(call, ServedFit):
-            return super()._run(call, original, args, kwargs)
-        given = callbacks_lib.by_name(original, args, kwargs)
+            return super()._run(call, original, given)
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=call.begin, on_epoch_end=call.end_epoch
@@ -154,13 +152,13 @@ class ServedCalls(TowerCalls):
         )
         if self._dropped is not None:
             self._dropped.begin()
-            _, given = with_writer(original, (), given, self._dropped.write)
+            with_writer(given, self._dropped.write)
         call.initial_epoch = given.get("initial_epoch") or 0
         add_atomically()
         self.last = call.session
         try:
             with call.joined():
-                result = super()._run(call, original, (), given)
+                result = super()._run(call, original, given)
         except BaseException as error:
             call.end(error)
             raise
