@@ -12,14 +12,15 @@ drawing functions of ``tf.random`` and ``tf.nn``, and ``_initialize`` of Keras
 variables (``fit/verify/substitutes.py``).
 
 Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
-variables (``replicas/asynchronous/update.py``).
+variables (``replicas/asynchronous/update.py``), a worker of parameter servers
+``assign`` (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
 ``calls/noop.py``), methods of an optimizer on towers (``optimizers.py`` and
 ``one_device.py`` in ``fit/update/``), of a ``SwapEMAWeights`` callback
-(``calls/callbacks.py``), and ``assign`` of variables while an asynchronous
-tower is traced.
+(``calls/callbacks.py``), and of a ``tf.Variable`` that a step writes
+(``weights/spread.py``).
 """
 
 from __future__ import annotations
