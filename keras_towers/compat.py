@@ -33,9 +33,6 @@ def resolve(path: str, names: str = "") -> Any:
         names: methods, functions and attributes, also of instances of a class
             only, separated by spaces.
 
-    Returns:
-        The object.
-
     Raises:
         CompatibilityError: the installed TensorFlow or Keras has no such
             module, object or name.
@@ -355,12 +352,10 @@ resolve("keras.distribution:DataParallel", "_is_multi_process")
 
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
-    """Enter TensorFlow's default strategy, hiding the current one.
-
-    Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
-    the default strategy and ``get_replica_context()`` its only replica, both
-    eagerly and during tracing (``tf.cond`` branches inherit the mode).
-    """
+    """Enter TensorFlow's default strategy, hiding the current one."""
+    # Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
+    # the default strategy and ``get_replica_context()`` its only replica, both
+    # eagerly and during tracing (``tf.cond`` branches inherit the mode).
     graph = get_default_graph()
     creators = graph._variable_creator_stack
     graph._variable_creator_stack = []
@@ -386,17 +381,7 @@ def xla_context() -> Iterator[None]:
 def lower_to_xla(
     name: str, specs: Sequence[Any], variables: Sequence[Any], device: str
 ) -> None:
-    """Translate a function for XLA, without compiling it.
-
-    Args:
-        name: the function.
-        specs: of its first inputs; shapes are fully defined.
-        variables: handles of variables for its other inputs.
-        device: the full name of the device that it is for.
-
-    Raises:
-        ValueError: it cannot be translated.
-    """
+    """Translate a function for XLA, without compiling it."""
     eager_context().get_compiler_ir(
         device_name=device,
         platform_name=None,
@@ -408,11 +393,9 @@ def lower_to_xla(
 
 
 def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
-    """Return the variable of a name on the current device, maybe unset.
-
-    TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
-    process.
-    """
+    """Return the variable of a name on the current device, maybe unset."""
+    # TensorFlow refuses names in ``tf.Variable``, whose handles are private to
+    # a process.
     handle = resolve("tensorflow:raw_ops").VarHandleOp(
         dtype=dtype, shape=shape, shared_name=name
     )
@@ -429,10 +412,8 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
 
 
 def run_independently(operation: Any) -> None:
-    """Order an operation in a ``tf.function`` by its control inputs alone.
-
-    Otherwise TensorFlow runs all operations with effects one after another.
-    """
+    """Order an operation in a ``tf.function`` by its control inputs alone."""
+    # Otherwise TensorFlow runs all operations with effects one after another.
     manager = operation.graph.experimental_acd_manager
     if manager is not None:
         _run_independently(manager, operation)
@@ -451,22 +432,9 @@ def has_collective_leader() -> bool:
 def call_cancellable(
     function: Any, arguments: Sequence[Any], manager: Any
 ) -> list[Any]:
-    """Call a concrete function; another thread may cancel it.
-
-    ``CancellationManager.get_cancelable_function`` would let the manager cancel
-    what any other thread calls in the meantime, too.
-
-    Args:
-        function: the concrete function.
-        arguments: the tensors that it takes.
-        manager: a ``CancellationManager``; its ``start_cancel`` ends the call.
-
-    Returns:
-        The function's flat outputs.
-
-    Raises:
-        tf.errors.CancelledError: it was cancelled.
-    """
+    """Call a concrete function; another thread may cancel it."""
+    # ``CancellationManager.get_cancelable_function`` would let the manager
+    # cancel what any other thread calls in the meantime, too.
     context = eager_context()
     attributes = context.function_call_options.as_attrs()
     return _execute_with_cancellation(

@@ -34,12 +34,7 @@ class _Piece:
 
 @dataclasses.dataclass(eq=False)
 class _Gathered:
-    """What one tower gets.
-
-    Attributes:
-        tensors: N tensors with the rows of all towers.
-        spans: the first of this tower's rows, and their number, in each.
-    """
+    """What one tower gets."""
 
     tensors: list[tf.Tensor]
     spans: list[tuple[Any, Any]]
@@ -51,9 +46,6 @@ def gather(
     """Gather tensors; the gradient is the sum of all towers' gradients.
 
     Args:
-        context: the replica context.
-        live: False if this tower has no examples; see ``Tower``.
-        transport: joins the processes.
         tensors: N tensors of shape [rows, ...].
     """
     told.warn_not_reduced(context.strategy)
@@ -162,11 +154,9 @@ def _of_all_ranks(
 
 
 def _zero(transport: Transport) -> tf.Tensor:
-    """Zero; with several ranks one that TensorFlow does not know to be.
-
-    Its constant folding would run the gather of a constant, on a rank that
-    happens to trace.
-    """
+    """Zero; with several ranks one that TensorFlow does not know to be."""
+    # Its constant folding would run the gather of a constant, on a rank that
+    # happens to trace.
     if transport.size == 1:
         return tf.zeros((), tf.int64)
     return _zero_variable().read_value()

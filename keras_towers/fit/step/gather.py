@@ -26,16 +26,9 @@ from keras_towers.transport import Transport
 def replica_context(what: str) -> Any:
     """Return the replica context if this code runs on one of several towers.
 
-    Args:
-        what: what asks, for messages.
-
     Returns:
         The context, or None where a batch is whole: outside the towers, while
         Keras builds a model, and on towers that train on batches of their own.
-
-    Raises:
-        TowerError: another strategy is in force, or the ranks run their steps
-            independently.
     """
     context = tf.distribute.get_replica_context()
     if context is None or compat.in_stateless_scope():
@@ -71,18 +64,11 @@ def gather(context: Any, values: Any, what: str) -> Any:
     """Concatenate the rows of all towers, in order, on every tower.
 
     Args:
-        context: the replica context.
         values: structure of tensors of shape [rows, ...].
-        what: what asks, for messages.
 
     Returns:
         The same structure of tensors of shape [rows of all towers, ...]; what
         is the same on all towers, as it is.
-
-    Raises:
-        TowerError: a value has no rows, is sparse or ragged, or is a string
-            that several processes would have to exchange; or it is not known
-            whose its rows are.
     """
     transport = context.strategy._components.config.transport
     tower = tower_lib.current()
@@ -118,10 +104,7 @@ def gather(context: Any, values: Any, what: str) -> Any:
 def _blocks(
     tensor: tf.Tensor, blocks: tuple[int, ...] | None, tower: Any
 ) -> list[tf.Tensor]:
-    """The blocks of rows that each tower has one after another.
-
-    On one device each holds rows of all examples.
-    """
+    """The blocks of rows that each tower has one after another."""
     if blocks is None:
         return []
     if len(blocks) == 1:

@@ -51,17 +51,12 @@ def blocks_of(
     """Tell how the rows of a value are those of the tower's examples.
 
     Args:
-        context: the tower's replica context.
         tower: the tower; None in a custom training loop.
         value: a tensor of shape [rows, ...].
-        what: what asks, for messages.
 
     Returns:
         The blocks of rows, as of a ``Dimension``; None if the value is the same
         on all towers.
-
-    Raises:
-        TowerError: there is no telling.
     """
     before = _before.get(context, [])
     if any(value is whole for whole in before):
@@ -158,9 +153,7 @@ class _Followed(Dimensions):
     """Explains dimensions, also static ones, as far as that is certain.
 
     Args:
-        before: what was gathered before.
         data: the tower's data; None if it is not known.
-        drawn: the tower's rows, where its draws are known by them.
 
     Attributes:
         end: where the last search gave up; None if that cannot be seen.
@@ -214,10 +207,8 @@ class _Followed(Dimensions):
         return found
 
     def of_any(self, tensors: list[Any], axis: int) -> Dimension:
-        """Explain a dimension that several tensors have.
-
-        A constant may be as long by chance.
-        """
+        """Explain a dimension that several tensors have."""
+        # A constant may be as long by chance.
         found = [self.of(tensor, axis) for tensor in tensors]
         known = [size for size in found if not isinstance(size, int)]
         if not known:

@@ -33,12 +33,7 @@ _UNSEEDED = "global_seed_generator"
 
 
 class GlobalStep:
-    """Runs steps on all towers as if they were one device.
-
-    Args:
-        update: applies the towers' gradients.
-        config: the towers, if not those of the update.
-    """
+    """Runs steps on all towers as if they were one device."""
 
     def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
@@ -60,16 +55,7 @@ class GlobalStep:
     def predict(
         self, step: Callable[[Any], Any], batch: Any, model: keras.Model
     ) -> Any:
-        """Run a step that returns outputs of shape [examples, ...].
-
-        Args:
-            step: ``predict_step``.
-            batch: as for ``run``.
-            model: the model whose step it is.
-
-        Returns:
-            The outputs for all examples, in order.
-        """
+        """Run a step that returns outputs of shape [examples, ...]."""
         batch = self._begin(batch, counts_ranks=False)
         together = self.config.batches == "split"
         outputs = self._outputs(step, batch, model, apart=not together)
@@ -84,16 +70,7 @@ class GlobalStep:
         batch: Any,
         logs: Logs,
     ) -> Any:
-        """Run a step that trains or evaluates.
-
-        Args:
-            step: ``train_step`` or ``test_step``.
-            batch: a ``TowerBatch``, distributed values, or a batch to split.
-            logs: computes the logs of the global batch.
-
-        Returns:
-            The logs that one device would return, as plain tensors.
-        """
+        """Run a step that trains or evaluates."""
         averages = self._averages(logs.training)
         batch = self._begin(batch, counts_ranks=True, alone=averages)
         if averages:
@@ -237,10 +214,8 @@ class GlobalStep:
 
 
 def _trace_again() -> None:
-    """Make the ``tf.function`` being traced for the first time trace again.
-
-    It does so if it has created a variable.
-    """
+    """Make the ``tf.function`` being traced for the first time trace again."""
+    # It does so if it has created a variable.
     if not tf.executing_eagerly():
         try:
             tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]

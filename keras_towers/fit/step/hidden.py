@@ -42,15 +42,7 @@ class HiddenRows:
         start: Any,
         total: Any,
     ) -> Any:
-        """Tell a tower its rows; return its data, from which they are known.
-
-        Args:
-            tower: the tower.
-            model: the model whose step it is.
-            data: the tower's part of the batch.
-            start: index of its first row in the global batch.
-            total: number of rows of the global batch.
-        """
+        """Tell a tower its rows; return its data, from which they are known."""
         eager = tf.executing_eagerly()
         static = data_lib.static_size(data)
         shown = not eager and model in self._shown
@@ -65,12 +57,7 @@ class HiddenRows:
 
     @contextlib.contextmanager
     def tried(self, model: keras.Model, batch: Any) -> Iterator[None]:
-        """Notice where a step cannot be traced with hidden numbers of rows.
-
-        Args:
-            model: the model whose step it is.
-            batch: the towers' parts of the batch.
-        """
+        """Notice where a step cannot be traced with hidden numbers of rows."""
         try:
             yield
         except TowerError:
@@ -86,12 +73,7 @@ class HiddenRows:
     def retrying(
         self, model: keras.Model, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a function that traces a model's steps again, if need be.
-
-        Args:
-            model: the model.
-            function: runs its steps; has no effect where they are not traced.
-        """
+        """Return a function that traces a model's steps again, if need be."""
         model_of = weakref.ref(model)
 
         def run(data: Any) -> Any:

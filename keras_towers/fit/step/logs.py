@@ -44,17 +44,6 @@ class Logs:
     What a metric's ``result`` returned, under whatever name a step reports it,
     is computed from the metric's state summed over the towers. Anything else is
     taken as a mean over examples.
-
-    Args:
-        model: the model.
-        training: whether the method trains.
-        transport: connects the processes.
-        sources: which logs come from which metric, found out by earlier calls
-            whose traced steps are still in use.
-
-    Attributes:
-        model: the model.
-        training: whether the method trains.
     """
 
     def __init__(
@@ -70,12 +59,7 @@ class Logs:
         self._sources = {} if sources is None else sources
 
     def note(self, output: Any, results: Results) -> None:
-        """Find out which logs are results of metrics.
-
-        Args:
-            output: what the step returned on one tower, as the logs will be.
-            results: the metrics with what their ``result`` returned in it.
-        """
+        """Find out which logs are results of metrics."""
         known = {
             id(leaf): (metric, place)
             for metric, result in results
@@ -118,15 +102,7 @@ class Logs:
         )
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
-        """Compute the logs of a global batch.
-
-        Args:
-            outputs: the results of the step on the K towers of this process.
-            shares: their K fractions of the global batch.
-
-        Returns:
-            A structure like that of one output.
-        """
+        """Compute the logs of a global batch."""
         results = self.metric_results()
         towers = [tf.nest.flatten(output) for output in outputs]
         merged = [
@@ -149,11 +125,7 @@ class Logs:
         return sum_over_ranks(self._transport, [here])[0]
 
     def metric_results(self) -> dict[int, Any]:
-        """Compute the logs that are results of metrics, over all towers.
-
-        Returns:
-            Their values by position in the flattened logs.
-        """
+        """Compute the logs that are results of metrics, over all towers."""
         metrics = {id(metric): metric for metric, _ in self._sources.values()}
         with self.over_all_towers(metrics.values()):
             results = {

@@ -31,11 +31,7 @@ def advanced(
     """Draw a tower's rows of the whole draw by starting at a later count.
 
     Args:
-        original: the operation.
         given: its arguments, among them ``shape`` and ``counter``.
-        rows: the tower's rows.
-        blocks: how the first dimension consists of rows; see ``Dimension``.
-        rejects: whether it rejects numbers and draws again.
 
     Returns:
         The draw, of shape ``given["shape"]``.
@@ -86,10 +82,7 @@ def _later(counter: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
 def _places(
     length: tf.Tensor, rows: Rows, blocks: tuple[int, ...]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """First row and number of rows of each block, in the whole draw.
-
-    Fails at run time if the tower's draw does not have that length.
-    """
+    """First row and number of rows of each block, in the whole draw."""
     count = rows.count
     if rows.graph is not None:
         count = _checked(count, length, sum(blocks))
@@ -108,15 +101,7 @@ def of_whole(
     axis: int,
     blocks: tuple[int, ...],
 ) -> tf.Tensor:
-    """Make the draw of the global batch and take a tower's part.
-
-    Args:
-        original: the operation.
-        given: its arguments.
-        rows: the tower's rows.
-        axis: the dimension of the draw that has the rows.
-        blocks: how it consists of them; see ``Dimension``.
-    """
+    """Make the draw of the global batch and take a tower's part."""
     mine = rows.count
     if "shape" in given:
         shape = given["shape"]
@@ -133,16 +118,7 @@ def of_whole(
 
 
 def padded(value: tf.Tensor, rows: Rows, axis: int, block: int) -> tf.Tensor:
-    """Repeat a tower's entries to the size of the global batch.
-
-    The tower's own ones are in its place.
-
-    Args:
-        value: one parameter of a distribution for each element of a draw.
-        rows: the tower's rows.
-        axis: the dimension that has them.
-        block: entries for each row.
-    """
+    """Repeat a tower's entries to the size of the global batch."""
     places = tf.range(rows.total * block) - rows.first * block
     mine = tf.clip_by_value(places, 0, rows.count * block - 1)
     return tf.gather(value, mine, axis=axis)
