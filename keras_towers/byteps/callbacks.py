@@ -18,14 +18,14 @@ class BroadcastGlobalVariablesCallback(
     callbacks.BroadcastGlobalVariablesCallback
 ):
     __doc__ = callbacks.BroadcastGlobalVariablesCallback.__doc__
-    transport = staticmethod(transport)
+    _transport = staticmethod(transport)
 
 
 class MetricAverageCallback(callbacks.MetricAverageCallback):
     __doc__ = callbacks.MetricAverageCallback.__doc__
-    transport = staticmethod(transport)
+    _transport = staticmethod(transport)
 
 
 class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
     __doc__ = rates.LearningRateWarmupCallback.__doc__
-    transport = staticmethod(transport)
+    _transport = staticmethod(transport)

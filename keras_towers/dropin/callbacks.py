@@ -35,7 +35,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         TowerError: ``local_variables`` are not variables.
     """
 
-    transport: Callable[[], Transport]
+    _transport: Callable[[], Transport]
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
@@ -66,7 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
-        if self._finished or self.transport().size == 1:
+        if self._finished or self._transport().size == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in compat.layers_of(model))
@@ -80,7 +80,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast_at_first_batch(model.train_function)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self._finished and self.transport().size > 1:
+        if not self._finished and self._transport().size > 1:
             self._broadcast()
         self._finished = True
 
@@ -126,7 +126,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done.update(variables)
         if not new:
             return
-        transport = self.transport()
+        transport = self._transport()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
             agreement.broadcast(
@@ -158,7 +158,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         device: the device on which the values are reduced.
     """
 
-    transport: Callable[[], Transport]
+    _transport: Callable[[], Transport]
 
     def __init__(self, device: str = ""):
         super().__init__()
@@ -166,7 +166,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the logs in place; ``TowerError`` if names differ."""
-        transport = self.transport()
+        transport = self._transport()
         if not logs or transport.size == 1:
             return
         names = sorted(logs)

@@ -131,7 +131,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
-    transport: Callable[[], Transport]
+    _transport: Callable[[], Transport]
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
             part = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
-            return (1 - part) / self.transport().size + part
+            return (1 - part) / self._transport().size + part
 
         super().__init__(
             initial_lr,
@@ -159,7 +159,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         over = epoch + 1 == self.end_epoch
-        if over and self.verbose and self.transport().rank == 0:
+        if over and self.verbose and self._transport().rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."

@@ -23,17 +23,17 @@ class BroadcastGlobalVariablesCallback(
     callbacks.BroadcastGlobalVariablesCallback
 ):
     __doc__ = callbacks.BroadcastGlobalVariablesCallback.__doc__
-    transport = HorovodTransport
+    _transport = HorovodTransport
 
 
 class MetricAverageCallback(callbacks.MetricAverageCallback):
     __doc__ = callbacks.MetricAverageCallback.__doc__
-    transport = HorovodTransport
+    _transport = HorovodTransport
 
 
 class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
     __doc__ = rates.LearningRateWarmupCallback.__doc__
-    transport = HorovodTransport
+    _transport = HorovodTransport
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -19,6 +19,8 @@ from keras_towers.dropin import models
 from keras_towers.dropin.values import plain, refuse_global_variables
 from keras_towers.transport.horovod import HorovodTransport, connect
 
+_OfTensors = Callable[..., list[tf.Tensor]]
+
 
 @functools.wraps(hvd.init)
 def init(*args: Any, **kwargs: Any) -> None:
@@ -89,14 +91,20 @@ _allreduce = _adapted(hvd.allreduce, _tensor)
 _allgather = _adapted(hvd.allgather, _tensor)
 _broadcast = _adapted(hvd.broadcast, _tensor)
 _reducescatter = _adapted(hvd.reducescatter, _tensor)
-alltoall = _adapted(hvd.alltoall, _tensor)
-grouped_allgather = _adapted(hvd.grouped_allgather, _tensors)
-grouped_allreduce = _adapted(hvd.grouped_allreduce, _tensors)
-grouped_reducescatter = _adapted(hvd.grouped_reducescatter, _tensors)
-broadcast_ = _adapted(hvd.broadcast_, _variables)
-broadcast_variables = _adapted(hvd.broadcast_variables, _variables)
-allgather_object = _adapted(hvd.allgather_object, _as_it_is)
-broadcast_object = _adapted(hvd.broadcast_object, _as_it_is)
+alltoall: Callable[..., tf.Tensor] = _adapted(hvd.alltoall, _tensor)
+grouped_allgather: _OfTensors = _adapted(hvd.grouped_allgather, _tensors)
+grouped_allreduce: _OfTensors = _adapted(hvd.grouped_allreduce, _tensors)
+grouped_reducescatter: _OfTensors = _adapted(
+    hvd.grouped_reducescatter, _tensors
+)
+broadcast_: _OfTensors = _adapted(hvd.broadcast_, _variables)
+broadcast_variables: Callable[..., None] = _adapted(
+    hvd.broadcast_variables, _variables
+)
+allgather_object: Callable[..., list[Any]] = _adapted(
+    hvd.allgather_object, _as_it_is
+)
+broadcast_object: Callable[..., Any] = _adapted(hvd.broadcast_object, _as_it_is)
 
 
 def allreduce(

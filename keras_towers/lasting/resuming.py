@@ -67,7 +67,9 @@ class Stored(Kept):
         """Begin with the first epoch."""
         self.epoch = self.batch = 0
         self.seed = seed
-        self.epochs, self.history, self.metrics = [], {}, []
+        self.epochs: list[int] = []
+        self.history: dict[str, list[Any]] = {}
+        self.metrics: list[np.ndarray] = []
 
     def read(self) -> None:
         """Read the file, or begin with the first epoch if there is none."""

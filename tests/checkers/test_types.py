@@ -23,7 +23,10 @@ needs_pyright = pytest.mark.skipif(
 PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 
 # What is only for this package itself; not looked into by completeness.
-INTERNAL = ("bench", "building", "cli", "compat", "doctor", "fit", "launching")
+INTERNAL = (
+    *("bench", "building", "cli", "compat", "doctor", "fit", "launching"),
+    *("meeting", "replicas"),
+)
 
 # They derive from classes of Keras, Horovod, Ray and TensorFlow without types;
 # Commit.__init__ takes one of them.
@@ -31,10 +34,10 @@ OF_UNKNOWN_BASES = """
 Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
 Commit.__init__ CommitStateCallback EveryRank First KerasState
 LearningRateScheduleCallback LearningRateWarmupCallback
-MetricAverageCallback ObjectState ObservesFit ReductionCrossDeviceOps Report
-ResumesFit Resuming State TensorFlowKerasState TensorFlowState Timeline
-Timeline.first TowerExtended TowerTrainer UpdateBatchStateCallback
-UpdateEpochStateCallback VariablesState _Marked
+MetricAverageCallback ModelState ObjectState ReductionCrossDeviceOps Report
+Resuming Servers Servers.calls State TensorFlowKerasState TensorFlowState
+Timeline Timeline.first TowerExtended TowerTrainer UpdateBatchStateCallback
+UpdateEpochStateCallback VariablesState
 """
 
 

@@ -60,10 +60,22 @@ def test_the_servers_hold_what_a_checkpoint_holds(strategy, name, tmp_path):
 
 def test_logs_of_dropped_gradients(strategy, tmp_path):
     """They are where gradients can be dropped, as in one process."""
-    model = linear(metrics=["accuracy"])
-    board = keras.callbacks.TensorBoard(tmp_path)
+    model, epochs = linear(metrics=["accuracy"]), []
+    mine = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: epochs.append(epoch)
+    )
+    # A list of Keras's keeps what is the user's, and gets nothing else.
+    callbacks = keras.callbacks.CallbackList(
+        [keras.callbacks.TensorBoard(tmp_path), mine],
+        add_history=True,
+        model=model,
+        epochs=2,
+    )
+    given = list(callbacks.callbacks)
     with strategy(tokens="shared"):
-        served = fit(model, epochs=2, callbacks=[board])
+        served = fit(model, epochs=2, callbacks=callbacks)
+    assert callbacks.callbacks == given
+    assert epochs == [0, 1]
     assert list(served) == ["accuracy", "dropped_gradients", "loss"]
     assert served["dropped_gradients"] == [0, 0]
     tags = {

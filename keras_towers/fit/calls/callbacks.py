@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -53,15 +54,14 @@ def listed(callbacks: Any) -> list[Any]:
 
 def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
     """Return callbacks with one of ours at the end."""
-    # A user's ``CallbackList``, which may be used again, gets it in the place
-    # of the one of an earlier call.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [*listed(callbacks), mine]
-    others = [c for c in callbacks.callbacks if type(c) is not type(mine)]
-    callbacks.callbacks = [*others, mine]
-    mine.set_params(callbacks.params)
-    mine.set_model(callbacks.model)
-    return callbacks
+    # The user's own list may be used again, without ours.
+    added = copy.copy(callbacks)
+    added.callbacks = [*callbacks.callbacks, mine]
+    mine.set_params(added.params)
+    mine.set_model(added.model)
+    return added
 
 
 def resuming(kind: str, given: dict[str, Any]) -> ResumesFit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,13 @@ def unmatched(name: str) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return draw
+
+
+def stateful(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Replacement for the seeds of a stateful random operation."""
+    # Two frames up: the function of TensorFlow that draws.
+    name = sys._getframe(2).f_code.co_name
+    return unmatched(f"TensorFlow's stateful {name}")(original, *args, **kwargs)
 
 
 def of_generator(

@@ -113,8 +113,7 @@ def _install() -> None:
     for metric in (keras.metrics.Mean, keras.metrics.Sum):
         patches.replace(metric, "update_state", whole_batch.update_state)
     # Draws begin with these.
-    stateful = draws_lib.unmatched("a stateful random operation")
-    patches.replace(compat.random_seeds, "get_seed", stateful)
+    patches.replace(compat.random_seeds, "get_seed", draws_lib.stateful)
     patches.replace(
         tf.random.Generator, "_prepare_key_counter", draws_lib.of_generator
     )
