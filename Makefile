@@ -15,13 +15,9 @@ DOCS := $(VENV)/docs
 ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
-<<<<<<< HEAD
 .PHONY: demo test test-all durations test-ecosystem test-gpu test-ray \
-	test-cluster test-matrix test-next check lint types engines bench docs clean
-=======
-.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray test-matrix \
-	test-next check lint types engines bench field docs clean
->>>>>>> d2bcaaa (The comparison of frameworks leaves the wheel: benchmarks/ adds rows to the one pipeline and table of keras-towers bench, whose rows are the registered strategies with options behind their names)
+	test-cluster test-matrix test-next check lint types engines bench field docs \
+	clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
