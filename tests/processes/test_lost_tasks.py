@@ -234,7 +234,7 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
 ):
     start = cluster(worker=size)
     arguments = {
-        "options": {"timeout": 10},
+        "options": {"heartbeat_timeout_s": 10},
         "backup": "keras",
         "folder": str(tmp_path / "backup"),
     }
