@@ -133,7 +133,7 @@ class StoreServer(ThreadingHTTPServer):
 class Guard(BaseHTTPRequestHandler):
     """Lets those who know the job's secret ask another handler, its base."""
 
-    server: StoreServer
+    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
     _found: bytes | None = None
 
     def parse_request(self) -> bool:
@@ -205,7 +205,7 @@ def _answer(
 class _Values(BaseHTTPRequestHandler):
     """Answers one request to a ``StoreServer``: a scope and a key."""
 
-    server: StoreServer
+    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = settings.REQUEST_S
 
     def do_GET(self) -> None:

@@ -129,12 +129,11 @@ def _wait_for_servers(
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
-        named = ", ".join(f"ps {i} at {a}" for i, a in missing.items())
         if waited_s:
-            tell(f"{name} waits for {named}")
+            tell(f"{name} waits for {_named(missing)}")
     raise TowerError(
-        f"{name} has waited {timeout_s:g} s for {named}: start the parameter "
-        "servers, or give them more time"
+        f"{name} has waited {timeout_s:g} s for {_named(missing)}: start the "
+        "parameter servers, or give them more time"
     )
 
 
@@ -198,3 +197,7 @@ def take_role(
             "its own"
         )
     return connect(cluster, timeout_s)
+
+
+def _named(servers: dict[int, str]) -> str:
+    return ", ".join(f"ps {i} at {a}" for i, a in servers.items())

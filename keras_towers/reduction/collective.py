@@ -118,8 +118,9 @@ class CollectiveAllReduce:
         )
 
     def _all_reduce(
-        self, slot: tf.Tensor, tensors: Sequence[tf.Tensor]
+        self, slot: tf.Tensor | None, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
+        assert slot is not None, "collective operations run in graphs"
         first_key = next(self._keys)
         with tf.device(self._host):
             instance_key = first_key + slot

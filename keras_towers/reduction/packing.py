@@ -206,12 +206,17 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         dense, sparse = split_kinds(grads[0])
         link = pack(packer, like=dense_of(grads[0]))
         rows: list[list[Gradient]] = []
+        unpacks = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
                 buffers, unpack = link(dense_of(row), "")
             rows.append([*buffers, *(row[i] for i in sparse)])
+            unpacks.append(unpack)
+        sums_of_rows = reduction(rows, devices)
         results = []
-        for device, row in zip(devices, reduction(rows, devices), strict=True):
+        for device, row, unpack in zip(
+            devices, sums_of_rows, unpacks, strict=True
+        ):
             end = len(row) - len(sparse)
             with tf.device(device):
                 tensors = unpack(dense_of(row[:end]))

@@ -25,7 +25,7 @@ class TrainFunction(Generic[T]):
 
     def __call__(self, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""
-        call = call_lib.current()
+        call: Any = call_lib.current()
         if not isinstance(call, self._call):
             raise TowerError(self._refusal)
         return call.train(self.steps, iterator)

@@ -163,7 +163,8 @@ class Group:
             Shape [T]: how many of each replica.
         """
         with tf.device(self._device):
-            return tf.cast(self._arrivals.take(count), tf.int64)
+            arrivals: Any = self._arrivals.take(count)
+            return tf.cast(arrivals, tf.int64)
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
         """Increment the global step; hand out so many tokens to each queue."""

@@ -61,7 +61,7 @@ class AsyncTowerStrategy(BaseStrategy):
         mean 2.91, max 7 over 94 steps
     """
 
-    mode = "async"
+    _own_mode = "async"
 
     @takes_options
     def __init__(

@@ -63,6 +63,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         mode: how the towers work together.
     """
 
+    # The mode, where it is not how gradients are summed.
+    _own_mode: str | None = None
+
     def __init__(
         self,
         devices: Sequence[str],
@@ -118,8 +121,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def mode(self) -> str:
-        """How the gradients of a process's towers are summed."""
-        return self._mode.name
+        """How the towers work together."""
+        return self._own_mode or self._mode.name
 
     @property
     def rank(self) -> int:

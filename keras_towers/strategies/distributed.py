@@ -69,7 +69,7 @@ class DistributedParameterServerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    mode = "distributed-parameter-server"
+    _own_mode = "distributed-parameter-server"
 
     @takes_options
     def __init__(
@@ -137,7 +137,7 @@ class DistributedReplicatedStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    mode = "distributed-replicated"
+    _own_mode = "distributed-replicated"
 
     @takes_options
     def __init__(

@@ -45,7 +45,7 @@ class NoOpStrategy(BaseStrategy):
         ...     model.fit(epochs=3, steps_per_epoch=100, callbacks=[mine])
     """
 
-    mode = "noop"
+    _own_mode = "noop"
 
     @takes_options
     def __init__(self, *, logs: Mapping[str, float] | None = None):

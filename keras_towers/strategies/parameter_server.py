@@ -59,7 +59,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    mode = "parameter-server"
+    _own_mode = "parameter-server"
 
     @takes_options
     def __init__(

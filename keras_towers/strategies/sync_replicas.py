@@ -101,7 +101,7 @@ class SyncReplicasStrategy(BaseStrategy):
         94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
     """
 
-    mode = "sync-replicas"
+    _own_mode = "sync-replicas"
 
     @takes_options
     def __init__(

@@ -69,15 +69,14 @@ def build(
 
 def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     """Build a model by tracing a step on one device, without running it."""
-    step: Callable[[Any], Any] = model.predict_step
-    if _trains(kind):
 
-        def step(batch: Any) -> Any:
-            tower = Tower(0, 1, training=True)
-            return capture(model.train_step, batch, tower).output
+    def training(batch: Any) -> Any:
+        tower = Tower(0, 1, training=True)
+        return capture(model.train_step, batch, tower).output
 
-    elif not _predicts(kind):
-        step = model.test_step
+    step: Callable[[Any], Any] = training
+    if not _trains(kind):
+        step = model.predict_step if _predicts(kind) else model.test_step
     unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]
     try:
         tf.function(step, autograph=False).get_concrete_function(batch)

@@ -92,9 +92,8 @@ def apply(
         with _updating.filled(True):
             original(grads, variables)
 
-    if trainable_variables is None:
-        trainable_variables = optimizer._trainable_variables
-    variables = list(trainable_variables)
+    given = trainable_variables
+    variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
     update.apply(UpdateCall(names, list(grads), optimizer, own, variables))
 

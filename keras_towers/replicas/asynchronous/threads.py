@@ -144,9 +144,9 @@ class TowerThreads:
     def _tower(self, index: int) -> None:
         while self._may_go_on(index) and (job := self._take(index)) is not None:
             steps, batch, read = job
+            step = functools.partial(steps[index], batch)
             try:
                 with self._recorded(index):
-                    step = functools.partial(steps[index], batch)
                     result = self._schedule.run(index, step)
             except BaseException as error:
                 self._failed(index, error)
