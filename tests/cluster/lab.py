@@ -29,6 +29,7 @@ INIT = pathlib.Path(__file__).with_name("host.sh")
 NETWORK = "10.77.0"
 BRIDGE = "br0"
 READY_S = 20
+NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
 
 SSHD = """\
 HostKey /etc/ssh/host_key
@@ -56,11 +57,15 @@ def why_not(ssh: bool = False, netem: bool = False) -> str | None:
             return f"hosts of their own need {tool} (iproute2, util-linux)"
     if ssh and _sshd() is None:
         return "hosts with ssh need sshd (openssh-server)"
-    alone = ["unshare", "--net", "--mount", "--pid", "--fork"]
-    if _fails([*alone, "true"]):
-        return "this machine does not let root make namespaces"
-    lossy = ["tc", "qdisc", "add", "dev", "lo", "root", "netem"]
-    if netem and _fails([*alone, *lossy]):
+    alone = ["unshare", *NAMESPACES, "--fork", "sh", "-c"]
+    needed = (
+        "mount -t tmpfs lab /tmp",
+        "ip link add br0 type bridge",
+        "ip link add p0 type veth peer name p1",
+    )
+    if _run([*alone, " && ".join(needed)]).returncode:
+        return "this machine does not let root make hosts of their own"
+    if netem and _run([*alone, "tc qdisc add dev lo root netem"]).returncode:
         return "this machine's kernel has no netem"
     return None
 
@@ -173,8 +178,7 @@ class Host:
         self._init = subprocess.Popen(
             [
                 "unshare",
-                *("--net", "--mount", "--uts", "--ipc", "--pid"),
-                *("--fork", "--kill-child"),
+                *(*NAMESPACES, "--fork", "--kill-child"),
                 "bash",
                 str(INIT),
                 self.name,
@@ -360,10 +364,6 @@ def _until(seconds: float, log: Any) -> Iterator[None]:
         time.sleep(0.02)
     log.seek(0)
     raise TimeoutError(f"a host did not begin in {seconds} s: {log.read()}")
-
-
-def _fails(command: Sequence[str]) -> bool:
-    return bool(_run(command).returncode)
 
 
 def _check(command: Sequence[str]) -> None:
