@@ -10,7 +10,8 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.kit import warm
 
-pytestmark = pytest.mark.slow
+# What it plans, counts and draws is shown with processes that only say so.
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 MINE = """
 import keras
 
