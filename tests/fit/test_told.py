@@ -1,6 +1,7 @@
 """Training says what does not train as on one device."""
 
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
@@ -46,3 +47,15 @@ def test_nothing_where_nothing_differs(said):
     with kt.TowerStrategy(2):
         linear(layers.LayerNormalization()).train_on_batch(X[:8], Y[:8])
     assert not said
+
+
+def test_draws_by_a_constant_seed(said):
+    class Noisy(layers.Layer):
+        def call(self, x):
+            noise = tf.random.stateless_poisson
+            return x + noise(tf.shape(x), [1, 2], tf.ones_like(x), tf.float32)
+
+    model = linear(Noisy())
+    with kt.TowerStrategy(2):
+        model.train_on_batch(X[:8], Y[:8])
+    assert any("random layers draw" in line for line in said)

@@ -53,6 +53,16 @@ from keras_towers.fit.weights import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")
 
+# Draws, with the arguments whose shape is theirs.
+_SEEDED = {
+    "stateless_random_poisson": ("lam",),
+    "stateless_random_binomial": ("counts", "probs"),
+    "stateless_multinomial": ("logits",),
+    "stateless_parameterized_truncated_normal": (
+        *("means", "stddevs", "minvals", "maxvals"),
+    ),
+}
+
 _warned_of_threads: set[tuple[str, str]] = set()
 
 
@@ -119,6 +129,20 @@ def _install() -> None:
     )
     name = "get_key_counter_alg"
     patches.replace(compat.seeds_of_draws, name, draws_lib.noted)
+    # These take their seeds as they are given.
+    for name, shaped in _SEEDED.items():
+        patches.replace(compat.seeded_ops, name, _seeded(name, shaped))
+
+
+def _seeded(name: str, shaped: tuple[str, ...]) -> Callable[..., Any]:
+    def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if draws_lib.rows_of_draw() is None:
+            return original(*args, **kwargs)
+        from keras_towers.fit.step.draws import whole
+
+        return whole(name, shaped)(original, *args, **kwargs)
+
+    return draw
 
 
 def _install_draws() -> None:
@@ -134,18 +158,8 @@ def _install_draws() -> None:
     ):
         draw = counted(name, rejects)
         patches.replace(compat.stateless_ops, name, draw)
-    for owner, name, shaped in (
-        (compat.stateless_ops, "stateless_random_gamma_v3", ("alpha",)),
-        (compat.seeded_ops, "stateless_random_poisson", ("lam",)),
-        (compat.seeded_ops, "stateless_random_binomial", ("counts", "probs")),
-        (compat.seeded_ops, "stateless_multinomial", ("logits",)),
-        (
-            compat.seeded_ops,
-            "stateless_parameterized_truncated_normal",
-            ("means", "stddevs", "minvals", "maxvals"),
-        ),
-    ):
-        patches.replace(owner, name, whole(name, shaped))
+    name = "stateless_random_gamma_v3"
+    patches.replace(compat.stateless_ops, name, whole(name, ("alpha",)))
     for owner, name in (
         (compat.keras_random, "shuffle"),
         (compat.stateless_ops, "stateless_shuffle"),
