@@ -14,7 +14,7 @@ import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness.cases import CASES, HARDEST, OF_ONE_UPDATE, OVERFLOW
+from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
 from tests.kit.compare import (
     assert_exact,
@@ -31,7 +31,10 @@ pytestmark = pytest.mark.optimized
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 WAYS = {
     "towers": kt.TowerStrategy,
-    "each": functools.partial(kt.TowerStrategy, updates="each"),
+    **{
+        updates: functools.partial(kt.TowerStrategy, updates=updates)
+        for updates in ("each", "sharded")
+    },
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": functools.partial(
@@ -63,15 +66,9 @@ def _ways(name):
 
 
 def _drawn():
-    """A way for each case, none of which has many more than another.
-
-    Of cases that only Keras's own update tells apart, which the optimizers in
-    ``classes`` show too, a few.
-    """
+    """A way for each case, none of which has many more than another."""
     drawn, used = random.Random(SEED), collections.Counter()
-    left_out = drawn.sample(OF_ONE_UPDATE, len(OF_ONE_UPDATE) - 3)
-    names = [name for name in CASES if name not in left_out]
-    for name in drawn.sample(names, len(names)):
+    for name in drawn.sample([*CASES], len(CASES)):
         # The hardest are tried on "towers" anyway.
         ways = [w for w in _ways(name) if w != "towers" or name not in HARDEST]
         way = min(drawn.sample(ways, len(ways)), key=used.__getitem__)
@@ -82,7 +79,15 @@ def _drawn():
 FIRST = [(name, "towers", 3) for name in HARDEST]
 # Groups of several towers, some of which have no example in the end.
 OF_EIGHT = ("uneven", "hierarchical", 8)
-KEPT = [*FIRST, OF_EIGHT, *(one for one in _drawn() if one not in FIRST)]
+# Rows, several optimizers, and a scale that all of them read.
+IN_SHARES = [
+    (name, "sharded", 2)
+    for name in ("embedding-clipped", "gan", "loss-scale-overflow")
+]
+KEPT = [
+    *(*FIRST, OF_EIGHT, *IN_SHARES),
+    *(one for one in _drawn() if one not in FIRST),
+]
 REST = [
     *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
     *(
@@ -107,7 +112,10 @@ def test_case(name, way, towers):
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
     xla = way in ("towers", "served")
-    assert_contract(name, WAYS[way](towers), parts, xla)
+    strategy = WAYS[way](towers)
+    assert_contract(name, strategy, parts, xla)
+    if way == "sharded":
+        assert "its share of the weights" in strategy.describe()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.exactness.cases import CASES, OF_ONE_UPDATE
+from tests.exactness.cases import CASES
 from tests.kit.ranks import Job, names
 
 pytestmark = pytest.mark.slow
@@ -46,10 +46,9 @@ HOROVOD = [
     *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
     *EXACT,
 ]
-# Another case has all of what those of one update have.
 REST = [
     *RARER,
-    *(name for name in CASES if name not in (*OF_ONE_UPDATE, *EXACT)),
+    *(name for name in CASES if name not in EXACT),
     *ON_TOWERS,
     "lazy in shares",
     "loss-scale-overflow in shares of two towers",

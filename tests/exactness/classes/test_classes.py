@@ -69,31 +69,36 @@ def _drawn(namespace: str, rest: bool) -> dict[str, Any]:
 def _groups() -> Iterator[Any]:
     """Groups that each make a model, and how they are tried."""
     for namespace, rest in itertools.product(PARTS, (False, True)):
-        make = groups.of_recipes
+        make, updates = groups.of_recipes, ["once"]
         if namespace == "optimizers":
-            make = optimizer_recipes.group
+            # In shares each weight's slots have to be known.
+            make, updates = optimizer_recipes.group, ["once", "sharded"]
         drawn = _drawn(namespace, rest)
         # Those that one device has to run in a graph are in the last group.
         names = sorted(drawn, key=lambda name: _in_graph(drawn[name]))
         for start in range(0, len(names), GROUP):
             some = names[start : start + GROUP]
-            yield pytest.param(
-                {name: drawn[name] for name in some},
-                make,
-                rest,
-                id=f"{len(some)} {namespace}",
-                marks=[pytest.mark.long] * rest,
-            )
+            for options in updates:
+                yield pytest.param(
+                    {name: drawn[name] for name in some},
+                    make,
+                    rest,
+                    options,
+                    id=" ".join(
+                        [f"{len(some)} {namespace}", *options.values()]
+                    ),
+                    marks=[pytest.mark.long] * rest,
+                )
 
 
 def _in_graph(part: Any) -> bool:
     return isinstance(part, Recipe) and bool(part.in_graph)
 
 
-@pytest.mark.parametrize(("parts", "make", "rest"), [*_groups()])
-def test_each_class(parts, make, rest):
+@pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])
+def test_each_class(parts, make, rest, updates):
     towers, eager = (3, False) if rest else (2, True)
-    assert not groups.compare(parts, towers, make, eager)
+    assert not groups.compare(parts, make, towers, eager, updates=updates)
 
 
 @pytest.mark.parametrize("name", listed.TOLD)

@@ -1,10 +1,6 @@
 """Towers that update in shares: as one device does, with 1/n of its slots."""
 
-import contextlib
-import functools
-import itertools
 import logging
-import random
 
 import keras
 import numpy as np
@@ -13,33 +9,28 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.weights import moved
+from tests.exactness import models as m
 from tests.exactness.contract import assert_contract
 from tests.fit.one_device import two_layers
-from tests.kit import seeded
-from tests.kit.compare import (
-    assert_exact,
-    assert_towers_equal,
-    close,
-    same_model,
-)
-from tests.kit.long import long_but
-from tests.kit.optimizers import OPTIMIZERS
+from tests.kit.compare import assert_exact, close, same_model
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, fit
 
 TOWERS = 4
-# Where the rule of an update is what matters.
-UPDATING = 2
-OPTIONS = [
-    {},
-    {"clipnorm": 0.1},
-    {"global_clipnorm": 0.1},
-    {"clipvalue": 0.05},
-    {"weight_decay": 0.1},
-    {"gradient_accumulation_steps": 2},
-    {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2},
-    {"loss_scale_factor": 8.0, "global_clipnorm": 0.1},
-]
+
+
+class InTwoCalls(keras.Sequential):
+    """Averages overwrite also the weights that a call is not for."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_weights
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, weights)
+        for some in (slice(0, 2), slice(2, 5)):
+            self.optimizer.apply(gradients[some], weights[some])
+        return {"loss": loss}
 
 
 def _partly_decayed():
@@ -48,132 +39,41 @@ def _partly_decayed():
     return optimizer
 
 
-def _scaled(**options):
-    inner = keras.optimizers.SGD(0.1, momentum=0.9, **options)
-    return keras.optimizers.LossScaleOptimizer(inner, 4.0)
-
-
-# Every optimizer with one option, and every option with some optimizer.
-CASES = {
-    f"{name}-{'-'.join(options)}": functools.partial(
-        getattr(keras.optimizers, name), 0.05, **options
-    )
-    for name, options in zip(OPTIMIZERS, itertools.cycle(OPTIONS), strict=False)
-}
-CASES["for names"] = _partly_decayed
-CASES["scaled"] = functools.partial(_scaled, **OPTIONS[6])
-CASES["scaled-accumulated"] = functools.partial(_scaled, **OPTIONS[5])
-
-
-def model_of(optimizer):
-    """Weights of 24, 20, 15, 5 and 3 elements, one with a constraint."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int32"),
-            keras.layers.Embedding(6, 4),
-            keras.layers.Dense(
-                5, kernel_constraint=keras.constraints.MaxNorm(0.5)
-            ),
-            keras.layers.Dense(3),
-        ]
-    )
-    model.compile(optimizer, "mse")
-    return model
-
-
-def gradients(model, step):
-    """Gradients of all weights; that of the embedding has rows only."""
-    draw = np.random.default_rng(step)
-    first, *rest = (
-        tf.constant(draw.normal(size=v.shape), "float32")
-        for v in model.trainable_variables
-    )
-    optimizer = model.optimizer
-    if not (
-        optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor
-    ):
-        rows = tf.constant([5, 0, 2, 5])
-        first = tf.IndexedSlices(tf.gather(first, rows), rows, first.shape)
-    return [first, *rest]
-
-
-def own_part(gradient):
-    """What a tower contributes to a gradient."""
-    index = tf.distribute.get_replica_context().replica_id_in_sync_group
-    if isinstance(gradient, tf.IndexedSlices):
-        here = slice(2 * index, 2 * index + 2)
-        return tf.IndexedSlices(
-            gradient.values[here], gradient.indices[here], gradient.dense_shape
-        )
-    # Exact, as their number is a power of two.
-    return gradient / UPDATING
-
-
-def applied(optimizer, strategy, calls):
-    """Apply gradients, those of some weights in each call."""
-    model = model_of(optimizer())
-    weights = model.trainable_variables
-    if len(calls) > 1:
-        model.optimizer.build(weights)
-
-    def apply(grads, some):
-        if strategy is not None:
-            grads = map(own_part, grads)
-        model.optimizer.apply(list(grads), weights[some])
-
-    with strategy or contextlib.nullcontext():
-        if strategy is not None:
-            strategy.adopt(model)
-        for step, some in itertools.product(range(3), calls):
-            grads = gradients(model, step)[some]
-            if strategy is None:
-                apply(grads, some)
-            else:
-                strategy.run(apply, (grads, some))
-        assert_towers_equal(model)
-    return model
-
-
-OF_OPTIMIZERS = [*CASES][: len(OPTIMIZERS)]
-# An option is shown once; other optimizers have them again. Muon keeps slots of
-# several kinds.
-AGAIN = {*OF_OPTIMIZERS[len(OPTIONS) :]} - {"Muon-clipnorm"}
-DRAWN = random.Random(seeded.SEED).sample(sorted(AGAIN), 2)
+def _averaged():
+    return adam(use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "name",
-    long_but(
-        lambda name: name not in AGAIN or name in DRAWN,
-        [*CASES, "several calls"],
-    ),
+    "cls, optimizer",
+    [(keras.Sequential, _partly_decayed), (InTwoCalls, _averaged)],
 )
-def test_every_optimizer_and_option(name):
-    optimizer, calls = CASES.get(name), [slice(0, 5)]
-    if optimizer is None:
-        # Averages overwrite also the weights that a call is not for.
-        optimizer = functools.partial(keras.optimizers.Adam, 0.05, **OPTIONS[6])
-        calls = [slice(0, 2), slice(2, 5)]
-    strategy = kt.TowerStrategy(UPDATING, updates="sharded")
-    found = applied(optimizer, strategy, calls)
-    same_model(found, applied(optimizer, None, calls), 1e-6)
+def test_weights_of_some_kinds(cls, optimizer):
+    """Rows, a constraint, and what an optimizer does with some weights only."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = cls(
+            [
+                keras.Input((4,), dtype="int32"),
+                keras.layers.Embedding(12, 4),
+                keras.layers.Dense(5, kernel_constraint="max_norm"),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(optimizer(), m.cross_entropy(), jit_compile=False)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    strategy = kt.TowerStrategy(2, updates="sharded")
+    assert_exact(make, lambda model: fit(model, x=m.TOKENS[:53]), strategy)
 
 
-@pytest.mark.parametrize(
-    "name, options, said",
-    [
-        ("embedding-clipped", {}, "its share of the weights"),
-        ("embedding-clipped", {"mode": "collective"}, 'mode "collective"'),
-        ("gan", {}, "its share of the weights"),
-        ("loss-scale-overflow", {}, "its share of the weights"),
-    ],
-)
-def test_contract(name, options, said):
-    strategy = kt.TowerStrategy(2, updates="sharded", **options)
-    assert_contract(name, strategy)
-    assert said in strategy.describe()
+def test_gradients_that_a_mode_sums():
+    strategy = kt.TowerStrategy(2, updates="sharded", mode="collective")
+    assert_contract("embedding-clipped", strategy)
+    assert 'mode "collective"' in strategy.describe()
 
 
 def even(optimizer):
