@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import adoption
-from benchmarks.field import FIELD_COLUMNS, Field
+from benchmarks.field import Field
 from benchmarks.rows import FIELD
-from keras_towers.bench.compare import check_file
-from keras_towers.bench.models import MODELS
+from keras_towers.bench.runner import Setting
 from keras_towers.cli.bench import (
     Batches,
     BatchSize,
     Device,
     JsonPath,
+    Models,
     On,
     Repeats,
+    Strategies,
     Timeout,
+    Towers,
+    compare,
 )
-from keras_towers.cli.refusing import refusing
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -35,30 +36,9 @@ app = typer.Typer(
 
 @app.command()
 def field(
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Models to train, from {', '.join(MODELS)}, or functions "
-            "such as benchmarks.models:wide, as for keras-towers bench.",
-        ),
-    ] = ",".join(MODELS),
-    towers: Annotated[
-        str,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of devices, or processes. auto: as many as there are "
-            "GPUs or cores and as can share a batch equally, but 8 at most.",
-        ),
-    ] = "auto",
-    strategies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Rows to compare, from {', '.join(FIELD)}; default: those "
-            "that are installed.",
-        ),
-    ] = "default",
+    models: Models = "small,large,cnn",
+    towers: Towers = "auto",
+    strategies: Strategies = "default",
     batches: Batches = 60,
     batch_size: BatchSize = 64,
     repeats: Repeats = 1,
@@ -75,30 +55,25 @@ def field(
     A row counts only if its losses are those of one device. On CPUs a device is
     a core, and all steps wait for their losses.
     """
-    console = Console()
-    with refusing("benchmarks"):
-        check_file(chart)
-        run = Field.of(
-            FIELD,
-            models=models,
-            towers=towers,
-            processes=towers,
-            strategies=f"plain,plain-frozen,{strategies}",
-            repeats=repeats,
-            device=device,
-            batch_size=batch_size,
-            batches=batches,
-            timeout=timeout,
-            json_path=json_path,
+    comparison = compare(
+        "benchmarks",
+        Field,
+        FIELD,
+        Setting(
+            *(device, batch_size, batches, timeout, repeats),
             frameworks=True,
             worker="benchmarks.worker",
-        )
-        run.run(console)
-    run.show(console, FIELD_COLUMNS)
-    run.write(json_path)
+        ),
+        json_path,
+        chart=chart,
+        models=models,
+        towers=towers,
+        processes=towers,
+        strategies=f"plain,plain-frozen,{strategies}",
+    )
     if chart:
-        _draw(run.document(), chart)
-    raise typer.Exit(run.code)
+        _draw(comparison.document(), chart)
+    raise typer.Exit(comparison.code)
 
 
 @app.command()

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks.rows import FIELD
-from keras_towers.bench.machine import describe_machine
 from keras_towers.bench.rows import ROWS, find
+from keras_towers.doctor.probe import describe_machine
 
 # The kinds of rows: their colour, and what the legend says.
 KINDS = {

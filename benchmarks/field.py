@@ -44,6 +44,8 @@ FIELD_COLUMNS = {
 class Field(Comparison):
     """A comparison in which only rows with the reference's losses count."""
 
+    columns = FIELD_COLUMNS
+
     def results(self) -> list[dict[str, Any]]:
         """Return one result per row, model and number of devices."""
         refused = self._refused()
@@ -77,7 +79,7 @@ class Field(Comparison):
                 for name in (REFERENCE, FROZEN)
             )
             if why := why_not(sample, reference, still):
-                refused[cell.model, cell.replicas, cell.row] = why
+                refused[cell.key] = why
         return refused
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,37 +14,27 @@ from operator import itemgetter
 from typing import Any
 
 from keras_towers.bench import trainers
-from keras_towers.bench.models import mapped
 from keras_towers.bench.rows import ROWS, Row, Runs
 from keras_towers.bench.trainers import Times, Trainer, Workload, fit
 from keras_towers.errors import TowerError
 
 
 def loop(
-    work: Workload,
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
     model: Any,
 ) -> Trainer:
-    """Train with a custom loop, without metrics and callbacks.
+    """Train with a custom loop, without metrics and callbacks."""
 
-    Args:
-        work: the workload of this process.
-        batches: returns a given number of batches of inputs and labels.
-        step: trains on one batch and returns its loss.
-        model: the Keras model.
-    """
-    waits = itertools.chain([True], itertools.repeat(work.waits))
-
-    def train(steps: int, epochs: int) -> Times:
-        times, wait = Times(), next(waits)
+    def train(steps: int, epochs: int, waits: bool) -> Times:
+        times = Times()
         start = time.perf_counter()
         for _ in range(epochs):
             times.losses.clear()
             for x, y in batches(steps):
                 times.batches.append(time.perf_counter())
                 loss = step(x, y)
-                if wait:
+                if waits:
                     times.losses.append(float(loss))
                 if times.first_step_s is None:
                     times.first_step_s = time.perf_counter() - start
@@ -87,7 +76,7 @@ def stock_loop(work: Workload) -> Iterator[Trainer]:
         return strategy.run(step, args=(x, y))
 
     data = tf.data.Dataset.from_tensor_slices(work.part()).batch(work.share)
-    yield loop(work, lambda steps: data.take(steps).prefetch(2), run, model)
+    yield loop(lambda steps: data.take(steps).prefetch(2), run, model)
 
 
 @contextlib.contextmanager
@@ -112,7 +101,8 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
     )
     model = work.model.build()
     module = torch.nn.parallel.DistributedDataParallel(model)
-    x, y = (mapped(keras.ops.convert_to_tensor, part) for part in work.part())
+    convert, mapped = keras.ops.convert_to_tensor, keras.tree.map_structure
+    x, y = mapped(convert, work.part())
 
     def batches(steps: int) -> Iterator[tuple[Any, Any]]:
         for first in range(0, steps * work.share, work.share):
@@ -130,7 +120,7 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
         return loss.detach()
 
     try:
-        yield loop(work, batches, step, model)
+        yield loop(batches, step, model)
     finally:
         distributed.destroy_process_group()
 

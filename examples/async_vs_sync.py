@@ -27,7 +27,7 @@ import typer
 from sklearn.datasets import load_digits
 
 import keras_towers as kt
-from keras_towers.bench.machine import describe_machine, machine_facts
+from keras_towers.doctor.probe import describe_machine, machine_facts
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

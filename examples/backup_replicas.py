@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, ScalarFormatter
 from sklearn.datasets import load_digits
 
 import keras_towers as kt
-from keras_towers.bench.machine import describe_machine, machine_facts
+from keras_towers.doctor.probe import describe_machine, machine_facts
 
 REPLICAS = device.TOWERS
 PICTURE = Path(__file__).parents[1] / "docs/images/backup_replicas.png"

@@ -6,25 +6,24 @@ import json
 import signal
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from rich.progress import Progress
 
 from keras_towers.bench import report
-from keras_towers.bench.machine import describe_machine, machine_facts
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import Row, Runs, find, with_references
+from keras_towers.bench.rows import Row, Runs, find
 from keras_towers.bench.runner import (
-    Cell,
     Sample,
     Setting,
     plan,
     run_cell,
     store,
 )
+from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from keras_towers.system import handled
 
@@ -33,27 +32,24 @@ _MOST_DEVICES = 8
 
 @dataclass
 class Comparison:
-    """Rows, models and numbers of replicas, and what was measured of them.
+    """Rows, models and numbers of replicas, and their measurements.
 
     Attributes:
-        rows: those to measure, by name.
-        skipped: why others are not measured, by name.
+        rows: by name.
+        skipped: why other rows are not measured, by name.
         models: their sources.
         numbers: of replicas, by where they are.
-        repeats: the number of runs of each row.
-        setting: what all runs have in common.
         facts: about the machine.
-        samples: all that was measured so far.
-        complete: whether all was measured.
         titles: of the models, by source.
         notes: on the models, for the reader of the tables.
     """
+
+    columns: ClassVar[Mapping[str, report.Column]] = report.COLUMNS
 
     rows: dict[str, Row]
     skipped: dict[str, str]
     models: list[str]
     numbers: dict[Runs, list[int]]
-    repeats: int
     setting: Setting
     facts: dict[str, Any]
     samples: list[Sample] = field(default_factory=list)
@@ -65,34 +61,23 @@ class Comparison:
     def of(
         cls,
         rows: Mapping[str, Row],
+        setting: Setting,
         *,
         models: str,
         towers: str | None,
         processes: str | None,
         strategies: str,
-        repeats: int,
-        device: str,
-        batch_size: int,
-        timeout: float,
-        json_path: Path | None,
-        **setting: Any,
-    ) -> Comparison:
-        """Check the options of a command and look at the machine.
+    ) -> Self:
+        """Check comma-separated options of a command; look at the machine.
 
         Args:
             rows: all rows by name.
-            models: comma-separated, as all texts.
+            setting: of all runs.
+            models: names and functions.
             towers: numbers of devices, or ``"auto"``; None: none.
             processes: likewise.
             strategies: names of rows, or ``"default"``.
-            repeats: the number of runs of each row.
-            device: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-            batch_size: examples of a global batch.
-            timeout: seconds for one run.
-            json_path: a file that is written later, if any.
-            setting: more of ``Setting``.
         """
-        check_file(json_path)
         sources = _models(models)
         given = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
         numbers = {
@@ -101,36 +86,34 @@ class Comparison:
             Runs.RANKS: _numbers("--processes", processes, 2),
         }
         asked = {runs for runs, text in given.items() if text is not None}
-        names, skipped = _names(rows, strategies, asked)
-        facts = machine_facts(timeout)
-        gpus = len(facts["gpus"])
+        chosen, skipped = _rows(rows, strategies, asked)
+        facts = probe.machine_facts(setting.timeout_s)
+        gpus, batch = len(facts["gpus"]), setting.batch
         most = max(map(max, filter(None, numbers.values())))
-        if device == "auto":
+        if setting.device == "auto":
             wanted = max(most, 2) if "auto" in given.values() else most
             device = "gpu" if gpus >= wanted else "cpu"
-        there = gpus if device == "gpu" else facts["cores"]
+            setting = replace(setting, device=device)
+        on_gpus = setting.device == "gpu"
+        there = gpus if on_gpus else facts["cores"]
         for runs, text in given.items():
             if text == "auto":
                 # One core is enough for two devices, which then share it.
-                count = _shared(batch_size, max(2, min(there, _MOST_DEVICES)))
+                count = _shared(batch, max(2, min(there, _MOST_DEVICES)))
                 numbers[runs], most = [count], max(most, count)
-        if device == "gpu" and gpus < most:
+        if on_gpus and gpus < most:
             raise TowerError(f"{most} GPUs are needed, {gpus} visible")
         for count in (*numbers[Runs.DEVICES], *numbers[Runs.RANKS]):
-            if batch_size % count:
+            if batch % count:
                 raise TowerError(
-                    f"{count} replicas cannot share --batch-size {batch_size} "
+                    f"{count} replicas cannot share --batch-size {batch} "
                     "equally"
                 )
-        shared = Setting(
-            device=device, batch=batch_size, timeout_s=timeout, **setting
-        )
-        chosen = {name: find(rows, name) for name in names}
-        return cls(chosen, skipped, sources, numbers, repeats, shared, facts)
+        return cls(chosen, skipped, sources, numbers, setting, facts)
 
     def run(self, console: Console) -> None:
         """Measure all cells but those of rows that failed, or until Ctrl-C."""
-        cells = plan(self.rows, self.models, self.numbers, self.repeats)
+        cells = plan(self.rows, self.models, self.numbers, self.setting.repeats)
         device = self.setting.device.upper()
         console.print(f"{len(cells)} runs on the {device}", style="dim")
         with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:
@@ -148,42 +131,36 @@ class Comparison:
                     for done, cell in enumerate(cells):
                         title = f"{cell.title} ({done + 1} of {len(cells)})"
                         bar.update(task, completed=done, description=title)
-                        if not self._failed(cell):
-                            self._measure(cell, stored[cell.model])
+                        # A row that failed has used up its time limit.
+                        if cell.title not in self._failed():
+                            row, path = self.rows[cell.row], stored[cell.model]
+                            sample = run_cell(row, cell, self.setting, path)
+                            self.samples.append(sample)
                 self.complete = True
             except KeyboardInterrupt:
                 made = f"{len(self.samples)} of {len(cells)} runs made."
                 console.print(f"Interrupted: {made}")
 
-    def _failed(self, cell: Cell) -> bool:
-        """Whether an earlier repeat failed, and used up its time limit."""
-        return any(s.error and s.cell.title == cell.title for s in self.samples)
-
-    def _measure(self, cell: Cell, stored: Path) -> None:
-        row = self.rows[cell.row]
-        self.samples.append(run_cell(row, cell, self.setting, stored))
+    def _failed(self) -> set[str]:
+        return {s.cell.title for s in self.samples if s.error}
 
     @property
     def code(self) -> int:
         """The exit code."""
         if not self.complete:
             return 130
-        return int(any(sample.error for sample in self.samples))
+        return int(bool(self._failed()))
 
     def results(self) -> list[dict[str, Any]]:
         """Return one result per row, model and number of replicas."""
         return report.summarize(self.rows, self.samples)
 
-    def show(
-        self,
-        console: Console,
-        columns: Mapping[str, report.Column] = report.COLUMNS,
-    ) -> None:
+    def show(self, console: Console) -> None:
         """Print a table for each model, explanations, and failures."""
-        results = self.results()
+        results, columns = self.results(), self.columns
         report.show_results(console, self.rows, results, self.titles, columns)
         skipped = [f"skipped: {n}: {why}" for n, why in self.skipped.items()]
-        where = describe_machine(self.facts)
+        where = probe.describe_machine(self.facts)
         for line in (*self.notes, *skipped, where):
             report.say(console, line)
         report.show_failures(console, self.samples)
@@ -195,7 +172,6 @@ class Comparison:
             "models": self.models,
             "replicas": self.numbers,
             "strategies": list(self.rows),
-            "repeats": self.repeats,
             "complete": self.complete,
         }
         document = {
@@ -238,30 +214,32 @@ def _models(text: str) -> list[str]:
     return names
 
 
-def _names(
+def _rows(
     rows: Mapping[str, Row], text: str, asked: Collection[Runs]
-) -> tuple[list[str], dict[str, str]]:
+) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the rows to measure, and why default ones are not."""
-    able: list[str] = []
+    able: dict[str, Row] = {}
     skipped = {}
     for name in _words(text):
         if name == "default":
-            default = [
-                r for r in rows.values() if r.default and r.runs in asked
-            ]
-            able += [row.name for row in default if not row.missing]
-            skipped = {r.name: r.missing for r in default if r.missing}
+            default = {
+                n: r for n, r in rows.items() if r.default and r.runs in asked
+            }
+            able |= {n: r for n, r in default.items() if not r.missing}
+            skipped = {n: r.missing for n, r in default.items() if r.missing}
             continue
-        row = find(rows, name)
+        able[name] = row = find(rows, name)
         if row.missing:
             raise TowerError(f"{name}: {row.missing}")
         if row.runs not in asked:
             option = "--towers" if row.runs is Runs.DEVICES else "--processes"
             raise TowerError(f"{name} needs {option} N")
-        able.append(name)
     if not able:
         raise TowerError(f"no strategy given; choose {', '.join(rows)}")
-    return with_references(rows, able), skipped
+    # Those first that figures of others are relative to.
+    wanted = {row.plain for row in able.values()}
+    wanted |= {r.compute for r in able.values() if r.runs is Runs.RANKS}
+    return {n: r for n, r in rows.items() if n in wanted} | able, skipped
 
 
 def _words(text: str) -> list[str]:

@@ -74,21 +74,16 @@ class Stored:
     """A model with the initial weights and the data of all rows.
 
     Attributes:
-        source: one of ``MODELS``, or the user's function as
-            ``module:function``.
-        folder: where weights and data are stored.
+        source: one of ``MODELS``, or the user's ``module:function``.
+        folder: of the weights and the data.
     """
 
     source: str
     folder: Path
 
     def store(self, examples: int) -> dict[str, Any]:
-        """Build the model and store what all rows start from.
-
-        Args:
-            examples: the number of random examples to make, if the function
-                returns none.
-        """
+        """Store weights and data; if the function gives none, random ones."""
+        import keras
         import numpy as np
 
         model, *data = self._made()
@@ -102,7 +97,7 @@ class Stored:
             arrays.append(_array(leaf, self.source))
             return len(arrays) - 1
 
-        structure = [mapped(index, part) for part in data]
+        structure = keras.tree.map_structure(index, data)
         lengths = sorted({len(array) for array in arrays})
         if len(lengths) != 1:
             raise TowerError(
@@ -110,7 +105,9 @@ class Stored:
                 "examples; x and y need as many"
             )
         if not model.built:
-            model(mapped(lambda i: arrays[i][:1], structure[0]))
+            model(
+                keras.tree.map_structure(lambda i: arrays[i][:1], structure[0])
+            )
         np.savez(self.folder / _DATA, *arrays)
         np.savez(self.folder / _WEIGHTS, *model.get_weights())
         (self.folder / _STRUCTURE).write_text(json.dumps(structure))
@@ -121,7 +118,7 @@ class Stored:
         """Build and compile the model with the stored weights."""
         model = self._made()[0]
         if not model.built:
-            model(mapped(lambda array: array[:1], self.data(1)[0]))
+            model(self.data(1)[0])
         model.set_weights(_load(self.folder / _WEIGHTS))
         if wrap:
             model.optimizer = wrap(model.optimizer)
@@ -129,12 +126,13 @@ class Stored:
 
     def data(self, examples: int) -> tuple[Any, Any]:
         """Return inputs and labels, repeated if fewer are stored."""
+        import keras
         import numpy as np
 
         arrays = _load(self.folder / _DATA)
         chosen = np.arange(examples) % len(arrays[0])
         structure = json.loads((self.folder / _STRUCTURE).read_text())
-        x, y = mapped(lambda index: arrays[index][chosen], structure)
+        x, y = keras.tree.map_structure(lambda i: arrays[i][chosen], structure)
         return x, y
 
     def _made(self) -> list[Any]:
@@ -162,15 +160,6 @@ class Stored:
                 "step is timed: leave it out"
             )
         return [model, *data]
-
-
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Apply a function to the arrays of nested lists, tuples and dicts."""
-    if isinstance(structure, dict):
-        return {k: mapped(function, value) for k, value in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(mapped(function, value) for value in structure)
-    return function(structure)
 
 
 def _load(path: Path) -> list[Any]:

@@ -40,12 +40,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table.
+    """A column of the table, and its explanation below.
 
     Attributes:
-        title: its heading.
-        legend: its explanation below the table.
-        form: how its values are formatted.
         factor: by which values are multiplied.
         ranges: whether the smallest and largest of all repeats are shown.
     """
@@ -116,40 +113,50 @@ def summarize(
     refused = refused or {}
     groups: dict[tuple[str, int, str], list[Sample]] = {}
     for sample in samples:
-        cell = sample.cell
-        key = cell.model, cell.replicas, cell.row
-        groups.setdefault(key, []).append(sample)
-    steps = {
-        key: {} if key in refused else _step_ms(repeats)
+        groups.setdefault(sample.cell.key, []).append(sample)
+    # The median step of each repeat that did not fail, of rows that count.
+    steps: dict[tuple[str, int, str], Repeats] = {
+        key: {
+            s.cell.repeat: statistics.median(s.result["step_ms"])
+            for s in repeats
+            if not (s.error or key in refused)
+        }
         for key, repeats in groups.items()
     }
     results = []
-    for (model, replicas, name), repeats in groups.items():
-        key, row = (model, replicas, name), rows[name]
-        best = best_stock(rows, steps, model, replicas)
+    for key, repeats in groups.items():
+        model, replicas, name = key
+        row, mine = rows[name], steps[key]
+        stock = {
+            other: statistics.median(of.values())
+            for (*where, other), of in steps.items()
+            if where == [model, replicas] and of and rows[other].stock
+        }
+        best = min(stock, key=stock.__getitem__, default="")
+        plain, fastest, compute = (
+            steps.get((model, count, other), {})
+            for count, other in (
+                *((1, row.plain), (replicas, best)),
+                (replicas, "" if row.alone else row.compute),
+            )
+        )
         measured = [s.result for s in repeats if not s.error]
         counted = [] if key in refused else measured
-        mine = steps[key]
-        plain = steps.get((model, 1, row.plain), {})
-        compute = steps.get((model, replicas, row.compute), {})
-        spreads = {
-            "step_ms": Spread.of(mine.values()),
-            "to_plain": ratio(mine, plain),
-            "to_stock": ratio(mine, steps.get((model, replicas, best), {})),
-            "cost_ms": None
-            if row.alone
-            else Spread.of(mine[r] - compute[r] for r in mine if r in compute),
-            **{
-                column: Spread.of(result[column] for result in counted)
-                for column in ("first_step_s", "epoch_cost_s", "memory_mb")
-            },
-        }
         results.append(
             {
                 "model": model,
                 "replicas": replicas,
                 "row": name,
-                **spreads,
+                "step_ms": Spread.of(mine.values()),
+                "to_plain": ratio(mine, plain),
+                "to_stock": ratio(mine, fastest),
+                "cost_ms": Spread.of(
+                    mine[r] - compute[r] for r in mine if r in compute
+                ),
+                **{
+                    column: Spread.of(result[column] for result in counted)
+                    for column in ("first_step_s", "epoch_cost_s", "memory_mb")
+                },
                 "choice": measured[0].get("choice") if measured else None,
                 "best_stock": best,
                 "reason": refused.get(key, ""),
@@ -159,33 +166,9 @@ def summarize(
     return results
 
 
-def _step_ms(samples: Sequence[Sample]) -> Repeats:
-    """Return the median step of each repeat that did not fail."""
-    return {
-        sample.cell.repeat: statistics.median(sample.result["step_ms"])
-        for sample in samples
-        if not sample.error
-    }
-
-
 def ratio(mine: Repeats, other: Repeats) -> Spread | None:
     """Divide two rows repeat by repeat, where both were measured."""
     return Spread.of(mine[r] / other[r] for r in mine if r in other)
-
-
-def best_stock(
-    rows: Mapping[str, Row],
-    steps: Mapping[tuple[str, int, str], Repeats],
-    model: str,
-    replicas: int,
-) -> str:
-    """Name the stock row with the smallest median over its repeats, if any."""
-    medians = {
-        name: statistics.median(repeats.values())
-        for (*other, name), repeats in steps.items()
-        if other == [model, replicas] and repeats and rows[name].stock
-    }
-    return min(medians, key=medians.__getitem__, default="")
 
 
 def show_results(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import starmap
 
-from keras_towers.bench import machine, trainers
+from keras_towers.bench import trainers
 from keras_towers.bench.trainers import Trainer, Workload
 from keras_towers.errors import TowerError
 from keras_towers.strategies.registry import STRATEGIES, Registered
 
-_INSTALL = {
-    "byteps": "keras-towers install byteps",
-    "horovod": "keras-towers install horovod",
-}
+_ENGINES = ("byteps", "horovod")
 
 
 class Runs(StrEnum):
@@ -41,14 +38,10 @@ class Row:
     """One way to train.
 
     Attributes:
-        name: its name in options and tables.
         train: prepares one process for training.
         note: a description for the reader of the table.
-        runs: where its replicas are.
         ours: whether it belongs to this package.
         stock: whether it is one of TensorFlow's own.
-        default: whether it is measured by default.
-        backend: the backend of Keras.
         engine: the module that connects its processes, if not TensorFlow.
         servers: number of parameter servers beside the processes.
         alone: whether its processes exchange nothing.
@@ -69,7 +62,7 @@ class Row:
     servers: int = 0
     alone: bool = False
     bursts: bool = False
-    devices: Callable[[str, int], list[str]] = machine.prepare_devices
+    devices: Callable[[str, int], list[str]] = trainers.prepare_devices
 
     @property
     def missing(self) -> str:
@@ -77,8 +70,10 @@ class Row:
         # Whether TensorFlow is there is asked for all rows.
         for module in {self.engine, self.backend} - {"", "tensorflow"}:
             if importlib.util.find_spec(module) is None:
-                how = _INSTALL.get(module, f"pip install {module}")
-                return f"{module} is not installed: run `{how}`"
+                how = "keras-towers" if module in _ENGINES else "pip"
+                return (
+                    f"{module} is not installed: run `{how} install {module}`"
+                )
         return ""
 
     @property
@@ -120,7 +115,7 @@ def _registered(name: str, strategy: Registered) -> Row:
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
         ours=True,
         default=name not in ("noop", "distributed-replicated"),
-        engine=name if name in _INSTALL else "",
+        engine=name if name in _ENGINES else "",
         servers=int("ps" in strategy.roles),
         # Every tower takes a whole batch.
         bursts=name == "async",
@@ -147,17 +142,7 @@ ROWS: dict[str, Row] = {
 
 
 def find(rows: Mapping[str, Row], name: str) -> Row:
-    """Return a row by name.
-
-    Args:
-        rows: all rows by name.
-        name: of a row; options of a strategy may stand behind it, as in
-            ``tower:mode=cpu`` or ``sync-replicas:ps=2``, with 2 parameter
-            servers.
-
-    Raises:
-        TowerError: there is no such row.
-    """
+    """Return a row by name, with options as in ``tower:mode=cpu``, or raise."""
     known, *texts = name.split(":")
     if known not in rows or (texts and known not in STRATEGIES):
         raise TowerError(
@@ -174,14 +159,7 @@ def find(rows: Mapping[str, Row], name: str) -> Row:
     if not options:
         return rows[known]
     row = rows[known]
+    # Not of the strategy, but of the job, as in sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
     train = partial(trainers.in_strategy, name=known, options=options)
     return replace(row, name=name, train=train, note="", servers=servers)
-
-
-def with_references(rows: Mapping[str, Row], names: Iterable[str]) -> list[str]:
-    """Put the rows first that figures of others are relative to."""
-    chosen = [find(rows, name) for name in names]
-    wanted = {row.plain for row in chosen}
-    wanted |= {row.compute for row in chosen if row.runs is Runs.RANKS}
-    return list(dict.fromkeys([*(n for n in rows if n in wanted), *names]))

@@ -17,6 +17,8 @@ from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.meeting.store import FileStore
 
+# The first steps, each of which waits for its loss.
+FIRST_STEPS = 20
 RESULT = "result"
 """With its rank behind it, the key under which a process leaves its result."""
 _STDERR_LINES = 12
@@ -42,13 +44,17 @@ class Cell:
         model: one of ``models.MODELS``, or the user's ``module:function``.
         row: the name of a row.
         replicas: devices of one process, or processes.
-        repeat: the number of the repeat, from 0.
     """
 
     model: str
     row: str
     replicas: int
     repeat: int
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """All but the number of the repeat."""
+        return self.model, self.replicas, self.row
 
     @property
     def title(self) -> str:
@@ -59,13 +65,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells have in common.
+    """The options of all cells.
 
     Attributes:
-        device: ``"cpu"`` or ``"gpu"``.
+        device: ``"cpu"``, ``"gpu"``, or ``"auto"`` until it is known.
         batch: examples of a global batch.
         batches: the number of steps to time.
         timeout_s: the time limit of one cell in seconds.
+        repeats: the number of runs of each row.
         frameworks: whether frameworks are compared, for which every replica has
             a core of its own and every step waits for its loss.
         worker: the module that measures.
@@ -75,6 +82,7 @@ class Setting:
     batch: int
     batches: int
     timeout_s: float
+    repeats: int = 1
     frameworks: bool = False
     worker: str = "keras_towers.bench.worker"
 
@@ -98,11 +106,9 @@ def plan(
     numbers: Mapping[Runs, Sequence[int]],
     repeats: int,
 ) -> list[Cell]:
-    """List the cells in the order to run them.
-
-    Rows that are compared with each other run close together in time, so that
-    changes in the machine's speed affect all of them.
-    """
+    """List the cells in the order to run them."""
+    # Rows that are compared run close together in time, so that changes in the
+    # machine's speed affect all of them.
     counts = sorted({count for some in numbers.values() for count in some})
     return [
         Cell(model, name, count, repeat)
@@ -145,13 +151,14 @@ def run_workers(
     cell: Cell | None = None,
 ) -> list[dict[str, Any]]:
     """Run the processes of a cell, or one that stores a model."""
-    ranks, launcher = 1, []
+    ranks, launcher = 1, list[str]()
     environment = {"CUDA_VISIBLE_DEVICES": ""}
     if row and cell:
         environment = {"KERAS_BACKEND": row.backend}
         if row.runs is Runs.RANKS:
             ranks = cell.replicas
-            launcher = ["keras_towers.cli.main", "run", *row.launcher(ranks)]
+            command = ["-m", "keras_towers.cli.main", "run"]
+            launcher = [*command, *row.launcher(ranks)]
         if setting.device == "cpu" and (ranks > 1 or setting.frameworks):
             environment |= _ONE_CORE
     with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
@@ -162,10 +169,27 @@ def run_workers(
             "stored": str(stored),
             "folder": folder,
         }
-        command = ["-m", setting.worker, json.dumps(task)]
-        if launcher:
-            command = ["-m", *launcher, *command]
-        _run_python(command, setting.timeout_s, environment)
+        # So that workers find this package, and what runs it, in any folder.
+        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+        worker = ["-m", setting.worker, json.dumps(task)]
+        ended = subprocesses.run(
+            [sys.executable, *launcher, *worker],
+            setting.timeout_s,
+            {
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **os.environ,
+                "KERAS_BACKEND": "tensorflow",
+                "PYTHONPATH": os.pathsep.join(filter(None, path)),
+                **environment,
+            },
+            grace_s=_GRACE_S,
+        )
+        if ended.code is None:
+            raise WorkerFailed(f"no result after {setting.timeout_s:g} seconds")
+        if ended.code != 0:
+            lines = [line for line in ended.stderr.splitlines() if line.strip()]
+            code = f"exit code {ended.code}"
+            raise WorkerFailed("\n".join([code, *lines[-_STDERR_LINES:]]))
         left = FileStore(Path(folder))
         results = [left.get(f"{RESULT}.{rank}") for rank in range(ranks)]
         if None in results:
@@ -206,29 +230,3 @@ def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
             for losses in zip(*(rank["losses"] for rank in ranks), strict=True)
         ],
     }
-
-
-def _run_python(
-    arguments: Sequence[str], timeout_s: float, environment: dict[str, str]
-) -> None:
-    """Run a Python process to its end."""
-    # So that workers find this package, and what runs it, in any folder.
-    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
-    ended = subprocesses.run(
-        [sys.executable, *arguments],
-        timeout_s,
-        {
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **os.environ,
-            "KERAS_BACKEND": "tensorflow",
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            **environment,
-        },
-        grace_s=_GRACE_S,
-    )
-    if ended.code is None:
-        raise WorkerFailed(f"no result after {timeout_s:g} seconds")
-    if ended.code != 0:
-        lines = [line for line in ended.stderr.splitlines() if line.strip()]
-        code = f"exit code {ended.code}"
-        raise WorkerFailed("\n".join([code, *lines[-_STDERR_LINES:]]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_towers.bench.models import Stored, Wrap, mapped
+from keras_towers.bench.models import Stored, Wrap
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,10 @@ class Workload:
     """The model, data and devices of one process.
 
     Attributes:
-        model: what is trained.
         folder: for files that the processes share.
-        rank: this process.
-        size: number of processes.
         devices: the towers of this process; empty: the row chooses.
         batch: examples of a global batch.
         steps: the number of steps to provide data for.
-        waits: whether every step waits for its loss. On a GPU, and with JAX, it
-            otherwise ends before what it started.
     """
 
     model: Stored
@@ -40,7 +35,6 @@ class Workload:
     devices: Sequence[str]
     batch: int
     steps: int
-    waits: bool = False
 
     @functools.cached_property
     def data(self) -> tuple[Any, Any]:
@@ -54,24 +48,25 @@ class Workload:
 
     def part(self) -> tuple[Any, Any]:
         """Return this process's share of each global batch."""
+        import keras
 
         def mine(array: Any) -> Any:
             shape = (self.steps, self.size, self.share)
             parts = array.reshape(*shape, *array.shape[1:])
             return parts[:, self.rank].reshape(-1, *array.shape[1:])
 
-        x, y = self.data
-        return mapped(mine, x), mapped(mine, y)
+        x, y = keras.tree.map_structure(mine, self.data)
+        return x, y
 
 
 @dataclass
 class Times:
-    """What was recorded while training.
+    """Moments of one training, in seconds.
 
     Attributes:
-        batches: the times at which batches started.
-        epochs: the times at which epochs started, and training ended; a custom
-            loop has none, because nothing happens at their end.
+        batches: the begins of batches.
+        epochs: the begins of epochs, and the end of training; a custom loop
+            has none, because nothing happens at their end.
         losses: the loss of each step of the last epoch, if steps wait for it.
         first_step_s: the seconds until the end of the first batch, likewise.
     """
@@ -87,13 +82,12 @@ class Trainer:
     """One process of a row, ready to train.
 
     Attributes:
-        train: trains for a number of steps per epoch and of epochs. In its
-            first call every step waits for its loss.
-        model: the Keras model.
+        train: trains for a number of steps per epoch and of epochs; the last
+            argument says whether every step waits for its loss.
         choice: the option that the row chose, if it had a choice.
     """
 
-    train: Callable[[int, int], Times]
+    train: Callable[[int, int, bool], Times]
     model: Any
     choice: str | None = None
 
@@ -102,37 +96,28 @@ def fit(
     work: Workload, model: Any, choice: str | None = None, whole: bool = False
 ) -> Trainer:
     """Train with ``fit``, on whole global batches or this process's share."""
+    import keras
+
     data = work.data if whole else work.part()
     batch = work.batch if whole else work.share
-    waits = _first_waits(work)
 
-    def train(steps: int, epochs: int) -> Times:
+    def train(steps: int, epochs: int, waits: bool) -> Times:
         times = Times()
         model.fit(
-            *(mapped(lambda array: array[: steps * batch], d) for d in data),
+            *keras.tree.map_structure(lambda a: a[: steps * batch], data),
             batch_size=batch,
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[_recorder(times, next(waits))],
+            callbacks=[_recorder(times, waits)],
         )
         return times
 
     return Trainer(train, model, choice)
 
 
-def _first_waits(work: Workload) -> Iterator[bool]:
-    """Yield whether the steps of each call wait for their losses."""
-    yield True
-    while True:
-        yield work.waits
-
-
 def _recorder(times: Times, waits: bool) -> Any:
-    """Create a callback that records one call of ``fit``.
-
-    Times from start to start include the handling of data and metrics.
-    """
+    """Create a callback that records one call of ``fit``."""
     import keras
 
     began = time.perf_counter()
@@ -148,6 +133,7 @@ def _recorder(times: Times, waits: bool) -> Any:
             times.losses.clear()
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            # From start to start, with the handling of data and metrics.
             times.batches.append(time.perf_counter())
 
         def on_train_end(self, logs: Any = None) -> None:
@@ -174,7 +160,7 @@ def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def mirrored(work: Workload, reduction: str | None) -> Iterator[Trainer]:
+def mirrored(work: Workload, reduction: str) -> Iterator[Trainer]:
     """Use ``MirroredStrategy``, with one of its cross-device operations."""
     import tensorflow as tf
 
@@ -201,3 +187,21 @@ def in_strategy(
     model = work.model.build()
     with strategy:
         yield fit(work, model, getattr(strategy, "mode", None), whole=True)
+
+
+def prepare_devices(device: str, towers: int) -> list[str]:
+    """Set up the devices to train on, before TensorFlow initializes them."""
+    import tensorflow as tf
+
+    if device == "gpu":
+        return [f"/device:GPU:{index}" for index in range(towers)]
+    tf.config.set_visible_devices([], "GPU")
+    # With more threads one device would use all cores, and the figures would be
+    # those of parallel operations instead of the towers.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
+    )
+    return [f"/device:CPU:{index}" for index in range(towers)]

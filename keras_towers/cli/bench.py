@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from keras_towers.bench.compare import Comparison
-from keras_towers.bench.measure import FIRST_STEPS
+from keras_towers.bench.compare import Comparison, check_file
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import ROWS
+from keras_towers.bench.rows import ROWS, Row
+from keras_towers.bench.runner import FIRST_STEPS, Setting
 from keras_towers.cli.refusing import refusing
 
 
@@ -24,6 +25,33 @@ class Device(StrEnum):
     GPU = "gpu"
 
 
+Models = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="Your own model as MODULE:FUNCTION, which returns it compiled, "
+        "alone or as (model, x, y): without data, random examples are made. Or "
+        f"some of {', '.join(MODELS)}.",
+    ),
+]
+Towers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Numbers of towers of one process. Default: as many as there are "
+        "GPUs or cores and as can share a batch equally, but 8 at most; none "
+        "with --processes alone.",
+    ),
+]
+Strategies = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help=f"Rows to compare, such as {', '.join(ROWS)}; default: those that "
+        "are installed. Options of a strategy stand behind its name: "
+        "default,tower:mode=cpu,horovod:compression=fp16.",
+    ),
+]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs per row.")]
 Batches = Annotated[
     int,
@@ -55,24 +83,8 @@ JsonPath = Annotated[
 
 
 def bench(
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Your own model as MODULE:FUNCTION, which returns it "
-            "compiled, alone or as (model, x, y): without data, random "
-            f"examples are made. Or some of {', '.join(MODELS)}.",
-        ),
-    ] = "large",
-    towers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of towers of one process. Default: as many as there "
-            "are GPUs or cores and as can share a batch equally, but 8 at "
-            "most; none with --processes alone.",
-        ),
-    ] = None,
+    models: Models = "large",
+    towers: Towers = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -81,15 +93,7 @@ def bench(
             "or GPU each.",
         ),
     ] = None,
-    strategies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Rows to compare, from {', '.join(ROWS)}; default: those "
-            "that are installed. Options of a strategy stand behind its name: "
-            "default,tower:mode=cpu,horovod:compression=fp16.",
-        ),
-    ] = "default",
+    strategies: Strategies = "default",
     batches: Batches = 60,
     batch_size: BatchSize = 64,
     repeats: Repeats = 3,
@@ -104,22 +108,36 @@ def bench(
     """
     if towers is None and processes is None:
         towers = "auto"
+    comparison = compare(
+        "bench",
+        Comparison,
+        ROWS,
+        Setting(device, batch_size, batches, timeout, repeats),
+        json_path,
+        models=models,
+        towers=towers,
+        processes=processes,
+        strategies=strategies,
+    )
+    raise typer.Exit(comparison.code)
+
+
+def compare(
+    command: str,
+    kind: type[Comparison],
+    rows: Mapping[str, Row],
+    setting: Setting,
+    json_path: Path | None,
+    chart: Path | None = None,
+    **asked: Any,
+) -> Comparison:
+    """Measure what options ask for, show it and write it to ``json_path``."""
     console = Console()
-    with refusing("bench"):
-        comparison = Comparison.of(
-            ROWS,
-            models=models,
-            towers=towers,
-            processes=processes,
-            strategies=strategies,
-            repeats=repeats,
-            device=device,
-            batch_size=batch_size,
-            batches=batches,
-            timeout=timeout,
-            json_path=json_path,
-        )
+    with refusing(command):
+        for path in (json_path, chart):
+            check_file(path)
+        comparison = kind.of(rows, setting, **asked)
         comparison.run(console)
     comparison.show(console)
     comparison.write(json_path)
-    raise typer.Exit(comparison.code)
+    return comparison

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from keras_towers import _imports
+from keras_towers.errors import TowerError
 from keras_towers.subprocesses import NoAnswer, ask_python
+from keras_towers.system import usable_cores
 
 
 def look(timeout_s: float = 120) -> dict[str, Any]:
@@ -29,6 +35,61 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
         return ask_python(["-m", __name__], timeout_s, environment)
     except NoAnswer as error:
         return {"error": str(error)}
+
+
+def machine_facts(timeout_s: float) -> dict[str, Any]:
+    """Return the facts that put figures in context, or raise an error.
+
+    Args:
+        timeout_s: the time limit for starting TensorFlow in seconds.
+
+    Raises:
+        CompatibilityError: TensorFlow is not installed, or is not Keras's
+            backend.
+        TowerError: TensorFlow or Keras cannot be imported.
+    """
+    _imports.check()
+    found = look(timeout_s)
+    error = found.get("error") or found.get("keras_error")
+    if error:
+        raise TowerError(f"cannot start: {error}")
+    return {
+        "tensorflow": found["tensorflow"],
+        "keras": found["keras"],
+        "horovod": _version("horovod"),
+        "torch": _version("torch"),
+        "jax": _version("jax"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "cores": usable_cores(),
+        "gpus": found["gpus"],
+    }
+
+
+def describe_machine(facts: dict[str, Any]) -> str:
+    """Describe what figures were measured on, for a caption."""
+    versions = ", ".join(
+        f"{name} {facts[name.lower()]}"
+        for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")
+        if facts.get(name.lower())
+    )
+    devices = ", ".join(facts["gpus"]) or "no GPU"
+    cores = f"{facts['processor']}, {facts['cores']} cores"
+    return f"{cores}, {devices}; {versions}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor_name() -> str:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.machine()
 
 
 def _facts() -> dict[str, Any]:

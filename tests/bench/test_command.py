@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from keras_towers.bench import compare, runner
+from keras_towers.bench import runner
+from keras_towers.doctor import probe
 from tests.bench.shared import FACTS, RANK, invoke
 
 
@@ -31,7 +32,7 @@ def machine(monkeypatch):
         lambda name: missing[name] if name in missing else find(name),
     )
     monkeypatch.setattr(runner, "run_workers", workers)
-    monkeypatch.setattr(compare, "machine_facts", lambda timeout_s: facts)
+    monkeypatch.setattr(probe, "machine_facts", lambda timeout_s: facts)
     return facts
 
 

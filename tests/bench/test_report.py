@@ -95,7 +95,7 @@ def shown(samples):
     titles, skipped = {"large": "large, a model"}, {"byteps": "run `[x]`"}
     console = Console(file=io.StringIO(), width=80)
     comparison = Comparison(
-        rows, skipped, ["large"], {}, 1, None, FACTS, samples, titles=titles
+        rows, skipped, ["large"], {}, None, FACTS, samples, titles=titles
     )
     comparison.show(console)
     return console.file.getvalue()

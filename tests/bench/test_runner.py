@@ -2,9 +2,11 @@
 
 import pytest
 
+from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs
 from keras_towers.bench.runner import Cell, Setting, WorkerFailed, combine
+from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
 
 
@@ -22,15 +24,15 @@ def test_rows_alternate_inside_every_repeat():
 
 
 @pytest.mark.parametrize(
-    ("name", "fake", "error"),
+    ("end", "error"),
     [
-        ("_run_python", lambda *arguments: None, "a process wrote no result"),
+        (lambda: Ended(0, "", ""), "a process wrote no result"),
         # It loses only itself.
-        ("run_workers", lambda *arguments: [] - [], "TypeError: unsupported"),
+        (lambda: [] - [], "TypeError: unsupported"),
     ],
 )
-def test_cell_without_a_result(monkeypatch, tmp_path, name, fake, error):
-    monkeypatch.setattr(runner, name, fake)
+def test_cell_without_a_result(monkeypatch, tmp_path, end, error):
+    monkeypatch.setattr(subprocesses, "run", lambda *given, **more: end())
     cell, setting = Cell("small", "tower", 2, 0), Setting("cpu", 64, 5, 120)
     sample = runner.run_cell(ROWS["tower"], cell, setting, tmp_path)
     assert sample.error.startswith(error)

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from benchmarks import charts, rows
 from benchmarks.__main__ import app
 from benchmarks.field import TOLERANCE, Field, difference, undecided
-from keras_towers.bench import compare, runner
+from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Sample, Setting
+from keras_towers.doctor import probe
 from tests.bench.shared import FACTS, RANK
 
 
@@ -73,7 +74,7 @@ SAMPLES = [
 def results_of(samples, cores=8):
     setting = Setting("cpu", 64, 5, 60, frameworks=True)
     facts = FACTS | {"cores": cores}
-    field = Field(rows.FIELD, {}, ["small"], {}, 1, setting, facts, samples)
+    field = Field(rows.FIELD, {}, ["small"], {}, setting, facts, samples)
     return {result["row"]: result for result in field.results()}
 
 
@@ -143,7 +144,7 @@ def command(monkeypatch, tmp_path):
         return [result, result | other]
 
     monkeypatch.setattr(runner, "run_workers", workers)
-    monkeypatch.setattr(compare, "machine_facts", lambda timeout_s: FACTS)
+    monkeypatch.setattr(probe, "machine_facts", lambda timeout_s: FACTS)
     monkeypatch.setattr(rows.Row, "missing", "")
 
     def run(*arguments):

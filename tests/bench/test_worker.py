@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.bench import measure
-from keras_towers.bench.measure import Growth, differences, last_weights
+from keras_towers.bench import worker
+from keras_towers.bench.runner import Setting
 from keras_towers.bench.trainers import Times, Trainer, Workload, fit
+from keras_towers.bench.worker import Growth, differences, last_weights
 from keras_towers.meeting.store import FileStore
 
 
@@ -20,10 +21,14 @@ def test_times_of_steps():
     assert differences(times, over=12) == pytest.approx([0.5] * 28)
 
 
+SETTING = Setting("cpu", 8, 7, 60)
+
+
 def counting(folder, calls):
     """Train nothing; a second passes in every step, and three after each."""
 
-    def train(steps, epochs):
+    def train(steps, epochs, waits):
+        assert waits == (not calls)
         calls.append((steps, epochs))
         if len(calls) == 5:
             FileStore(folder).put("done.1", True)
@@ -46,11 +51,11 @@ def work(folder, size, model=None, batch=8):
 def test_rank_is_timed_while_the_others_train(tmp_path, alone):
     FileStore(tmp_path).put("warm.1", True)
     calls, mine = [], work(tmp_path, 2)
-    memory = Growth(mine, [])
+    memory = Growth(mine)
     # What is there before it trains, such as the model.
     model = bytearray(b"1" * 60_000_000)
     trainer = counting(tmp_path, calls)
-    result = measure.measure(trainer, mine, memory, 7, 1, alone)
+    result = worker.measure(trainer, mine, memory, SETTING, 1, alone)
     assert result["step_ms"] == [1e3] * 7
     assert result["epoch_cost_s"] == 3
     assert calls[:3] == [(20, 1), (11, 1), (4, 5)]
@@ -65,11 +70,11 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
 @pytest.mark.parametrize(("over", "steps"), [(1, 11), (12, 31)])
 def test_one_process_is_timed_after_its_warm_up(tmp_path, over, steps):
     calls, mine = [], work(tmp_path, 1)
-    trainer, memory = counting(tmp_path, calls), Growth(mine, [])
-    result = measure.measure(trainer, mine, memory, 7, over, True)
+    trainer, memory = counting(tmp_path, calls), Growth(mine)
+    result = worker.measure(trainer, mine, memory, SETTING, over, True)
     assert result["step_ms"] == [1e3] * 7
     assert calls == [(20, 1), (steps, 1), (4, 5)]
-    assert measure.steps_needed(7, over) == max(20, steps)
+    assert worker.steps_needed(7, over) == max(20, steps)
 
 
 def test_each_step_has_its_own_loss(tmp_path):
@@ -81,11 +86,10 @@ def test_each_step_has_its_own_loss(tmp_path):
     still.compile(keras.optimizers.SGD(0.0), "mae")
     still.set_weights([np.zeros((1, 1)), np.zeros(1)])
     trainer = fit(work(tmp_path, 1, model, batch=2), still)
-    first, second = trainer.train(3, 2), trainer.train(3, 1)
+    first, second = trainer.train(3, 2, True), trainer.train(3, 1, False)
     assert first.losses == pytest.approx([3.0, 0.0, 1.0])
     assert len(first.batches) == 6 and len(first.epochs) == 3
     assert first.first_step_s > 0
-    # Only the first call waits for its losses.
     assert not second.losses
 
 
