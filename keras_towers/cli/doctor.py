@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers.doctor import self_test as tests
 from keras_towers.doctor.checks import INSTALL_HOROVOD, Finding, Status, look
 
 _MARKS = {
@@ -18,12 +19,6 @@ _MARKS = {
     Status.WARNING: "[yellow]![/]",
     Status.NOTE: "[dim]–[/]",
     Status.OK: "[green]✓[/]",
-}
-# The strategies that connect the two processes, by what carries their tensors.
-_SELF_TESTS = {
-    "TensorFlow": "multi-worker",
-    "parameter servers": "sync-replicas",
-    "Horovod": "horovod",
 }
 
 
@@ -50,43 +45,40 @@ def doctor(
     with console.status("checking"):
         findings = look()
     _show(console, findings)
-    output = ""
+    outputs = []
     if self_test:
         so_far = list(findings)
-        for name in _SELF_TESTS:
+        for over in tests.OVER:
             with console.status("training"):
-                tested, text = _self_test(name, so_far)
+                tested, text = _self_test(over, so_far)
             findings.append(tested)
             _show(console, [tested])
             if text:
-                output += text
+                outputs.append(text)
                 console.print(text, style="dim", markup=False)
     bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
-        _print_json(findings, not bad, output)
+        listed = [dataclasses.asdict(finding) for finding in findings]
+        report = {"ok": not bad, "findings": listed}
+        if outputs:
+            report["self_test_output"] = "\n".join(outputs)
+        typer.echo(json.dumps(report, indent=2))
     if bad:
         raise typer.Exit(1)
 
 
-def _self_test(name: str, findings: list[Finding]) -> tuple[Finding, str]:
-    """Run it if possible; return the finding and the processes' output."""
-    from keras_towers.doctor import self_test
-
-    group, what = "Self-test", f"over {name}"
+def _self_test(over: str, findings: list[Finding]) -> tuple[Finding, str]:
+    """Run it, if what it needs was found to work."""
     horovod = next((f for f in findings if f.name == "Horovod"), None)
     there = horovod and horovod.state in (Status.OK, Status.WARNING)
-    if name == "Horovod" and not there:
+    advice = ""
+    if over == "Horovod" and not there:
         advice = f"Horovod is needed for its self-test: {INSTALL_HOROVOD}."
-        return Finding(group, what, "not run", Status.BAD, advice), ""
-    if any(f.state is Status.BAD for f in findings):
-        return Finding(group, what, "not run", Status.BAD), ""
-    outcome = self_test.run(_SELF_TESTS[name])
-    text = f"{outcome.text} ({outcome.seconds:.0f} s, on the CPU)"
-    if outcome.passed:
-        return Finding(group, what, text), ""
-    advice = "The self-test failed; the output of its processes is above."
-    return Finding(group, what, text, Status.BAD, advice), outcome.output
+    if advice or any(f.state is Status.BAD for f in findings):
+        name, bad = f"over {over}", Status.BAD
+        return Finding("Self-test", name, "not run", bad, advice), ""
+    return tests.run(over)
 
 
 def _show(console: Console, findings: list[Finding]) -> None:
@@ -119,11 +111,3 @@ def _advise(console: Console, findings: list[Finding]) -> None:
     console.print("What to do next", style="bold")
     for line in advice:
         console.print(f"  - {line}", markup=False, soft_wrap=True)
-
-
-def _print_json(findings: list[Finding], ok: bool, output: str) -> None:
-    listed = [dataclasses.asdict(finding) for finding in findings]
-    report = {"ok": ok, "findings": listed}
-    if output:
-        report["self_test_output"] = output
-    typer.echo(json.dumps(report, indent=2))

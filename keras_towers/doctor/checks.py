@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections.abc import Iterator
@@ -10,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from keras_towers import __version__
 from keras_towers.building import nvidia, toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
@@ -55,15 +54,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of a table, and advice.
-
-    Attributes:
-        group: the table.
-        name: what was checked.
-        value: the result, as text.
-        state: its severity.
-        advice: what to do, if anything.
-    """
+    """A line of the table ``group``, and advice, if any."""
 
     group: str
     name: str
@@ -92,8 +83,9 @@ def look() -> list[Finding]:
 def versions(facts: dict[str, Any]) -> Iterator[Finding]:
     """Check whether Python, TensorFlow and Keras are compatible."""
     finding = partial(Finding, "Versions")
-    yield _python()
-    yield finding("keras-towers", _own_version())
+    # pip has compared Python's version with what the package requires.
+    yield finding("Python", platform.python_version())
+    yield finding("keras-towers", __version__)
     for name, packages in facts.get("packages", {}).items():
         if len(packages) > 1:
             yield _side_by_side(name, packages)
@@ -200,11 +192,7 @@ def _engine(
 
 
 def build_tools(needed: bool) -> Iterator[Finding]:
-    """Check the tools for compiling engines.
-
-    Args:
-        needed: whether an engine still has to be built.
-    """
+    """Check the tools for compiling engines, if one still has to be built."""
     finding = partial(Finding, "To build engines")
     for tool in (toolchain.find_compiler(), toolchain.find_make()):
         if tool.path:
@@ -267,27 +255,3 @@ def _library(
 
 def _minor(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
-
-
-def _python() -> Finding:
-    """Compare Python's version with the one that the package requires."""
-    version = platform.python_version()
-    try:
-        allowed = metadata.metadata("keras-towers")["Requires-Python"] or ""
-    except metadata.PackageNotFoundError:
-        allowed = ""
-    least = re.search(r">=\s*([\d.]+)", allowed)
-    below = re.search(r"<\s*([\d.]+)", allowed)
-    if (least and _minor(version) < _minor(least[1])) or (
-        below and _minor(version) >= _minor(below[1])
-    ):
-        advice = f"Create an environment with Python {allowed}."
-        return Finding("Versions", "Python", version, Status.BAD, advice)
-    return Finding("Versions", "Python", version)
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("keras-towers")
-    except metadata.PackageNotFoundError:
-        return f"not installed, run from {os.getcwd()}"

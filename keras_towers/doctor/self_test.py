@@ -11,56 +11,59 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from keras_towers import subprocesses
+from keras_towers.doctor.checks import Finding, Status
+from keras_towers.meeting.environments import LAUNCHERS
 from keras_towers.strategies.registry import STRATEGIES
 
+# The strategies that connect the two processes, by what carries their tensors.
+OVER = {
+    "TensorFlow": "multi-worker",
+    "parameter servers": "sync-replicas",
+    "Horovod": "horovod",
+}
 RANKS = 2
 # The last batch is uneven, so that the processes' shares differ.
 EXAMPLES, BATCH_SIZE, EPOCHS = 53, 16, 2
 # Room for the effect of summation order on float32 weights.
 TOLERANCE = 1e-5
-# Variables of a job that this may run in, hidden from the self-test's job.
+# Prefixes of variables of a job that this may run in, hidden from its own.
 _OTHER_JOBS = (
-    *("DMLC_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TF_CONFIG"),
+    *("DMLC_", "HOROVOD_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG"),
+    *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of the self-test; ``output``: of processes that failed."""
-
-    passed: bool
-    text: str
-    output: str
-    seconds: float
-
-
-def run(strategy: str = "horovod", timeout_s: float = 180) -> Outcome:
-    """Train alone and as a job, on the CPU, and compare the weights."""
+def run(over: str, timeout_s: float = 180) -> tuple[Finding, str]:
+    """Train alone and as a job, on the CPU; also return output of a failure."""
     start = time.monotonic()
-
-    def outcome(passed: bool, text: str, output: str = "") -> Outcome:
-        tail = "\n".join(output.strip().splitlines()[-15:])
-        return Outcome(passed, text, tail, time.monotonic() - start)
-
+    passed, text, output = False, "", ""
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
         script = ["-m", __name__, name]
         for what, command in (
             ("one process", [sys.executable, *script]),
-            (f"a job of {RANKS} processes", [*_launcher(strategy), *script]),
+            (f"a job of {RANKS} processes", [*_launcher(OVER[over]), *script]),
         ):
-            ended = subprocesses.run(command, timeout_s, _environment())
-            output = ended.stdout + ended.stderr
-            if ended.code is None:
-                text = f"{what} did not end in {timeout_s:.0f} s"
-                return outcome(False, text, output)
-            if ended.code:
-                return outcome(False, f"{what} failed", output)
-        passed, text = compare(Path(name))
-    return outcome(passed, text)
+            ended = subprocesses.run(command, timeout_s, environment())
+            if ended.code != 0:
+                late = f"did not end in {timeout_s:.0f} s"
+                text = f"{what} {late if ended.code is None else 'failed'}"
+                lines = (ended.stdout + ended.stderr).strip().splitlines()
+                output = "\n".join(lines[-15:])
+                break
+        else:
+            passed, text = compare(Path(name))
+    seconds = time.monotonic() - start
+    advice = "The self-test failed; the output of its processes is above."
+    return Finding(
+        "Self-test",
+        f"over {over}",
+        f"{text} ({seconds:.0f} s, on the CPU)",
+        Status.OK if passed else Status.BAD,
+        "" if passed else advice,
+    ), output
 
 
 def compare(folder: Path) -> tuple[bool, str]:
@@ -93,13 +96,15 @@ def compare(folder: Path) -> tuple[bool, str]:
 
 def _launcher(strategy: str) -> list[str]:
     command = [sys.executable, "-m", "keras_towers.cli.main", "run"]
-    tasks = ["-np", str(RANKS)]
+    # On this machine, also in an allocation of others.
+    tasks = ["-np", str(RANKS), "-H", f"localhost:{RANKS}"]
     if "ps" in STRATEGIES[strategy].roles:
         tasks = ["--ps", "1", "--workers", str(RANKS)]
     return [*command, *tasks, "--strategy", strategy]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return this process's variables, without those of a job around it."""
     own = {
         name: value
         for name, value in os.environ.items()
@@ -123,23 +128,12 @@ def _train(folder: Path) -> None:
     x = random.normal(size=(EXAMPLES, 8)).astype("float32")
     y = random.normal(size=(EXAMPLES, 1)).astype("float32")
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.layers.Input((8,)),
-            keras.layers.Dense(16, activation="tanh"),
-            keras.layers.Dense(1),
-        ]
-    )
+    hidden = keras.layers.Dense(16, activation="tanh")
+    layers = [keras.layers.Input((8,)), hidden, keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0)
     model.compile(optimizer, loss="mse")
-    model.fit(
-        x,
-        y,
-        batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-    )
+    model.fit(x, y, BATCH_SIZE, EPOCHS, shuffle=False, verbose=0)
     strategy = tf.distribute.get_strategy()
     name = "alone"
     if tf.distribute.has_strategy():

@@ -20,12 +20,9 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.meeting import check
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.advice import advise
-from keras_towers.timeline.host import First, Host
+from keras_towers.timeline.host import Host
 from keras_towers.timeline.measured import summarise
-from keras_towers.timeline.ranks import (
-    OfRank,
-    align,
-)
+from keras_towers.timeline.ranks import OfRank, align
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -100,7 +97,7 @@ class Timeline(ObservesFit):
         self.path: Path = Path(path)
         self.phases: dict[str, float] = {}
         self.advice: list[str] = []
-        self.first: First = First()
+        self.first: Host = Host()
         self._last = steps
         self._recorder: marks.Recorder | None = None
 
@@ -125,12 +122,12 @@ class Timeline(ObservesFit):
             counted = getattr(model.train_function, _COUNT, int)
             return recorder.traces + int(counted())
 
-        self.first.host = host = Host(kept, traces)
+        self.first.restart(kept, traces)
 
         def measured() -> OfRank:
-            host.end_fit()
+            self.first.end_fit()
             devices = [] if config is None else config.devices
-            return OfRank.of(rank, devices, recorder, host)
+            return OfRank.of(rank, devices, recorder, self.first)
 
         if config is not None:
             # What is traced now must not stay, and what is there has no marks.
@@ -166,14 +163,13 @@ class Timeline(ObservesFit):
         # Processes without a common step may come and go.
         if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
-            told = check.gather(config.transport, mine.plain(), where)
+            told = check.gather(config.transport, vars(mine), where)
             if mine.rank > 0:
                 return
             ranks, path = [OfRank(**values) for values in told], self.path
         align(ranks)
         self._write(path, ranks)
-        host = self.first.host
-        measured = summarise(ranks, host, model, config, x)
+        measured = summarise(ranks, self.first, model, config, x)
         self.phases = {n: 1e3 * s for n, s in measured.phases.items()}
         self.advice = advise(measured)
         if measured.missing:
@@ -198,35 +194,32 @@ class Timeline(ObservesFit):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Check that the steps of ``fit`` are measured."""
-        if self._recorder is None:
-            raise TowerError(
-                "Timeline measures fit inside a strategy's block, such as "
-                "`with kt.TowerStrategy():`, and this one runs outside."
-            )
+        self._check(
+            "Timeline measures fit inside a strategy's block, such as "
+            "`with kt.TowerStrategy():`, and this one runs outside."
+        )
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Refuse to be used by an ``evaluate`` of its own."""
-        self._refuse("evaluate")
+        self._check("Timeline measures fit, not evaluate: leave it out there.")
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Refuse to be used by ``predict``."""
-        self._refuse("predict")
+        self._check("Timeline measures fit, not predict: leave it out there.")
 
-    def _refuse(self, method: str) -> None:
+    def _check(self, otherwise: str) -> None:
         if self._recorder is None:
-            raise TowerError(
-                f"Timeline measures fit, not {method}: leave it out there."
-            )
+            raise TowerError(otherwise)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note where the train function is called."""
         assert self._recorder is not None
-        if self.first.host.begin_call() % _UNREAD == 0:
+        if self.first.begin_call() % _UNREAD == 0:
             self._recorder.read()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note where the other callbacks behind a batch have run."""
-        self.first.host.end_callbacks()
+        self.first.end_callbacks()
 
     setattr(on_train_batch_begin, NEVER_STOPS, True)
     setattr(on_train_batch_end, NEVER_STOPS, True)

@@ -17,25 +17,35 @@ from keras_towers.timeline.phases import Calls
 PARTS = ("steps", "tracing", "validation", "ends of epochs")
 
 
-class Host:
-    """The times of one ``fit`` in Python, in seconds since 1970.
+class Host(keras.callbacks.Callback):
+    """Times of one ``fit`` in Python; its callbacks run before all others.
 
-    Args:
-        kept: of how many calls to keep the times: the last ones.
-        traces: returns how often the step was traced so far.
+    Times are in seconds since 1970.
 
     Attributes:
-        count: how many calls there were.
+        count: the number of calls.
         traces: how many of them traced the step.
-        traced: when those of them began that are kept.
+        traced: the begins of those of them that are kept.
         others: validation and the callbacks that end epochs: their names,
             begins and ends.
-        seconds: what all of ``PARTS`` took; steps with the callbacks behind.
-        first_validation: what the first validation took, which is traced.
+        seconds: of all ``PARTS``; steps with the callbacks behind.
+        first_validation: seconds of the first validation, which is traced.
         whole: seconds of ``fit``.
     """
 
+    async_safe: bool = True
+
     def __init__(self, kept: int = 1, traces: Callable[[], int] = int) -> None:
+        super().__init__()
+        self.restart(kept, traces)
+
+    def restart(self, kept: int, traces: Callable[[], int]) -> None:
+        """Begin another ``fit``.
+
+        Args:
+            kept: of how many calls to keep the times: the last ones.
+            traces: returns the number of traces of the step so far.
+        """
         self.count: int = 0
         self.traces: int = 0
         self.traced: deque[float] = deque(maxlen=kept)
@@ -62,7 +72,7 @@ class Host:
         self.count += 1
         return self.count - 1
 
-    def end_call(self) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note that the train function has returned."""
         if threading.get_ident() == self._thread:
             self._calls[-1][1] = time.time()
@@ -72,8 +82,46 @@ class Host:
         if threading.get_ident() == self._thread:
             self._calls[-1][2] = time.time()
 
-    def end_calls(self) -> None:
-        """Note that no call follows in this epoch."""
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Note the begin of the validation."""
+        self._begin("validation")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Note the begin of the callbacks that end the epoch."""
+        self._begin("callbacks")
+
+    def end(self, *_: Any) -> None:
+        """Note the end of validation, or of callbacks, if any has begun."""
+        if self._other is None:
+            return
+        (name, begin), end = self._other, time.time()
+        self._other = None
+        self.others.append((name, begin, end))
+        part = "validation" if name == "validation" else "ends of epochs"
+        if name == "validation" and not self.seconds[part]:
+            self.first_validation = end - begin
+        self.seconds[part] += end - begin
+
+    on_epoch_begin = on_test_end = on_train_end = end
+
+    def end_fit(self) -> None:
+        """Note the end of ``fit``."""
+        self._end_calls()
+        self.end()
+        self.whole = time.time() - self._began
+
+    def calls(self) -> Calls:
+        """Return the times of the calls that are kept."""
+        times = np.array(self._calls, np.float64).reshape(-1, 3)
+        return Calls(*times.T)
+
+    def _begin(self, name: str) -> None:
+        self._end_calls()
+        self.end()
+        self._other = name, time.time()
+
+    def _end_calls(self) -> None:
+        # No call follows in this epoch.
         if self._is_open:
             _, returned, ran = self._calls[-1]
             known = float(np.fmax(returned, ran))
@@ -91,67 +139,3 @@ class Host:
             self.traces += 1
             self.traced.append(call[0])
         self.seconds[part] += end - call[0]
-
-    def begin(self, name: str) -> None:
-        """Note that ``"validation"`` or ``"callbacks"`` begin."""
-        self.end()
-        self._other = name, time.time()
-
-    def end(self) -> None:
-        """Note the end of validation, or of callbacks, if any has begun."""
-        if self._other is None:
-            return
-        (name, begin), end = self._other, time.time()
-        self._other = None
-        self.others.append((name, begin, end))
-        part = "validation" if name == "validation" else "ends of epochs"
-        if name == "validation" and not self.seconds[part]:
-            self.first_validation = end - begin
-        self.seconds[part] += end - begin
-
-    def end_fit(self) -> None:
-        """Note the end of ``fit``."""
-        self.end_calls()
-        self.end()
-        self.whole = time.time() - self._began
-
-    def calls(self) -> Calls:
-        """Return the times of the calls that are kept."""
-        times = np.array(self._calls, np.float64).reshape(-1, 3)
-        return Calls(*times.T)
-
-
-class First(keras.callbacks.Callback):
-    """Notes times in ``host`` before all other callbacks run."""
-
-    async_safe: bool = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.host: Host = Host()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note that the train function has returned."""
-        self.host.end_call()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """End the last epoch."""
-        self.host.end()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Begin the validation."""
-        self.host.end_calls()
-        self.host.begin("validation")
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """End the validation."""
-        self.host.end()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin the callbacks that end the epoch."""
-        self.host.end_calls()
-        self.host.begin("callbacks")
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """End the callbacks of the last epoch."""
-        self.host.end()

@@ -30,30 +30,24 @@ class Measured:
     """Measurements of a ``fit``, and its conditions.
 
     Attributes:
-        phases: mean seconds that each phase takes of a step.
+        phases: mean seconds of a step in each phase.
         compute: seconds that each tower computes in a step, or its own steps
             take; empty if not measured.
-        names: what the towers are called.
+        names: of the towers.
         medians: as ``phases``, but medians; empty: the same.
-        seconds: what the parts of ``fit`` took in all, as ``host.PARTS``.
+        seconds: of the parts of ``fit``, as ``host.PARTS``.
         whole: seconds of ``fit``.
         first_validation: seconds of the first validation, which is traced.
-        source: where the data come from.
         strategy: the class name of the strategy.
         options: the arguments that its class takes.
-        updates: who updates the weights.
-        steps_per_execution: as the model was compiled.
-        cores: on how many cores the towers of a process run; None: on
-            accelerators.
+        cores: of the towers of a process; None: these are on accelerators.
         towers: number of towers of a process.
-        ranks: number of processes.
-        traces: how many calls traced the step, and how long they took together
-            in seconds.
+        traces: number of calls that traced the step, and their seconds.
         busy: the fraction of the time that towers without a common step were in
             one; None: they have a common step.
         of_towers: mean seconds of each tower, by the name of the phase.
-        steps: how many steps the phases are of, and how many there were.
-        missing: what is not measured, and why; empty: nothing.
+        steps: the number of steps in the phases, and of all.
+        missing: measurements that are missing, and why; empty: none.
     """
 
     phases: dict[str, float]
@@ -122,9 +116,8 @@ def summarise(
     """Summarise the measurements of ranks with the same steps, on one clock.
 
     Args:
-        ranks: all ranks, rank 0 first.
+        ranks: all, rank 0 first.
         host: the times of rank 0 in Python.
-        model: the model that was trained.
         config: the towers of this rank; None: none.
         x: the data, as ``fit`` got them.
     """

@@ -49,14 +49,14 @@ class Calls(NamedTuple):
 
 
 def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """Return begins and ends of the phases of each tower.
+    """Return begins and ends of ``OF_TOWERS``, from stamps of the marks.
 
     Args:
         stamps: of shape [steps, towers, updates, points].
 
     Returns:
-        By the names in ``OF_TOWERS``, of shape [steps, towers, updates, 2]; NaN
-        where a tower was not in a phase.
+        Of shape [steps, towers, updates, 2]; NaN where a tower was not in a
+        phase.
     """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = _latest(computed, axis=1, keepdims=True)
@@ -127,12 +127,9 @@ def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
 def of_steps(
     phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
 ) -> dict[str, Took]:
-    """Return the seconds of each phase of a step, by the names in ``OF_STEPS``.
-
-    Computing and waiting are means over this rank's towers, waiting includes
-    that for a core to begin on; of the other phases the longest one counts. All
-    together are the time of a step.
-    """
+    """Return the seconds of ``OF_STEPS``, which together are a step."""
+    # Computing and waiting, also for a core to begin on, are means over this
+    # rank's towers; of the other phases the longest one counts.
     steps = in_calls(phases, calls)
     inside = settled(steps, calls, traced)
     if not inside.any():
@@ -192,13 +189,12 @@ def of_spans(
 
     Args:
         spans: tower, begin and end of each step, of shape [steps, 3].
-        towers: number of towers.
 
     Returns:
         Seconds of a step; means of each tower, or NaN; and the fraction of the
-        time in which towers were in a step. The first step of a tower, which
-        may be traced, counts only for the last.
+        time in which towers were in a step.
     """
+    # A tower's first step, which may be traced, counts only for the fraction.
     seconds = spans[:, 2] - spans[:, 1]
     of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
     later = [own[len(own) > 1 :] for own in of_tower]
@@ -221,11 +217,9 @@ def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def clock_shifts(stamps: list[np.ndarray], machines: list[Any]) -> list[float]:
-    """Return the seconds by which each rank's clock is ahead of rank 0's.
-
-    The clocks of machines differ by more than a step takes. But gradients are
-    summed on all ranks at nearly the same moment, by which they are aligned.
-    """
+    """Return the seconds by which each rank's clock is ahead of rank 0's."""
+    # The clocks of machines differ by more than a step takes. But gradients are
+    # summed on all ranks at nearly the same moment.
     point = POINTS.index("reduced")
     steps = min(map(len, stamps))
     sums = [

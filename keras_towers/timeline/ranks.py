@@ -1,4 +1,4 @@
-"""Measurements of all ranks, brought together."""
+"""Measurements of all ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ class OfRank:
     """Measurements of one rank; all times are in seconds since 1970.
 
     Attributes:
-        rank: the rank.
-        machine: on which machine it runs.
-        devices: the devices of its towers.
-        first_step: how many steps were before those that are kept.
-        first_call: how many calls of the train function were, likewise.
+        devices: of its towers.
+        first_step: the number of steps before those that are kept.
+        first_call: likewise, of calls of the train function.
         stamps: as ``fit.context.marks.Recorder.steps`` returns them.
         spans: towers, begins and ends of steps that are a tower's own, of shape
             [steps, 3].
         traced: the begins of the calls that traced its step.
         calls: those of the train function, of shape [3, calls].
-        others: what else its host did, as names, begins and ends.
+        others: names, begins and ends of validation and callbacks.
     """
 
     rank: int
@@ -72,10 +70,6 @@ class OfRank:
             calls,
             [list(other) for other in host.others],
         )
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as values that can be sent to other ranks."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def keep(self, begin: int, end: int) -> None:
         """Keep the steps from one, counted from the first, to another."""

@@ -22,11 +22,8 @@ class Event(NamedTuple):
     """A bar of the trace.
 
     Attributes:
-        name: its label.
-        rank: its process.
-        row: the row there: ``HOST``, or 1 + the tower's index in its process.
-        begin: in seconds since 1970.
-        end: likewise.
+        row: ``HOST``, or 1 + the tower's index in its process.
+        begin: in seconds since 1970, as ``end``.
         facts: more to show, by name.
     """
 
@@ -42,28 +39,16 @@ def write(path: Path, ranks: Sequence[OfRank], last: int) -> None:
     """Write the events of the last steps, or calls, of ranks on one clock."""
     events = sorted(_events(ranks, last), key=lambda event: event.begin)
     start = events[0].begin if events else 0.0
-    rows = rows_of(ranks)
-    named: list[dict[str, Any]] = [
-        {
-            "name": "process_name",
-            "ph": "M",
-            "pid": rank,
-            "tid": HOST,
-            "args": {"name": f"rank {rank}"},
-        }
-        for rank in sorted({rank for rank, _ in rows})
+    rows = sorted(rows_of(ranks).items())
+    named = [
+        {"name": key, "ph": "M", "pid": rank, "tid": row, "args": {kind: value}}
+        for (rank, row), name in rows
+        for key, kind, value in (
+            ("process_name", "name", f"rank {rank}"),
+            ("thread_name", "name", name),
+            ("thread_sort_index", "sort_index", row),
+        )
     ]
-    for (rank, row), name in sorted(rows.items()):
-        for key, value in (("name", name), ("sort_index", row)):
-            named.append(
-                {
-                    "name": f"thread_{key}",
-                    "ph": "M",
-                    "pid": rank,
-                    "tid": row,
-                    "args": {key: value},
-                }
-            )
     complete = [
         {
             "name": event.name,

@@ -13,7 +13,8 @@ from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
-from keras_towers.doctor.checks import Status
+from keras_towers.doctor.checks import Finding, Status
+from keras_towers.meeting import environments
 from tests.kit import warm
 
 FACTS = {
@@ -136,32 +137,34 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "forked"),
+    ("over", "forked"),
     [
-        ("horovod", True),
-        pytest.param("sync-replicas", False, marks=pytest.mark.long),
-        pytest.param("multi-worker", False, marks=pytest.mark.long),
+        ("Horovod", True),
+        pytest.param("parameter servers", False, marks=pytest.mark.long),
+        pytest.param("TensorFlow", False, marks=pytest.mark.long),
     ],
 )
-def test_two_processes_here(strategy, forked, monkeypatch):
+def test_two_processes_here(over, forked, monkeypatch):
     for name, value in warm.environment(forked).items():
         monkeypatch.setenv(name, value)
-    outcome = self_test.run(strategy)
-    assert outcome.passed, outcome.output
-    assert "largest difference of a weight" in outcome.text
+    finding, output = self_test.run(over)
+    assert finding.state is Status.OK, output
+    assert "largest difference of a weight" in finding.value
 
 
 @pytest.mark.parametrize(
     ("passed", "horovod", "code", "said"),
     [
-        (True, HOROVOD, 0, "how far apart (3 s, on the CPU)"),
+        (True, HOROVOD, 0, "how far apart"),
         (False, HOROVOD, 1, "[a] traceback"),
         (True, None, 1, "Horovod is needed for its self-test"),
     ],
 )
 def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
-    outcome = self_test.Outcome(passed, "how far apart", "[a] traceback", 3)
-    monkeypatch.setattr(self_test, "run", lambda strategy: outcome)
+    state = Status.OK if passed else Status.BAD
+    finding = Finding("Self-test", "it", "how far apart", state)
+    output = "" if passed else "[a] traceback"
+    monkeypatch.setattr(self_test, "run", lambda over: (finding, output))
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
@@ -171,6 +174,15 @@ def test_a_job_that_hangs_is_ended(monkeypatch):
     hang = [sys.executable, "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(self_test, "_launcher", lambda strategy: hang)
     monkeypatch.setattr(self_test.sys, "executable", "true")
-    outcome = self_test.run(timeout_s=1)
-    assert not outcome.passed
-    assert outcome.text == "a job of 2 processes did not end in 1 s"
+    finding, _ = self_test.run("Horovod", timeout_s=1)
+    assert finding.state is Status.BAD
+    assert finding.value.startswith("a job of 2 processes did not end in 1 s")
+
+
+@pytest.mark.parametrize("launcher", environments.LAUNCHERS)
+def test_the_job_around_it_is_hidden(launcher, monkeypatch):
+    """The doctor may run in a pod, or as a process of torchrun."""
+    for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
+        monkeypatch.setenv(name, "2")
+    assert environments.detect() is not None
+    assert environments.detect(self_test.environment()) is None

@@ -23,10 +23,9 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
         host.begin_call()
         clock.traces += traces
         clock.now += step
-        host.end_call()
+        host.on_train_batch_end(0)
         clock.now += callbacks
         host.end_callbacks()
-    host.end_calls()
 
 
 def test_the_parts_of_fit(clock):
@@ -35,12 +34,12 @@ def test_the_parts_of_fit(clock):
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
         run(host, clock, 3)
-        host.begin("validation")
+        host.on_test_begin()
         clock.now += 4 - epoch
-        host.end()
-        host.begin("callbacks")
+        host.on_test_end()
+        host.on_epoch_end(epoch)
         clock.now += 0.25
-        host.end()
+        host.on_epoch_begin(epoch + 1)
     host.end_fit()
     assert host.seconds == {
         "steps": 9.5 + 6 * 1.5,
@@ -56,6 +55,7 @@ def test_the_parts_of_fit(clock):
 def test_only_the_last_calls_are_kept_and_all_are_in_the_sums(clock):
     host = host_lib.Host(3)
     run(host, clock, 10)
+    host.on_epoch_end(0)
     clock.now += 50  # of callbacks behind the epoch, not behind a batch
     calls = host.calls()
     assert calls.begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
