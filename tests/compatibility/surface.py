@@ -2,8 +2,8 @@
 
 An observation takes a strategy and gives a structure of NumPy values and
 strings: what stock MirroredStrategy gives for it, a tower strategy has to give.
-What strategies do not define themselves, such as the kinds of variables, is for
-the tests of TensorFlow and Keras.
+What is inherited as it is, such as the kinds of variables or how datasets are
+distributed, is for the tests of TensorFlow and Keras.
 """
 
 import tensorflow as tf
@@ -120,17 +120,6 @@ def contexts(strategy):
     ]
 
 
-@observed
-def run_structures(strategy):
-    def step(a, b, c=None):
-        assert c is not None
-        return {"sum": (a + b["x"]) * c, "none": None, "text": "a", "n": 3}
-
-    ones = numbers(strategy)
-    call = {"args": (ones, {"x": ones}), "kwargs": {"c": 2.0}}
-    return strategy.run(step, **call), strategy.run(tf.function(step), **call)
-
-
 def ragged(strategy):
     """Of replica k there are k + 1 rows: a mean has to count them."""
     return strategy.experimental_distribute_values_from_function(
@@ -195,57 +184,6 @@ def gather(strategy):
         inside(other),
         error_of(lambda: strategy.gather(numbers(strategy), 0)),
         error_of(lambda: strategy.gather(tf.ones([2]), 0)),
-    ]
-
-
-@observed
-def distribute_dataset(strategy):
-    rows = tf.data.Dataset.range(18)
-    datasets = {
-        "partial": rows.batch(8),
-        "small": rows.take(1).batch(4),
-        "unbatched": rows.take(3),
-        "structure": rows.map(
-            lambda i: {"x": (i, tf.cast(i, tf.float32)), "y": tf.fill([2], i)}
-        ).batch(8),
-        "ragged": rows.map(lambda i: tf.range(i % 3)).ragged_batch(8),
-        "unknown": rows.batch(8).filter(lambda batch: batch[0] < 16),
-    }
-
-    def read(dataset):
-        distributed = strategy.experimental_distribute_dataset(dataset)
-        return [
-            repr(distributed.element_spec),
-            [strategy.experimental_local_results(b) for b in distributed],
-        ]
-
-    return {
-        name: error_of(lambda d=dataset: read(d))
-        for name, dataset in datasets.items()
-    }
-
-
-@observed
-def distribute_datasets_from_function(strategy):
-    contexts = []
-
-    def make(context):
-        size = context.get_per_replica_batch_size(12)
-        contexts.append(
-            [
-                context.num_replicas_in_sync,
-                context.num_input_pipelines,
-                context.input_pipeline_id,
-                size,
-            ]
-        )
-        return tf.data.Dataset.range(19).batch(size)
-
-    batches = strategy.distribute_datasets_from_function(make)
-    return [
-        [strategy.experimental_local_results(batch) for batch in batches],
-        repr(batches.element_spec),
-        contexts,
     ]
 
 

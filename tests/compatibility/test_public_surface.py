@@ -14,7 +14,7 @@ CASES = [
     *((name, 2) for name in OBSERVATIONS),
     *(
         pytest.param(name, 3, marks=pytest.mark.long)
-        for name in ("all_gather", "distribute_dataset", "gather", "reduce")
+        for name in ("all_gather", "gather", "reduce")
     ),
     *(pytest.param(name, 1, marks=pytest.mark.long) for name in OBSERVATIONS),
 ]

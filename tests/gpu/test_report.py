@@ -19,10 +19,8 @@ def session(monkeypatch, tmp_path, facts, *arguments):
 
 
 def test_without_a_gpu_nothing_runs(monkeypatch, capsys, tmp_path):
-    facts = {"tensorflow": "2.21.0", "gpus": [], "built_with_cuda": False}
-    assert session(monkeypatch, tmp_path, facts) == (2, None)
-    said = capsys.readouterr().err
-    assert "No GPU is visible to TensorFlow 2.21.0" in said
+    assert session(monkeypatch, tmp_path, {"gpus": []}) == (2, None)
+    assert "No GPU is visible to TensorFlow" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failing", ["doctor", "pytest", "bench"])
@@ -41,7 +39,8 @@ def test_what_is_said_is_reported(monkeypatch, tmp_path, failing):
     assert found == (failing != "doctor")
     # What is said of a fence does not end its block.
     for command in commands:
-        assert f"````text\n{' '.join(command)} says ```\n````" in text
+        said = f"{' '.join(command)} says ```"
+        assert f"{runner.FENCE}text\n{said}\n{runner.FENCE}" in text
     *_, tests, bench = commands
     assert "tests/gpu" in tests
     # On CPUs GPUs do not count.

@@ -3,26 +3,6 @@
 import json
 
 from tests.kit.durations import LISTED_S, Durations
-from tests.kit.test_schedule import run
-
-CONFTEST = """
-import pathlib
-from tests.kit.durations import Durations
-
-def pytest_configure(config):
-    file = pathlib.Path(__file__).with_name("limits.json")
-    config.pluginmanager.register(Durations("check", file))
-"""
-TESTS = """
-import subprocess, sys
-
-def test_of_little():
-    pass
-
-def test_of_a_child():
-    code = "import time\\nwhile time.process_time() < 0.5: pass"
-    subprocess.run([sys.executable, "-c", code], timeout=60)
-"""
 
 
 def limits(folder, sum_s, probe_ms=1e3, files_s=(), **tests_s):
@@ -30,18 +10,6 @@ def limits(folder, sum_s, probe_ms=1e3, files_s=(), **tests_s):
     known = {"sum_s": sum_s, "probe_ms": probe_ms, "files_s": dict(files_s)}
     file.write_text(json.dumps({**known, "tests_s": tests_s}))
     return file
-
-
-def test_a_run_that_takes_too_long_fails(tmp_path):
-    (tmp_path / "test_it.py").write_text(TESTS)
-    limits(tmp_path, sum_s=0.1)
-    done = run(tmp_path, CONFTEST)
-    assert done.returncode == 1, done.stdout
-    assert "2 passed" in done.stdout
-    assert "all together: " in done.stdout
-    limits(tmp_path, sum_s=1_000)
-    done = run(tmp_path, CONFTEST)
-    assert done.returncode == 0, done.stdout
 
 
 def test_what_is_too_long(tmp_path):

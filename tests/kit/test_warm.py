@@ -63,14 +63,6 @@ def test_it_runs_what_python_would_run(tmp_path, forks):
 
 
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM))
-def test_it_may_end_itself(number, forks):
-    code = f"import os; print('once'); os.kill(os.getpid(), {int(number)})"
-    done = start("-u", "-c", code)
-    assert done.communicate(timeout=60)[0] == "once\n"
-    assert done.returncode == -number
-
-
-@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM))
 def test_it_ends_with_the_one_that_was_started(number, forks):
     started = start("-c", WAITS)
     pid, imported = started.stdout.readline().split()
@@ -96,12 +88,6 @@ def test_what_counts_at_import_is_not_forked(forks):
             timeout=60,
         )
         assert done.stdout.strip() == wanted, warm.servers[-1].said()
-
-
-def test_it_can_be_switched_off(monkeypatch):
-    monkeypatch.setenv(warm.SWITCH, "0")
-    assert warm.environment() == {}
-    assert warm.environment(warm=False) == {}
 
 
 def test_one_that_has_ended_is_replaced(monkeypatch, forks):

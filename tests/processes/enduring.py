@@ -1,13 +1,13 @@
 """A worker of an elastic job that is disturbed from outside, or by itself.
 
-argv: a folder, how gradients travel, the number of epochs, and the units of a
-hidden layer. A worker leaves a file with its process's number in the folder
-``workers`` when it trains, and rank 0 a line in ``steps`` for every batch. What
-the folder has in it decides: the last epoch does not end with a file ``stay``;
-batches take longer with a file ``slow``; with a file ``victim`` rank 1 kills
-itself in batch 13 of the second epoch, and the others take longer until there
-are three again. Who gets to the end compares with one process, whose weights
-and losses are kept next to the folder for other jobs.
+argv: a folder, the number of epochs, and the units of a hidden layer. A worker
+leaves a file with its process's number in the folder ``workers`` when it
+trains, and rank 0 a line in ``steps`` for every batch. What the folder has in
+it decides: the last epoch does not end with a file ``stay``; batches take
+longer with a file ``slow``; with a file ``victim`` rank 1 kills itself in batch
+13 of the second epoch, and the others take longer until there are three again.
+Who gets to the end compares with one process, whose weights and losses are kept
+next to the folder.
 """
 
 import os
@@ -25,8 +25,7 @@ import keras_towers as kt
 from keras_towers import elastic
 
 FOLDER = pathlib.Path(sys.argv[1])
-COMPRESSION = None if sys.argv[2] == "default" else sys.argv[2]
-EPOCHS, UNITS = map(int, sys.argv[3:5])
+EPOCHS, UNITS = map(int, sys.argv[2:4])
 UPDATES = os.environ.get("TESTED_UPDATES")
 BATCH, SLOW_S, LONELY_S = 24, 0.1, 0.5
 GENERATOR = np.random.default_rng(0)
@@ -92,8 +91,7 @@ def main():
 
     @elastic.run
     def train(state):
-        options = {"compression": COMPRESSION, "updates": UPDATES}
-        with kt.HorovodStrategy(**options) as strategy:
+        with kt.HorovodStrategy(updates=UPDATES) as strategy:
             commit = elastic.Commit(state, every=4)
             return fit(model, callbacks=[Log(strategy), commit])
 

@@ -11,6 +11,14 @@ from keras import layers, optimizers
 from tests.exactness.classes.groups import Group
 from tests.exactness.classes.recipes import floats
 
+# By name, but for those that hold others.
+OPTIMIZERS = sorted(
+    name
+    for name, value in vars(optimizers).items()
+    if inspect.isclass(value)
+    and issubclass(value, optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+)
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "averages": {

@@ -21,9 +21,12 @@ from tests.exactness.classes.loss_recipes import (
     loss_recipes,
     metric_recipes,
 )
-from tests.exactness.classes.optimizer_recipes import HOLDING_OTHERS, modes_of
+from tests.exactness.classes.optimizer_recipes import (
+    HOLDING_OTHERS,
+    OPTIMIZERS,
+    modes_of,
+)
 from tests.exactness.classes.recipes import Recipe, public
-from tests.kit.optimizers import OPTIMIZERS
 from tests.kit.seeded import SEED
 
 GROUP = 50
@@ -78,15 +81,11 @@ def _groups() -> Iterator[Any]:
         names = sorted(drawn, key=lambda name: _in_graph(drawn[name]))
         for start in range(0, len(names), GROUP):
             some = names[start : start + GROUP]
-            for options in updates:
+            for way in updates:
                 yield pytest.param(
                     {name: drawn[name] for name in some},
-                    make,
-                    rest,
-                    options,
-                    id=" ".join(
-                        [f"{len(some)} {namespace}", *options.values()]
-                    ),
+                    *(make, rest, way),
+                    id=f"{len(some)} {namespace} {way}",
                     marks=[pytest.mark.long] * rest,
                 )
 

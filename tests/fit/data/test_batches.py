@@ -56,31 +56,6 @@ def test_split_gives_each_example_once(towers, known):
         np.testing.assert_array_equal(np.concatenate(kept), rows(count))
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_split_of_every_kind_of_tensor(count):
-    dense = rows(count) * (rows(count) % 3 > 0)
-    words = tf.constant(["a", "b", "c", "d", "e"][:count])
-    lengths = [1, 0, 3, 2, 0] if count == 5 else [4, 2]
-    ragged = tf.RaggedTensor.from_row_lengths(tf.range(6), lengths)
-    sparse = tf.sparse.from_dense(dense)
-    batch = data.split(({"w": words, "l": [ragged, sparse]}, None, 3.0), 3)
-    counts = counts_of(batch, 3)
-    assert sum(counts) == count
-    found = []
-    for (first, none, scalar), size in zip(batch.pieces, counts, strict=True):
-        ragged_piece, sparse_piece = first["l"]
-        assert none is None
-        # Scalars go to every tower.
-        assert float(scalar) == 3.0
-        assert sparse_piece.dense_shape.numpy().tolist() == [max(size, 1), 2]
-        kinds = first["w"], ragged_piece, tf.sparse.to_dense(sparse_piece)
-        found.append([kind[:size] for kind in kinds])
-    joined = [tf.concat(parts, 0) for parts in zip(*found, strict=True)]
-    np.testing.assert_array_equal(joined[0], words)
-    assert joined[1].to_list() == ragged.to_list()
-    np.testing.assert_array_equal(joined[2], dense)
-
-
 def test_split_of_nothing_but_scalars():
     batch = data.split((tf.constant(3.0),), 2)
     assert [float(piece[0]) for piece in batch.pieces] == [3.0, 3.0]

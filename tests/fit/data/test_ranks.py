@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 from keras_towers.fit.data import ranks
 
 pytestmark = pytest.mark.core
@@ -39,11 +38,3 @@ def test_others_have_others():
         digest(strings("one", "three")),
     }
     assert len(found) == 7
-
-
-def test_the_rank_is_named():
-    ranks.check_alike([3, 3], ["a", "a"])
-    with pytest.raises(TowerError, match="rank 1 has other examples"):
-        ranks.check_alike([3, 3], ["a", "b"])
-    with pytest.raises(TowerError, match="rank 1: 4"):
-        ranks.check_alike([3, 4], ["a", "b"])

@@ -94,14 +94,16 @@ def model_of(lazy):
 
 
 @pytest.mark.parametrize(
-    "batches, lazy, ahead",
+    "towers, batches, lazy, ahead",
     [
-        ("each", False, False),
+        (2, "each", False, False),
+        # The last batch has none for a third tower.
+        (3, "split", False, False),
         # TensorFlow's iterator over several devices splits these itself.
-        ("split", True, True),
+        (2, "split", True, True),
     ],
 )
-def test_ragged_and_sparse(batches, lazy, ahead):
+def test_ragged_and_sparse(towers, batches, lazy, ahead):
     def act(model, batch=3):
         dataset = tf.data.Dataset.from_tensor_slices((INPUTS, Y))
         trained = model.fit(dataset.batch(batch), verbose=0, shuffle=False)
@@ -114,6 +116,6 @@ def test_ragged_and_sparse(batches, lazy, ahead):
     assert_exact(
         lambda: model_of(lazy),
         act,
-        strategy_of(2, ahead, batches=batches),
+        strategy_of(towers, ahead, batches=batches),
         lambda model: act(model, 3 * factor),
     )

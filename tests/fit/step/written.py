@@ -163,7 +163,7 @@ class Native(Stepping):
 
     def after(self, x, p):
         self.steps.assign_add(1)
-        self.mean.assign(0.7 * self.mean + 0.3 * tf.reduce_mean(x, 0))
+        self.mean.assign_sub(0.3 * (self.mean - tf.reduce_mean(x, 0)))
         self.table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [1]))
         self.table[2, 0].assign(self.table[2, 0] + 2.0)
 

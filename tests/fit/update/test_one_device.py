@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_towers.fit.update import rules
 from keras_towers.fit.update.one_device import updating
-from tests.kit.optimizers import OPTIMIZERS
 
 pytestmark = pytest.mark.core
 
@@ -24,16 +23,9 @@ FUSED = ("ResourceApplyKerasMomentum", "ResourceApplyGradientDescent")
 SHAPES = [(4, 3), (3,), (4, 3), (3,), (2, 3, 2)]
 
 
-def not_for_some(optimizer):
-    optimizer.exclude_from_weight_decay(var_names=["w0", "w4"])
-    return optimizer
-
-
+# Every optimizer with every option is in ``tests/exactness/classes``.
 CASES = {
-    **{
-        name: functools.partial(getattr(KERAS, name), 0.1)
-        for name in OPTIMIZERS
-    },
+    "SGD": lambda: KERAS.SGD(0.1),
     "SGD-nesterov": lambda: KERAS.SGD(0.1, 0.9, nesterov=True),
     "SGD-decayed": lambda: KERAS.SGD(0.1, 0.9, weight_decay=0.1, clipnorm=0.5),
     "Adam": lambda: KERAS.Adam(
@@ -42,11 +34,6 @@ CASES = {
         use_ema=True,
         ema_overwrite_frequency=2,
     ),
-    "accumulated": lambda: KERAS.Adam(0.1, gradient_accumulation_steps=2),
-    "scaled": lambda: KERAS.LossScaleOptimizer(
-        KERAS.AdamW(0.1, global_clipnorm=1.0), initial_scale=1.0
-    ),
-    "AdamW": lambda: not_for_some(KERAS.AdamW(0.1)),
     "RMSprop": lambda: KERAS.RMSprop(0.1, momentum=0.9, centered=True),
 }
 
