@@ -95,6 +95,8 @@ INTACT_MARGIN_S = 5.0
 SSH_CONNECT_S = 10
 #: For the host discovery script of an elastic job to end.
 DISCOVERY_S = 20
+#: Between two runs of that script.
+DISCOVERY_PAUSE_S = 1.0
 #: Between SIGTERM and SIGKILL for the ranks of a job that ends.
 GRACE_S = 3.0
 #: For other ranks to tell what they know when one has failed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import sys
 from collections.abc import Sequence
@@ -78,7 +79,9 @@ def run(
         if not (elastic or named or tasks):
             rank = inside.rank_to_be(processes)
             if rank is None:
-                processes, named = inside.allocated(processes)
+                named = inside.allocated(processes)
+        if named and processes is None and not elastic:
+            processes = sum(named.values())
         if not elastic and processes is None and rank is None:
             raise TowerError("give the number of processes: -np N")
         numbers = {"-np": processes, "--min-np": min_np, "--max-np": max_np}
@@ -99,38 +102,31 @@ def run(
                 "-np 1, or --strategy horovod"
             )
         servers = _servers(servers, strategy, not (elastic or rank or tasks))
-        if member := here or rank:
-            if output and not here:
-                raise TowerError(
-                    f"--output is not for {rank}, which has its own"
-                )
-            inside.become(
-                member,
-                program,
-                seed=seed,
-                seeded=strategy is not None,
-                interface=None if here else network_interface,
-                stall_warning_s=stall_warning,
-                stall_shutdown_s=stall_shutdown,
-            )
-        if strategy and seed is None:
-            seed = secrets.randbelow(2**31)
-        if strategy and (processes or 2) > 1:
-            typer.echo(f"keras-towers run: seed {seed}", err=True)
         job = Job(
             command=program,
             ranks=processes or min_np or 0,
             hosts=named or {"localhost": processes or 0},
-            interface=network_interface,
+            interface=None if here else network_interface,
             ssh_port=ssh_port,
             stall_warning_s=stall_warning,
             stall_shutdown_s=stall_shutdown,
-            seed=seed if strategy else None,
+            seed=seed,
             output=output,
             grace_s=grace,
             verbose=verbose,
             servers=servers,
         )
+        if member := here or rank:
+            if output and not here:
+                raise TowerError(
+                    f"--output is not for {rank}, which has its own"
+                )
+            inside.become(member, job, seeded=strategy is not None)
+        if strategy and seed is None:
+            seed = secrets.randbelow(2**31)
+        if strategy and (processes or 2) > 1:
+            typer.echo(f"keras-towers run: seed {seed}", err=True)
+        job = dataclasses.replace(job, seed=seed if strategy else None)
         if tasks:
             code = run_cluster(job, tasks).code
         elif not elastic:

@@ -24,8 +24,8 @@ Processes = Annotated[
         "-np",
         "--num-proc",
         metavar="N",
-        help="Number of processes. Default: those of the cluster's "
-        "allocation, where there is one.",
+        help="Number of processes. Default: the slots of the hosts that are "
+        "named or that a cluster has allocated.",
         show_default=False,
     ),
 ]

@@ -7,31 +7,36 @@ job ends when one does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
 from keras_towers.launching import byteps_server
-from keras_towers.launching.ranks import Place, Rank
+from keras_towers.launching.ranks import Rank
 from keras_towers.meeting.addresses import is_local, resolve
 from keras_towers.meeting.environments import dmlc
+from keras_towers.meeting.hosts import Slot
 from keras_towers.settings import BYTEPS_LAUNCHED
+
+if TYPE_CHECKING:
+    from keras_towers.launching.job import Running
 
 _SERVE = [sys.executable, "-m", byteps_server.__name__]
 
 
 class Servers:
-    """The scheduler and the servers of one job, all on this machine."""
+    """The scheduler and the servers of a job that runs, all on this machine.
 
-    def __init__(self, number: int, address: str, plan: list[Any]):
-        self._number = number
-        self._address = address
+    Attributes:
+        processes: the scheduler and the servers.
+    """
+
+    def __init__(self, run: Running, number: int, plan: Sequence[Slot]):
         # On a machine with GPUs its processes share memory and use NCCL; where
         # there are none each counts as a machine.
         self._by_host = byteps.has_cuda()
@@ -43,8 +48,8 @@ class Servers:
                 "hosts equal slots, and -np as their sum"
             )
         workers = plan[-1].cross_rank + 1 if self._by_host else len(plan)
-        self._sockets = contextlib.ExitStack()
-        self._folder = self._sockets.enter_context(
+        self._address = run.address
+        self._folder = run.undo.enter_context(
             tempfile.TemporaryDirectory(
                 prefix="keras-towers-byteps-", ignore_cleanup_errors=True
             )
@@ -52,33 +57,26 @@ class Servers:
         self._common = {
             dmlc.NUM_WORKER: str(workers),
             dmlc.NUM_SERVER: str(number),
-            dmlc.ROOT_URI: address,
-            dmlc.ROOT_PORT: str(_free_port(address)),
+            dmlc.ROOT_URI: self._address,
+            dmlc.ROOT_PORT: str(_free_port(self._address)),
             "PYTHONUNBUFFERED": "1",
         }
-        # Threads that have nothing to sum are not to keep the cores busy.
-        self._frugal = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-    def start(self, start: Callable[..., Rank]) -> list[Rank]:
-        """Start all of them by a job's ``start``."""
-        roles = [("scheduler", "scheduler")]
-        roles += [(f"server {i}", "server") for i in range(self._number)]
-        return [
-            start(
-                Place(name, index, None, 1, self._address),
-                {
-                    **self._common,
-                    **self._frugal,
-                    dmlc.ROLE: role,
-                    dmlc.NODE_HOST: self._address,
-                },
-                _SERVE,
+        own = {
+            dmlc.NODE_HOST: self._address,
+            # Threads that have nothing to sum are not to keep the cores busy.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        roles = {"scheduler": "scheduler"}
+        roles |= {f"server {i}": "server" for i in range(number)}
+        self.processes: list[Rank] = [
+            run.start(
+                name, index, {**self._common, **own, dmlc.ROLE: role}, _SERVE
             )
-            for index, (name, role) in enumerate(roles)
+            for index, (name, role) in enumerate(roles.items())
         ]
 
-    def environment(self, slot: Any) -> dict[str, str]:
-        """The variables of a rank, given Horovod's ``SlotInfo``."""
+    def environment(self, slot: Slot) -> dict[str, str]:
+        """The variables of a rank, given its place."""
         worker, local_rank, local_size = slot.rank, 0, 1
         own = f"{self._folder}/{slot.rank}"
         if self._by_host:
@@ -98,10 +96,6 @@ class Servers:
             dmlc.LOCAL_SIZE: str(local_size),
             **({"BYTEPS_SOCKET_PATH": own} if here else {}),
         }
-
-    def clean(self) -> None:
-        """Remove the sockets of the job's processes."""
-        self._sockets.close()
 
 
 def _free_port(address: str) -> int:

@@ -1,9 +1,11 @@
-"""Host discovery by a user's script."""
+"""The hosts of an elastic job, as a user's script discovers them."""
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,21 +59,59 @@ def from_script(script: Path, slots: int) -> Discover:
     return discover
 
 
-def patient(
-    discover: Discover, known: dict[str, int], say: Callable[[str], None]
-) -> Discover:
-    """Go on with the hosts of before where they cannot be found."""
-    # Horovod's driver keeps such an error to itself.
-    before, wrong = known, ""
+class Hosts:
+    """The hosts of an elastic job, oldest first.
 
-    def find() -> dict[str, int]:
-        nonlocal before, wrong
+    Args:
+        discover: returns the slots of each.
+        found: by ``discover``, before.
+        cooldown_s: the shortest and the longest time for which a host is
+            avoided, in seconds; it doubles with each failure.
+        say: takes messages to the user.
+    """
+
+    def __init__(
+        self,
+        discover: Discover,
+        found: dict[str, int],
+        cooldown_s: tuple[int, int],
+        say: Callable[[str], None],
+    ):
+        self._discover = discover
+        self._cooldown_s = cooldown_s
+        self._say = say
+        self._wrong = ""
+        self._found = found
+        self._known: list[str] = []
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._avoided_until: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Discover hosts; keep those of before where that fails."""
         try:
-            before, wrong = discover(), ""
+            self._found, self._wrong = self._discover(), ""
         except TowerError as error:
-            if str(error) != wrong:
-                wrong = str(error)
-                say(f"{error}; going on with the hosts of before")
-        return before
+            if str(error) != self._wrong:
+                self._wrong = str(error)
+                self._say(f"{error}; going on with the hosts of before")
 
-    return find
+    def avoid(self, host: str) -> None:
+        """Give up a host where a worker has failed, for a while."""
+        shortest, longest = self._cooldown_s
+        self._failures[host] += 1
+        pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._avoided_until[host] = time.monotonic() + pause_s
+        self.available()
+
+    def available(self) -> dict[str, int]:
+        """The slots of each host that is not avoided."""
+        now = time.monotonic()
+        found = {
+            host: count
+            for host, count in self._found.items()
+            if self._avoided_until.get(host, 0) <= now
+        }
+        self._known = list(
+            dict.fromkeys(h for h in (*self._known, *found) if h in found)
+        )
+        return {host: found[host] for host in self._known}

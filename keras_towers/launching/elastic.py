@@ -1,39 +1,59 @@
-"""A job whose ranks may come and go, on Horovod's elastic driver.
+"""A job whose ranks may come and go.
 
-The driver decides who runs where, and gives up on a host where a worker failed;
-what a worker does about it is up to the script (``horovod.common.elastic``).
+Its workers train in rounds: one ends when each of them has ended or asks for
+another, and the next one has a worker in every slot that there is then. A host
+where a worker failed is avoided for a while. The first host of the last round,
+which has the training's state, has rank 0 in the next. What a worker does about
+a loss is up to the script (``horovod.common.elastic``).
 
 On one machine alone a worker's failure would thus be the end of the job. There
 every slot stands for a host of its own, 127.0.0.1, 127.0.0.2 and so on: only
-the slot that failed is given up.
+the slot that failed is avoided.
 """
 
 from __future__ import annotations
 
-import logging
-import queue
+import contextlib
+import os
 import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.discovery import from_script, patient
-from keras_towers.launching.elastic_driver import (
-    Elastic,
-    elastic_driver,
-    elastic_handler,
-    horovod,
-    waits,
-)
-from keras_towers.launching.job import Job, signals_to
-from keras_towers.launching.ranks import Console
-from keras_towers.launching.rounds import Rounds, slot_name
-from keras_towers.launching.ssh import check_reachable
-from keras_towers.launching.supervision import stopped_by
-from keras_towers.launching.workers import Workers
-from keras_towers.meeting.addresses import is_local, meeting_point
-from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.variables import job_environment
+from keras_towers.launching.discovery import Discover, Hosts, from_script
+from keras_towers.launching.job import Job, Running, check_horovod
+from keras_towers.launching.ranks import Rank, signal_name
+from keras_towers.launching.rounds import Rounds, key_of
+from keras_towers.launching.supervision import end_all, stopped_by, verdict
+from keras_towers.meeting.addresses import LOOPBACK, is_local
+from keras_towers.meeting.hosts import Slot, slots
+from keras_towers.meeting.server import LISTENERS_SCOPE
+from keras_towers.meeting.store import NEWS
+
+# As horovod.runner.elastic.worker.HostUpdateResult.
+_REMOVED, _ADDED = 1, 2
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """The limits within which a job may shrink and grow.
+
+    Attributes:
+        most: how many it takes; None: all that there are slots for.
+        divided: whether hosts are slots of this machine.
+        reset_limit: how often ranks may come and go; None: always.
+    """
+
+    ranks: int
+    least: int
+    most: int | None
+    discover: Discover
+    divided: bool = False
+    cooldown_s: tuple[int, int] = (5, 600)
+    timeout_s: int = 600
+    reset_limit: int | None = None
 
 
 def elastic_options(
@@ -44,9 +64,8 @@ def elastic_options(
     hosts: dict[str, int] | None,
     script: Path | None,
     slots: int,
-    timeout_s: int,
-    reset_limit: int | None,
     cooldown_s: tuple[int, int],
+    **limits: Any,
 ) -> Elastic:
     """Put the options of an elastic job together."""
     least = least or ranks
@@ -65,100 +84,275 @@ def elastic_options(
         )
     if script and hosts:
         raise TowerError("give --host-discovery-script or hosts, not both")
-    common: dict[str, Any] = {
-        "ranks": ranks,
-        "least": least,
-        "most": most,
-        "timeout_s": timeout_s,
-        "reset_limit": reset_limit,
-        "cooldown_s": cooldown_s,
-    }
+    divided = False
     if script:
-        return Elastic(discover=from_script(script, slots), **common)
-    hosts = hosts or {"localhost": most or ranks}
-    if ranks > sum(hosts.values()):
-        raise TowerError(
-            f"{ranks} processes are more than the {sum(hosts.values())} slots "
-            "of the hosts"
-        )
-    divided = len(hosts) == 1 and is_local(next(iter(hosts)))
-    if len(hosts) == 1 and not divided:
-        raise TowerError(
-            "an elastic job on other machines needs two of them at least: "
-            "Horovod gives a host up when a worker on it fails"
-        )
-    if divided:
+        discover = from_script(script, slots)
+    else:
+        hosts = dict(hosts or {"localhost": most or ranks})
         count = sum(hosts.values())
-        hosts = {f"127.0.0.{number}": 1 for number in range(1, count + 1)}
-    fixed = dict(hosts)
-    return Elastic(discover=lambda: dict(fixed), divided=divided, **common)
+        if ranks > count:
+            raise TowerError(
+                f"{ranks} processes are more than the {count} slots of the "
+                "hosts"
+            )
+        if len(hosts) == 1:
+            divided = is_local(next(iter(hosts)))
+            if not divided:
+                raise TowerError(
+                    "an elastic job on other machines needs two of them at "
+                    "least: a host is given up when a worker on it fails"
+                )
+            hosts = {f"127.0.0.{n}": 1 for n in range(1, count + 1)}
+        discover = hosts.copy
+    return Elastic(
+        *(ranks, least, most, discover, divided),
+        cooldown_s=cooldown_s,
+        **limits,
+    )
 
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
     """Run an elastic job to its end and return the exit code."""
-    if not job.verbose:
-        # Horovod's driver reports by the root logger, with tracebacks.
-        logging.getLogger().addHandler(logging.NullHandler())
+    check_horovod()
     first = elastic.discover()
-    remote = [host for host in first if not is_local(host)]
-    check_reachable(remote, job.ssh_port)
-    address, interface = meeting_point(job.interface, remote)
-    server = StoreServer(address)
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    console = Console(job.output, events.put)
-    discover = patient(elastic.discover, first, console.say)
-    driver = elastic_driver(server, elastic, discover, console.say)
-    workers = Workers(
-        job,
-        console,
-        address,
-        divided=elastic.most or elastic.ranks if elastic.divided else None,
-    )
-    rounds = Rounds(driver, workers)
-    server.begin_round = rounds.begin
-    module = horovod("runner.elastic.rendezvous")
-    handler = elastic_handler(
-        module.create_rendezvous_handler(driver), rounds, console.say
-    )
-    workers.environment = job_environment(
-        server.start(handler),
-        interface=interface,
-        stall_warning_s=job.stall_warning_s,
-        stall_shutdown_s=job.stall_shutdown_s,
-        seed=job.seed,
-        elastic=True,
-    )
+    with Running(job, first) as run:
+        return Driver(run, elastic, first).drive()
 
-    def drive() -> None:
-        try:
-            driver.wait_for_available_slots(elastic.ranks)
-            driver.start(elastic.ranks, workers.run)
-            events.put(driver.get_results())
-        except Exception as error:
-            failure = TowerError(str(error).splitlines()[0])
-            failure.__cause__ = error
-            events.put(failure)
 
-    try:
-        with signals_to(events):
-            slots = sum(first.values())
-            if slots < elastic.ranks:
-                option = "-np" if elastic.ranks > elastic.least else "--min-np"
-                wait = (option, elastic.ranks, elastic.timeout_s)
-                console.say(waits(slots, *wait))
-            threading.Thread(target=drive, daemon=True).start()
-            event = events.get()
-            if isinstance(event, int | OSError):
-                return stopped_by(event, console)
-        if isinstance(event, TowerError):
-            raise event
-        chief = driver.get_coordinator_info()
-        return workers.verdict(
-            event,
-            slot_name(chief.hostname, chief.local_rank) if chief else "",
-            elastic.least,
+class Driver:
+    """Decides who runs where, from round to round."""
+
+    def __init__(
+        self, run: Running, elastic: Elastic, first: dict[str, int]
+    ) -> None:
+        self._run, self._elastic = run, elastic
+        self._environment = run.environment(elastic=True)
+        self._say = run.console.say
+        self.hosts = Hosts(
+            elastic.discover, first, elastic.cooldown_s, self._say
         )
-    finally:
-        workers.stop()
-        driver.stop()
-        console.close()
+        self.rounds = Rounds(lambda: run.events.put(None))
+        run.server.place = self.rounds.place
+        run.server.on_connected = self.rounds.hold
+        self.workers: dict[str, Rank] = {}
+        self._offered: dict[str, int] = {}
+        self._resets = 0
+        self._deadline: float | None = None
+
+    def drive(self) -> int:
+        """Run workers until the job ends, and return its exit code."""
+        over = threading.Event()
+        self._run.undo.callback(over.set)
+        threading.Thread(
+            target=self._discover, args=(over,), daemon=True
+        ).start()
+        ranks, least = self._elastic.ranks, self._elastic.least
+        self._wait_for_slots(ranks, "-np" if ranks > least else "--min-np")
+        while (code := self._step()) is None:
+            event = self._run.events.get()
+            if isinstance(event, int | OSError):
+                return stopped_by(event, self._run.console)
+            if isinstance(event, Rank):
+                self._ended(event)
+        return code
+
+    def _discover(self, over: threading.Event) -> None:
+        while not over.wait(settings.DISCOVERY_PAUSE_S):
+            self.hosts.look()
+            self._run.events.put(None)
+
+    def _ended(self, rank: Rank) -> None:
+        if rank.code and not rank.stopped:
+            self._say(verdict([rank], "worker")[1])
+        for key, worker in self.workers.items():
+            if worker is rank:
+                self.rounds.end(key)
+
+    def _step(self) -> int | None:
+        """Begin a round where one is due; the exit code at the end."""
+        if self._deadline is None:
+            if not self.rounds.over:
+                self._tell_of_hosts()
+                return None
+            code = self._judge()
+            if code is not None:
+                return code
+            self._resets += 1
+            self._wait_for_slots(self._elastic.least)
+        return self._begin()
+
+    def _judge(self) -> int | None:
+        """Avoid hosts where workers failed; the exit code if none can go on."""
+        plan, ended = self.rounds.plan, self.rounds.ended
+        workers = [self.workers.get(key) for key in ended]
+        if len(ended) == len(plan) or any(w and w.code == 0 for w in workers):
+            return self.verdict()
+        failed = {plan[key].hostname for key in ended}
+        for host in failed:
+            self.hosts.avoid(host)
+        end_all(
+            [
+                self.workers[key]
+                for key, slot in plan.items()
+                if slot.hostname in failed and key in self.workers
+            ]
+        )
+        if all(slot.hostname in failed for slot in plan.values()):
+            return self.verdict()
+        limit = self._elastic.reset_limit
+        if limit is not None and self._resets >= limit:
+            self._say(f"ranks have come or gone more than {limit} times")
+            return 1
+        return None
+
+    def verdict(self) -> int:
+        """End all workers; the exit code of the job, and why."""
+        end_all(self._run.processes)
+        plan = self.rounds.plan
+        keys = dict.fromkeys((*self.rounds.ended, *plan))
+        ended = {k: self.workers[k] for k in keys if k in self.workers}
+        code, text = verdict(list(ended.values()), "worker")
+        well = [key for key, worker in ended.items() if worker.code == 0]
+        lost = all(signal_name(w.code) for w in ended.values() if w.code)
+        enough = len(well) >= self._elastic.least
+        if lost and enough and next(iter(plan)) in well:
+            # Lost after the training, as others may be in it.
+            return 0
+        if not ended:
+            code, text = 1, "no worker could be started"
+        if code:
+            self._say(text)
+        return code
+
+    def _wait_for_slots(self, wanted: int, option: str = "--min-np") -> None:
+        self._wanted = wanted
+        limit_s = self._elastic.timeout_s
+        self._deadline = time.monotonic() + limit_s
+        found = sum(self.hosts.available().values())
+        if found < wanted:
+            self._say(
+                f"slots for workers: {found}, {option} asks for {wanted}; "
+                f"waiting for more, for {limit_s} s at most (--elastic-timeout)"
+            )
+
+    def _plan(self, hosts: dict[str, int]) -> list[Slot]:
+        names = [host for host, count in hosts.items() for _ in range(count)]
+        return slots(names[: self._elastic.most])
+
+    def _begin(self) -> int | None:
+        """Begin a round if there are slots; the exit code where it is late."""
+        hosts = self.hosts.available()
+        plan = self._plan(hosts)
+        if len(plan) < self._wanted:
+            assert self._deadline is not None
+            if time.monotonic() < self._deadline:
+                return None
+            text = (
+                f"there were not {self._wanted} slots within "
+                f"{self._elastic.timeout_s} s: add hosts, or give a smaller "
+                "--min-np or a longer --elastic-timeout"
+            )
+            if not self.rounds.plan:
+                raise TowerError(text)
+            self._say(text)
+            return 1
+        chief = self.workers.get(key_of(plan[0]))
+        if self.rounds.plan and (chief is None or chief.code is not None):
+            self._say("no host is left that has the state of the training")
+            return 1
+        self._deadline, self._offered = None, hosts
+        self._run.server.begin(plan)
+        self.rounds.begin(plan)
+        for slot in plan:
+            worker = self.workers.get(key_of(slot))
+            if worker is None or worker.code is not None:
+                self._start(slot)
+        return None
+
+    def _start(self, slot: Slot) -> None:
+        taken = {rank.index for rank in self._run.processes}
+        # Its rank, unless that is taken: workers may outlive their rank.
+        number = slot.rank if slot.rank not in taken else max(taken) + 1
+        if self._run.job.verbose or slot.rank in taken:
+            self._say(
+                f"worker {number} on {slot.hostname}: rank {slot.rank} of "
+                f"{slot.size}"
+            )
+        key, sharing = key_of(slot), slot.local_size
+        own = {**self._environment, **slot.environment}
+        if self._elastic.divided:
+            sharing = self._elastic.most or self._elastic.ranks
+            index = int(slot.hostname.rpartition(".")[2]) - 1
+            own.update(_own_gpus(index, sharing))
+        try:
+            host = None if is_local(slot.hostname) else slot.hostname
+            if host and self._run.address == LOOPBACK:
+                raise TowerError(
+                    "the job meets on loopback, since it began on this machine "
+                    "alone; start it with --network-interface"
+                )
+            self.workers[key] = self._run.start(
+                str(number), number, own, host=host, local_size=sharing
+            )
+        except (TowerError, OSError) as error:
+            self._say(f"no worker on {slot.hostname}: {error}")
+            self.workers.pop(key, None)
+            self.rounds.end(key)
+            self._run.events.put(None)
+
+    def _tell_of_hosts(self) -> None:
+        """Tell the workers of hosts that have come or gone."""
+        before, now = self._offered, self.hosts.available()
+        if now == before or self._plan(now) == [*self.rounds.plan.values()]:
+            return
+        update = 0
+        if any(count > before.get(host, 0) for host, count in now.items()):
+            update |= _ADDED
+        if any(count > now.get(host, 0) for host, count in before.items()):
+            update |= _REMOVED
+        self._offered = now
+        # Horovod's seconds cannot tell two changes within one second apart.
+        self._run.server.put(NEWS, [time.time(), update])
+        chief = next(iter(self.rounds.plan))
+        listener = self._run.server.values[LISTENERS_SCOPE].get(chief)
+        if listener is None:
+            return
+        if self._run.address == LOOPBACK:
+            threading.Thread(
+                target=_notify, args=(listener, update), daemon=True
+            ).start()
+        else:
+            # It is not signed, and the token may have been read on the way.
+            self._say(
+                f"worker {self.workers[chief].name} uses Horovod's own elastic "
+                "state and so, over a network, is not told when hosts are "
+                "added; keras_towers.elastic is"
+            )
+
+
+def _notify(listener: bytes, update: int) -> None:
+    """Tell a worker with Horovod's own elastic state of changed hosts."""
+    from horovod.runner.common.util import codec
+    from horovod.runner.elastic.worker import WorkerNotificationClient
+
+    addresses, secret = codec.loads_base64(listener)
+    # It may have ended, or be connecting anew.
+    with contextlib.suppress(Exception):
+        client = WorkerNotificationClient(addresses, secret, 0)
+        client.notify_hosts_updated(int(time.time()), update)
+
+
+def _own_gpus(index: int, count: int) -> dict[str, str]:
+    """The GPUs of one slot, where each passes for a host with one rank."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = [gpu for gpu in visible.split(",") if gpu]
+    else:
+        folder = Path("/proc/driver/nvidia/gpus")
+        number = len(list(folder.iterdir())) if folder.is_dir() else 0
+        gpus = [str(gpu) for gpu in range(number)]
+    each = len(gpus) // count
+    if each == 0:
+        return {}
+    mine = gpus[index * each : (index + 1) * each]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}

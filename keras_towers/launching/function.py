@@ -125,7 +125,7 @@ def _check(outcome: Outcome, folder: Path) -> None:
         signal.raise_signal(cause)
         raise TowerError(f"stopped by {signal.Signals(cause).name}")
     if isinstance(cause, Rank):
-        rank = cause.place.index
+        rank = cause.index
         error = folder / call.ERROR.format(rank)
         if not error.exists():
             raise TowerError(outcome.text)

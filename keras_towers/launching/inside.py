@@ -7,6 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
+from keras_towers.launching.job import Job
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import ClusterEnvironment
 from keras_towers.meeting.environments.tf_config import Cluster
@@ -27,60 +28,46 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
 
 
 def become(
-    member: ClusterEnvironment | Cluster,
-    command: list[str],
-    *,
-    seed: int | None,
-    seeded: bool,
-    interface: str | None,
-    stall_warning_s: int,
-    stall_shutdown_s: int,
+    member: ClusterEnvironment | Cluster, job: Job, *, seeded: bool
 ) -> NoReturn:
-    """Run a command instead of this program, as a rank.
+    """Run a job's command instead of this program, as a rank.
 
     Args:
-        seed: the random seed of all ranks; None: one that is the job's.
-        interface: the network interface of the rendezvous; None: detected.
+        seeded: whether to seed the ranks; without a seed of the job's options
+            by one that they can tell from the job's name.
     """
-    if not seeded:
-        seed = None
-    elif seed is None:
+    seed = job.seed if seeded else None
+    if seeded and seed is None:
         # The ranks have not met yet, but all know the job's name.
         digest = hashlib.sha256(member.identity().encode()).digest()
         seed = int.from_bytes(digest[:4]) >> 1
     environment = {
         **os.environ,
-        **process_environment(seed, stall_warning_s, stall_shutdown_s),
+        **process_environment(seed, job.stall_warning_s, job.stall_shutdown_s),
     }
-    if interface:
-        environment["HOROVOD_GLOO_IFACE"] = interface
+    if job.interface:
+        environment["HOROVOD_GLOO_IFACE"] = job.interface
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, environment)
+    os.execve(job.command[0], job.command, environment)
 
 
-def allocated(
-    processes: int | None,
-) -> tuple[int | None, dict[str, int] | None]:
-    """The number of ranks to start, and hosts, as far as a cluster says it.
+def allocated(processes: int | None) -> dict[str, int] | None:
+    """The hosts of a cluster's allocation, None where there is none.
 
     Args:
         processes: how many the user asks for; None: as many as fit.
-
-    Returns:
-        The number and the hosts, None where nothing names any.
     """
     # A number of processes in an allocation of one host is for that host,
     # however few tasks the manager was asked for.
     found = environments.allocation()
     if found is None or (processes and len(found[1]) == 1):
-        return processes, None
+        return None
     manager, hosts = found
     if processes is None:
-        processes = sum(hosts.values())
         print(
-            f"keras-towers run: {processes} processes on "
+            f"keras-towers run: {sum(hosts.values())} processes on "
             f"{', '.join(hosts)}, as {manager} says",
             file=sys.stderr,
         )
-    return processes, hosts
+    return hosts

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import queue
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from keras_towers.errors import TowerError
 from keras_towers.launching.byteps import Servers
-from keras_towers.launching.elastic_driver import horovod
-from keras_towers.launching.ranks import Console, Place, Rank
+from keras_towers.launching.ranks import Console, Rank
 from keras_towers.launching.ssh import check_reachable
 from keras_towers.launching.supervision import (
     OVER_HOROVOD,
     Connected,
-    Event,
     Outcome,
     end_all,
     supervise,
 )
 from keras_towers.meeting.addresses import is_local, meeting_point
+from keras_towers.meeting.hosts import assign
 from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.slots import assign
-from keras_towers.meeting.store import Endpoint
-from keras_towers.meeting.variables import job_environment, slot_environment
+from keras_towers.meeting.variables import job_environment
 from keras_towers.system import handled
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
@@ -63,102 +62,125 @@ class Job:
 
 
 class Running:
-    """The console, the store and the processes of a job that runs."""
+    """The console, the store and the processes of a job.
 
-    def __init__(self, job: Job, address: str):
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.console = Console(job.output, self.events.put, job.launcher)
-        self.server = StoreServer(
-            address, on_connected=lambda rank: self.events.put(Connected(rank))
+    A block in which signals to the launcher become events, and whose end is
+    that of all processes.
+
+    Args:
+        hosts: of the job; the store listens where they reach it.
+
+    Attributes:
+        events: ended ranks, signals and whatever else the job waits for.
+        remote: those of the hosts that are other machines.
+    """
+
+    def __init__(self, job: Job, hosts: Iterable[str]):
+        self.job = job
+        self.remote = {host for host in hosts if not is_local(host)}
+        check_reachable(self.remote, job.ssh_port)
+        self.address, self._interface = meeting_point(
+            job.interface, self.remote
         )
-        self.endpoint: Endpoint = self.server.start()
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.processes: list[Rank] = []
         self.undo = contextlib.ExitStack()
+        self.console = Console(job.output, self.events.put, job.launcher)
         self.undo.callback(self.console.close)
+        self.server = StoreServer(self.address)
         self.undo.callback(self.server.stop)
-        self._job = job
+        self.server.on_connected = lambda rank, connection: self.events.put(
+            Connected(rank)
+        )
+
+    def environment(self, *, elastic: bool = False) -> dict[str, str]:
+        """Variables for every rank over Horovod or BytePS."""
+        return job_environment(
+            self.server.endpoint,
+            interface=self._interface,
+            stall_warning_s=self.job.stall_warning_s,
+            stall_shutdown_s=self.job.stall_shutdown_s,
+            seed=self.job.seed,
+            elastic=elastic,
+        )
 
     def start(
         self,
-        place: Place,
+        name: str | None,
+        index: int,
         environment: dict[str, str],
         command: Sequence[str] = (),
+        **place: Any,
     ) -> Rank:
-        """Start a process; without a command the job's."""
+        """Start a process as a ``Rank``; without a command the job's."""
         rank = Rank(
-            place,
-            list(command) or self._job.command,
+            name,
+            index,
+            command or self.job.command,
             environment,
             self.console,
-            self._job.ssh_port,
+            self.address,
             self.events.put,
+            ssh_port=self.job.ssh_port,
+            **place,
         )
         self.processes.append(rank)
         return rank
 
-    def end(self) -> None:
-        """End all processes, and what they used here."""
+    def __enter__(self) -> Self:
+        self.undo.enter_context(signals_to(self.events))
+        return self
+
+    def __exit__(self, *error: object) -> None:
         end_all(self.processes)
         self.undo.close()
-
-
-@contextlib.contextmanager
-def running(job: Job, address: str) -> Iterator[Running]:
-    """Run the processes that the block starts; its end is theirs."""
-    run = Running(job, address)
-    try:
-        with signals_to(run.events):
-            yield run
-    finally:
-        run.end()
 
 
 def run_job(job: Job) -> Outcome:
     """Run a job until it ends."""
     if not job.servers:
-        horovod("runner")  # Else every rank would say that it is missing.
+        check_horovod()
     plan = assign(job.hosts, job.ranks)
-    used = dict.fromkeys(slot.hostname for slot in plan)
-    remote = [host for host in used if not is_local(host)]
-    check_reachable(remote, job.ssh_port)
-    address, interface = meeting_point(job.interface, remote)
-    with running(job, address) as run:
-        environment = job_environment(
-            run.endpoint,
-            interface=interface,
-            stall_warning_s=job.stall_warning_s,
-            stall_shutdown_s=job.stall_shutdown_s,
-            seed=job.seed,
-        )
-        run.server.init(plan)
-        byteps = Servers(job.servers, address, plan) if job.servers else None
-        helpers = []
-        if byteps:
-            run.undo.callback(byteps.clean)
-            helpers = byteps.start(run.start)
+    with Running(job, {slot.hostname for slot in plan}) as run:
+        environment = run.environment()
+        run.server.begin(plan)
+        byteps = Servers(run, job.servers, plan) if job.servers else None
         ranks = []
         for slot in plan:
-            place = Place(
-                name=str(slot.rank) if job.ranks > 1 else None,
-                index=slot.rank,
-                host=slot.hostname if slot.hostname in remote else None,
-                local_size=slot.local_size,
-                rendezvous=address,
-            )
             if job.verbose:
                 run.console.say(f"rank {slot.rank} on {slot.hostname}")
-            own = {**environment, **slot_environment(slot)}
+            own = {**environment, **slot.environment}
             if byteps:
                 own |= byteps.environment(slot)
-            ranks.append(run.start(place, own))
+            rank = run.start(
+                str(slot.rank) if job.ranks > 1 else None,
+                slot.rank,
+                own,
+                host=slot.hostname if slot.hostname in run.remote else None,
+                local_size=slot.local_size,
+            )
+            ranks.append(rank)
         return supervise(
             ranks,
             run.events,
             run.console,
             job.grace_s,
             how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
-            helpers=helpers,
+            helpers=byteps.processes if byteps else (),
         )
+
+
+def check_horovod() -> None:
+    """Check that Horovod loads, or every rank would say that it does not."""
+    try:
+        importlib.import_module("horovod.runner")
+    except ImportError as error:
+        if (error.name or "").startswith("horovod"):
+            reason = "Horovod is not installed in this environment"
+        else:
+            reason = f"Horovod does not load in this environment ({error})"
+        advice = "run `keras-towers install horovod`"
+        raise TowerError(f"{reason}: {advice}.") from error
 
 
 def signals_to(

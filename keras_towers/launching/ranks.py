@@ -10,14 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from keras_towers import settings
+from keras_towers import agent, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching import agent
 from keras_towers.launching.output import Sink, Tagger, binary, tag
 from keras_towers.launching.ssh import ssh_command
 from keras_towers.system import writable
@@ -29,23 +27,6 @@ _NOT_EXPORTED = re.compile(
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
 )
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a process, and its name.
-
-    Attributes:
-        name: the tag of its output lines; None: untagged output.
-        host: the remote machine; None: this one.
-    """
-
-    name: str | None
-    index: int
-    host: str | None
-    local_size: int
-    rendezvous: str
-    serves: bool = False
 
 
 class Console:
@@ -106,29 +87,45 @@ class Console:
 
 
 class Rank:
-    """A started process; its agent ends it with all of its children."""
+    """A started process; its agent ends it with all of its children.
+
+    Args:
+        name: the tag of its output lines; None: untagged output.
+        index: its number among those of the job, for a colour.
+        rendezvous: the address of the job's store.
+        on_end: called with it when it has ended.
+        host: the remote machine; None: this one.
+        ssh_port: None: as ssh is configured.
+        local_size: how many share the machine's cores.
+        serves: whether the job may end before it does.
+    """
 
     def __init__(
         self,
-        place: Place,
-        command: list[str],
+        name: str | None,
+        index: int,
+        command: Sequence[str],
         environment: dict[str, str],
         console: Console,
-        ssh_port: int | None,
+        rendezvous: str,
         on_end: Callable[[Rank], None],
+        *,
+        host: str | None = None,
+        ssh_port: int | None = None,
+        local_size: int = 1,
+        serves: bool = False,
     ):
-        self.place = place
+        self.name, self.index, self.host = name, index, host
+        self.serves = serves
         self.code: int | None = None
         self.stopped: bool = False
         self._taggers: dict[Any, Tagger] = {}
-        outer = dict(os.environ)
         launch = _AGENT
-        if place.host:
-            environment = {**exported(outer), **environment}
-            launch = ssh_command(place.host, ssh_port, _AGENT)
-        alone = place.name is None
-        direct = alone and console.folder is None and console.inherited
-        with _own_stdin(alone and not place.host) as read_from:
+        if host:
+            environment = {**exported(os.environ), **environment}
+            launch = ssh_command(host, ssh_port, _AGENT)
+        direct = name is None and console.folder is None and console.inherited
+        with _own_stdin(name is None and not host) as read_from:
             self._process = subprocess.Popen(
                 launch,
                 stdin=subprocess.PIPE,
@@ -144,8 +141,8 @@ class Rank:
             "command": command,
             "folder": os.getcwd(),
             "environment": environment,
-            "local_size": place.local_size,
-            "rendezvous": place.rendezvous,
+            "local_size": local_size,
+            "rendezvous": rendezvous,
             "grace_s": settings.GRACE_S,
         }
         self._tell(json.dumps(order).encode() + b"\n")
@@ -184,12 +181,11 @@ class Rank:
             return  # It has ended, and its output says why.
 
     def _read(self, console: Console) -> list[threading.Thread]:
-        name, index = self.place.name, self.place.index
-        copy = console.file(name or "0")
+        copy = console.file(self.name or "0")
         pipes = (self._process.stdout, self._process.stderr)
         threads = []
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
-            label = tag(name, index, stream) if name else b""
+            label = tag(self.name, self.index, stream) if self.name else b""
             tagger = Tagger(console.sinks[stream], label)
             self._taggers[stream] = tagger
             thread = threading.Thread(

@@ -17,12 +17,11 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-from keras_towers.launching import agent
-from keras_towers.meeting.addresses import LOOPBACK, interface_towards
+from keras_towers.meeting.addresses import LOOPBACK
+from keras_towers.meeting.hosts import Slot, slots
 from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.slots import Slot, slots
 from keras_towers.meeting.store import Endpoint
-from keras_towers.meeting.variables import job_environment, slot_environment
+from keras_towers.meeting.variables import rank_environment
 from keras_towers.settings import OWN_GPUS
 
 
@@ -60,32 +59,20 @@ def _own_address() -> str:
 def meet(hosts: list[str]) -> tuple[Endpoint, list[Slot]]:
     """Open the server that the workers on these hosts meet at."""
     server = StoreServer(hosts[0] if len(set(hosts)) > 1 else LOOPBACK)
-    endpoint, plan = server.start(), slots(hosts)
-    server.init(plan)
-    return endpoint, plan
+    plan = slots(hosts)
+    server.begin(plan)
+    return server.endpoint, plan
 
 
 def _join(endpoint: Endpoint, slot: Slot, config: RanksConfig) -> None:
-    own = environment_of(endpoint, slot, config)
+    own = rank_environment(
+        endpoint,
+        slot,
+        endpoint.address,
+        stall_warning_s=config.stall_warning_s,
+        stall_shutdown_s=config.stall_shutdown_s,
+    )
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     if gpus and os.environ.get("CUDA_VISIBLE_DEVICES") == ",".join(gpus):
         own[OWN_GPUS] = "1"
     os.environ.update(own)
-
-
-def environment_of(
-    endpoint: Endpoint, slot: Slot, config: RanksConfig
-) -> dict[str, str]:
-    """The variables of a rank, computed on its machine."""
-    everything = {
-        **os.environ,
-        **job_environment(
-            endpoint,
-            interface=interface_towards(endpoint.address),
-            stall_warning_s=config.stall_warning_s,
-            stall_shutdown_s=config.stall_shutdown_s,
-        ),
-        **slot_environment(slot),
-    }
-    agent.share_cores(everything, slot.local_size)
-    return everything

@@ -12,113 +12,101 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from keras_towers.launching.workers import Workers
+from collections.abc import Callable, Sequence
 
 from keras_towers import settings
+from keras_towers.meeting.hosts import Slot
 
 
-def slot_name(host: str, local_rank: int) -> str:
-    """Horovod's name of a slot."""
-    return f"{host}[{local_rank}]"
+def key_of(slot: Slot) -> str:
+    """The key by which a worker asks for its place, the same in all rounds."""
+    return f"{slot.hostname}:{slot.local_rank}"
 
 
 class Rounds:
-    """Tells each worker its rank when all are there.
+    """Tells each worker its rank when all of its round are there.
 
     Args:
-        driver: Horovod's, which decides who takes part in the next round.
-        workers: of the job.
+        on_left: called when a worker asks for another round.
+
+    Attributes:
+        plan: the slot of each worker of the round, by key.
+        ended: the keys of those whose process has ended in it, in order.
     """
 
-    def __init__(self, driver: Any, workers: Workers):
-        self._driver = driver
-        self._workers = workers
+    def __init__(self, on_left: Callable[[], None]):
+        self._on_left = on_left
         self._lock = threading.Lock()
         self._number = 0
-        self._plan: dict[str, Any] = {}
+        self.plan: dict[str, Slot] = {}
+        self.ended: list[str] = []
+        self._left: set[str] = set()
         self._here: dict[str, socket.socket] = {}
-        self._told: dict[str, int] = {}
-        self._complete = False
+        self._told: set[str] = set()
 
-    def begin(self, plan: Iterable[Any]) -> None:
-        """Begin a round.
-
-        Args:
-            plan: Horovod's ``SlotInfo`` of each worker.
-        """
-        slots = {slot_name(s.hostname, s.local_rank): s for s in plan}
+    def begin(self, plan: Sequence[Slot]) -> None:
+        """Begin a round."""
         with self._lock:
-            self._workers.forget(slots.keys() - self._plan.keys())
             self._number += 1
-            self._plan = slots
-            self._here = {}
-            self._complete = False
+            self.plan = {key_of(slot): slot for slot in plan}
+            self.ended, self._left = [], set()
+            self._here, self._told = {}, set()
 
-    def place(
-        self, host: str, local_rank: int, connection: socket.socket
-    ) -> Any | None:
+    def end(self, key: str) -> None:
+        """Note that the process of a worker has ended."""
+        with self._lock:
+            if key in self.plan:
+                self.ended.append(key)
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has ended or asks for another round."""
+        with self._lock:
+            return self.plan.keys() <= {*self.ended, *self._left}
+
+    def place(self, key: str, connection: socket.socket) -> Slot | None:
         """Wait until all workers of a round are there.
 
         Returns:
-            Its ``SlotInfo``; None if it takes no part any more.
+            None if the worker takes no part any more.
         """
-        name = slot_name(host, local_rank)
-        wanted = 0
+        left = 0
         while not _closed(connection):
             with self._lock:
-                number = self._number
-                slot = self._plan.get(name)
-                leaves = self._told.get(name) == number or self._broken()
-            if number == wanted or self._driver.finished():
-                time.sleep(settings.POLL_S)
-            elif slot is None:
-                return None
-            elif leaves:
-                wanted = number
-                self._driver.record_ready(host, local_rank)
-            elif self._comes(name, connection, number):
-                return slot
-            else:
-                time.sleep(settings.POLL_S)
+                if key not in self.plan:
+                    return None
+                if self._number != left:
+                    if key in self._told or self.ended:
+                        self._left.add(key)
+                        left = self._number
+                        self._on_left()
+                    elif self._comes(key, connection):
+                        return self.plan[key]
+            time.sleep(settings.POLL_S)
         return None
 
     def hold(self, rank: int, connection: socket.socket) -> None:
         """Let a worker wait that has taken the rank it was started with."""
         # A script that starts Horovod by itself connects without asking.
         number = self._number
-        name = next((n for n, s in self._plan.items() if s.rank == rank), None)
-        while (
-            name is not None
-            and number == self._number
-            and self._told.get(name) != number
-            and not self._broken()
-            and not self._driver.finished()
-            and not self._comes(name, connection, number)
-        ):
+        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
+        while key and not _closed(connection):
+            with self._lock:
+                over = number != self._number or self.ended
+                if over or key in self._told or self._comes(key, connection):
+                    return
             time.sleep(settings.POLL_S)
 
-    def _comes(self, name: str, connection: socket.socket, number: int) -> bool:
+    def _comes(self, key: str, connection: socket.socket) -> bool:
         """Note that a worker is there; whether all of its round are."""
-        with self._lock:
-            if number != self._number:
-                return False
-            self._here[name] = connection
-            if not self._complete:
-                self._complete = (
-                    self._here.keys() == self._plan.keys()
-                    and not self._broken()
-                    and not any(map(_closed, self._here.values()))
-                )
-            if self._complete:
-                self._told[name] = number
-            return self._complete
-
-    def _broken(self) -> bool:
-        return self._workers.any_ended(self._plan.keys())
+        self._here[key] = connection
+        if not self._told and (
+            self._here.keys() != self.plan.keys()
+            or any(map(_closed, self._here.values()))
+        ):
+            return False
+        self._told.add(key)
+        return True
 
 
 def _closed(connection: socket.socket) -> bool:

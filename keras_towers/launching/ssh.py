@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from keras_towers import settings
@@ -27,31 +28,36 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
     ]
 
 
-def check_reachable(hosts: Iterable[str], port: int | None = None) -> None:
-    """Try ssh to all hosts in parallel."""
+def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
+    """Check, in parallel, that ssh reaches hosts with this working folder."""
+    folder = os.getcwd()
 
-    def reason(host: str) -> str | None:
+    def check(host: str) -> None:
         try:
             done = subprocess.run(
-                ssh_command(host, port, ["true"]),
+                ssh_command(host, port, ["test", "-d", folder]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 timeout=2 * settings.SSH_CONNECT_S,
             )
         except FileNotFoundError:
-            return "there is no ssh command on this machine"
+            why = "there is no ssh command on this machine"
         except subprocess.TimeoutExpired:
-            return f"no answer in {2 * settings.SSH_CONNECT_S} s"
-        if done.returncode == 0:
-            return None
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"exit code {done.returncode}"
+            why = f"no answer in {2 * settings.SSH_CONNECT_S} s"
+        else:
+            if done.returncode == 0:
+                return
+            if done.returncode == 1:  # That of test; ssh has 255.
+                raise TowerError(
+                    f"there is no folder {folder} on host {host}: ranks run in "
+                    "the launcher's working folder, which all hosts have to "
+                    "have"
+                )
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            why = said[-1] if said else f"exit code {done.returncode}"
+        raise TowerError(f"cannot reach host {host} by ssh: {why}")
 
-    hosts = list(hosts)
-    if not hosts:
-        return
-    with ThreadPoolExecutor(min(32, len(hosts))) as pool:
-        for host, why in zip(hosts, pool.map(reason, hosts), strict=True):
-            if why:
-                raise TowerError(f"cannot reach host {host} by ssh: {why}")
+    if hosts:
+        with ThreadPoolExecutor(min(32, len(hosts))) as pool:
+            list(pool.map(check, hosts))

@@ -80,7 +80,7 @@ def supervise(
         if isinstance(event, int) and event in _PASSED_ON - passed_on:
             passed_on.add(event)
             for rank in ranks:
-                if not rank.place.serves:
+                if not rank.serves:
                     rank.send(event)
             if event == signal.SIGTERM:
                 deadline = min(deadline, time.monotonic() + grace_s)
@@ -93,21 +93,19 @@ def supervise(
             if blame(ended):
                 continue  # It may be a consequence.
             text = (
-                describe(event.place.name or "", event.code or 0, None, True)
+                describe(event.name or "", event.code or 0, None, True)
                 + ", and the job cannot go on without it"
             )
             console.say(text)
             return Outcome(event.code or 1, event, text)
         else:
             ended.append(event)
-        early = [
-            r for r in ended if not r.code and r.place.index not in connected
-        ]
+        early = [r for r in ended if not r.code and r.index not in connected]
         if early and connected:
             # It would wait until Horovod gives up, for minutes.
-            waits = ranks[min(connected)].place.name
+            waits = ranks[min(connected)].name
             text = (
-                f"{what} {early[0].place.name} ended with exit code 0 before "
+                f"{what} {early[0].name} ended with exit code 0 before "
                 f"it connected, and {what} {waits} waits for it"
             )
             console.say(text)
@@ -118,7 +116,7 @@ def supervise(
                 settings.LAST_WORDS_S if found[1] else settings.CULPRIT_S
             )
             deadline = min(deadline, time.monotonic() + patience_s)
-        if all(rank in ended or rank.place.serves for rank in ranks):
+        if all(rank in ended or rank.serves for rank in ranks):
             deadline = min(deadline, time.monotonic() + settings.SERVERS_S)
     end_all(ranks)
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
@@ -166,9 +164,9 @@ def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
         return 0, ""
     rank, certain = found
     assert rank.code
-    name = f"{what} {rank.place.name}" if rank.place.name else "the script"
-    text = describe(name, rank.code, rank.place.host, bool(rank.tail()))
-    left = [other.place.name for other in ended if other.code == 0]
+    name = f"{what} {rank.name}" if rank.name else "the script"
+    text = describe(name, rank.code, rank.host, bool(rank.tail()))
+    left = [other.name for other in ended if other.code == 0]
     if not certain and left:
         # No rank failed by itself, but one ended early.
         text += f"; {what} {left[0]} had already ended with exit code 0"

@@ -7,8 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 
-from keras_towers.launching.job import Job, running
-from keras_towers.launching.ranks import Place
+from keras_towers.launching.job import Job, Running
 from keras_towers.launching.supervision import Outcome, supervise
 from keras_towers.meeting import store
 from keras_towers.meeting.addresses import LOOPBACK
@@ -25,37 +24,36 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     """Run a job on TensorFlow's runtime on this machine, until it ends."""
     # It ends when all tasks but those of the role ``"ps"`` have; these notice
     # it themselves.
-    with local_cluster(tasks) as clusters, running(job, LOOPBACK) as run:
+    with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
             **process_environment(
                 job.seed, job.stall_warning_s, job.stall_shutdown_s
             ),
-            STORE: f"{run.endpoint.address}:{run.endpoint.port}",
-            SECRET: run.endpoint.secret,
+            STORE: f"{run.address}:{run.server.endpoint.port}",
+            SECRET: run.server.endpoint.secret,
             # This process may be a rank of another job.
             store.HOROVODS_ADDRESS: "",
             "HOROVOD_RANK": "",
         }
         for cluster in clusters:
-            place = Place(
-                name=f"{cluster.role} {cluster.index}",
-                index=cluster.number,
-                host=None,
-                local_size=len(clusters),
-                rendezvous=LOOPBACK,
-                serves=cluster.role == "ps",
-            )
+            serves = cluster.role == "ps"
             if job.verbose:
                 run.console.say(str(cluster))
-            own = {**everyone, tf_config.VARIABLE: tf_config.written(cluster)}
-            if place.serves:
+            own = {**everyone, tf_config.VARIABLE: cluster.written()}
+            if serves:
                 # Workers need all of a GPU's memory.
                 own["CUDA_VISIBLE_DEVICES"] = "-1"
                 # TensorFlow's server prints its configuration otherwise.
                 own["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get(
                     "TF_CPP_MIN_LOG_LEVEL", "1"
                 )
-            run.start(place, own)
+            run.start(
+                f"{cluster.role} {cluster.index}",
+                cluster.number,
+                own,
+                local_size=len(clusters),
+                serves=serves,
+            )
         return supervise(
             run.processes,
             run.events,

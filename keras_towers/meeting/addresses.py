@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import psutil
 
+from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments.base import ClusterEnvironment
+from keras_towers.meeting.environments.launchers import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -61,15 +62,6 @@ def own_address_towards(address: str) -> str:
         # Sends nothing, only looks up a route.
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
-
-
-def interface_towards(address: str) -> str:
-    """The network interface of this machine on the way to another one."""
-    own = own_address_towards(address)
-    for name, entries in psutil.net_if_addrs().items():
-        if own in (entry.address for entry in entries):
-            return name
-    raise OSError(f"no network interface has a route to {address}")
 
 
 def meeting_point(

@@ -1,8 +1,11 @@
-"""Hosts and their slots, as users and managers of clusters write them."""
+"""The hosts of a job, their slots, and the rank in each of them."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from keras_towers.errors import TowerError
@@ -52,3 +55,73 @@ def read_entries(
     if not hosts:
         raise TowerError(f"{form}; no host was given")
     return hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The place of one rank, with Horovod's names in Horovod's order."""
+
+    hostname: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of the rank."""
+        told = dataclasses.asdict(self)
+        return {f"HOROVOD_{n.upper()}": str(v) for n, v in told.items()}
+
+    def told(self) -> str:
+        """The place as a worker of an elastic job is told it."""
+        return ",".join(map(str, dataclasses.astuple(self)[1:]))
+
+    @classmethod
+    def heard(cls, hostname: str, told: str) -> Slot:
+        """The place that a worker was told."""
+        return cls(hostname, *map(int, told.split(",")))
+
+
+NO_PLACE: str = Slot("", *[-1] * 6).told()
+"""The answer to a worker that takes no part any more."""
+
+
+def slots(hosts: Sequence[str]) -> list[Slot]:
+    """The place of each rank."""
+    on_host: dict[str, list[int]] = collections.defaultdict(list)
+    for rank, host in enumerate(hosts):
+        on_host[host].append(rank)
+    found = []
+    for rank, host in enumerate(hosts):
+        mine = on_host[host]
+        local = mine.index(rank)
+        # One of each host that has as many.
+        across = [
+            ranks[local] for ranks in on_host.values() if len(ranks) > local
+        ]
+        found.append(
+            Slot(
+                hostname=host,
+                rank=rank,
+                size=len(hosts),
+                local_rank=local,
+                local_size=len(mine),
+                cross_rank=across.index(rank),
+                cross_size=len(across),
+            )
+        )
+    return found
+
+
+def assign(hosts: Mapping[str, int], ranks: int) -> list[Slot]:
+    """Assign ranks to hosts: fill one host after another."""
+    everywhere = [host for host, count in hosts.items() for _ in range(count)]
+    if ranks > len(everywhere):
+        raise TowerError(
+            f"{ranks} processes do not fit into the hosts' {len(everywhere)} "
+            "slots: give -H host:slots,... with more slots, or a smaller -np"
+        )
+    return slots(everywhere[:ranks])

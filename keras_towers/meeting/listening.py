@@ -17,6 +17,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
+import psutil
+
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
 
@@ -86,7 +88,8 @@ def _own_addresses(host: str) -> list[_Address]:
 
 
 def _check_free(address: _Address, port: int, name: str) -> None:
-    with _socket(address) as probe:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family) as probe:
         # As TensorFlow's server does, so that connections of one that has ended
         # are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,33 +107,12 @@ def _check_free(address: _Address, port: int, name: str) -> None:
             ) from None
 
 
-def _socket(address: _Address) -> socket.socket:
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    return socket.socket(family)
-
-
 def _listeners(port: int) -> Iterator[socket.socket]:
     """This process's sockets that listen at a port."""
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            copy = os.dup(int(number))
-        except OSError:  # It was that of the folder's listing.
-            continue
-        try:
-            candidate = socket.socket(fileno=copy)
-        except OSError:  # No socket.
-            os.close(copy)
-            continue
-        with candidate:
-            if (
-                candidate.family in (socket.AF_INET, socket.AF_INET6)
-                and candidate.type == socket.SOCK_STREAM
-                and candidate.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                )
-                and candidate.getsockname()[1] == port
-            ):
-                yield candidate
+    for found in psutil.Process().net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
+            with socket.socket(fileno=os.dup(found.fd)) as listener:
+                yield listener
 
 
 def _attach(listener: socket.socket, program: bytes) -> None:

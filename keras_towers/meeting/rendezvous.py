@@ -8,6 +8,7 @@ address and the job's secret are in a private file, or given by the user.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import http.client
@@ -18,6 +19,7 @@ import secrets
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +29,16 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, store
 from keras_towers.meeting.addresses import (
-    INTERFACE,
     LOOPBACK,
     bound_to,
-    interface_towards,
     own_address,
     own_address_towards,
 )
 from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.hosts import NO_PLACE, Slot, slots
 from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.slots import Slot, slots
-from keras_towers.meeting.store import Endpoint, FileStore
-from keras_towers.meeting.variables import (
-    SLOT,
-    job_environment,
-    seconds,
-    slot_environment,
-)
+from keras_towers.meeting.store import Endpoint, FileStore, by_rank
+from keras_towers.meeting.variables import rank_environment, seconds
 from keras_towers.meeting.watch import waiting
 from keras_towers.settings import (
     MEETING_FOLDER,
@@ -52,13 +47,13 @@ from keras_towers.settings import (
     SECRET,
     SIZE,
 )
-from keras_towers.system import usable_cores
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 _LEAST_SECRET = 16
-_PLAN = "plan"
+# Keys of the store: who has come, and with the rank behind it each of them.
+_PLAN, _GUEST = "plan", "guest"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
 _NOBODY = (OSError, http.client.HTTPException, ValueError)
@@ -80,9 +75,15 @@ def join() -> None:
     endpoint = given()
     file = None if endpoint else RendezvousFile(environment)
     meet = _receive if environment.rank == 0 else _come
-    wait_s = seconds(MEETING_TIMEOUT, settings.MEETING_TIMEOUT_S)
-    size = environment.size
-    os.environ.update(meet(environment, size, endpoint, file, wait_s))
+    os.environ.update(
+        meet(
+            environment,
+            range(environment.size),
+            endpoint,
+            file,
+            seconds(MEETING_TIMEOUT, settings.MEETING_TIMEOUT_S),
+        )
+    )
 
 
 def take_place() -> None:
@@ -94,12 +95,14 @@ def take_place() -> None:
     elastic = os.environ.get("HOROVOD_ELASTIC")
     if server is None or not server.signed or not elastic:
         return
-    names = "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_RANK"
-    slot = ":".join(os.environ[name] for name in names)
-    place = (server.read("rank_and_size", slot) or b"-1").decode().split(",")
-    if place[0] == "-1":
+    host, local_rank = (
+        os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
+    )
+    told = server.read("rank_and_size", f"{host}:{local_rank}")
+    slot = Slot.heard(host, told.decode() if told else NO_PLACE)
+    if slot.rank < 0:
         raise TowerError("the job has gone on without this worker.")
-    os.environ.update(zip(SLOT, place, strict=True))
+    os.environ.update(slot.environment)
 
 
 def given() -> Endpoint | None:
@@ -137,40 +140,24 @@ class RendezvousFile:
             )
         )
         folder = base / f"keras_towers-{os.getuid()}"
-        try:
-            self._store = FileStore(folder)
-        except OSError as error:
-            raise TowerError(
-                f"ranks meet by a file in {folder}, which cannot be used "
-                f"({error.strerror}): set {MEETING_FOLDER} to a folder that "
-                "all machines of the job share."
-            ) from None
         name = re.sub(r"\W+", "-", environment.name)
         digest = hashlib.sha256(environment.identity().encode()).hexdigest()
         self._key = f"{name}-{digest[:32]}"
         self.path: Path = folder / self._key
+        with self._usable():
+            self._store = FileStore(folder)
         self._written: Any = None
 
     def write(self, endpoint: Endpoint) -> None:
         """Write it, instead of what an earlier job has left."""
         self._written = dataclasses.asdict(endpoint)
-        try:
+        with self._usable():
             self._store.put(self._key, self._written)
-        except OSError as error:
-            raise TowerError(
-                f"cannot write {self.path}, by which ranks meet "
-                f"({error.strerror}): set {MEETING_FOLDER} to another folder."
-            ) from None
 
     def read(self) -> Endpoint | None:
         """Read it, None as long as there is none."""
-        try:
+        with self._usable():
             found = self._store.get(self._key)
-        except OSError as error:
-            raise TowerError(
-                f"cannot read {self.path}, by which ranks meet: "
-                f"{error.strerror}."
-            ) from None
         try:
             return Endpoint(**found)
         except TypeError:  # Nothing, or not of this version.
@@ -180,46 +167,53 @@ class RendezvousFile:
         """Remove it, unless another job has written its own."""
         self._store.remove(self._key, self._written)
 
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TowerError(
+                f"ranks meet by the file {self.path}, which cannot be used "
+                f"({error.strerror}): set {MEETING_FOLDER} to a folder that "
+                "all machines of the job share."
+            ) from None
+
 
 def _receive(
     environment: ClusterEnvironment,
-    size: int,
+    ranks: range,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Wait as rank 0 for all others, and tell them their slots."""
+    """Wait as rank 0 for all others, and tell them who has come."""
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
-    server = StoreServer(bound, endpoint.secret if endpoint else None)
     port = endpoint.port if endpoint else 0
     try:
-        # It may know itself under another address than the others do.
-        own = server.start(port=port)
+        server = StoreServer(bound, port, endpoint.secret if endpoint else None)
     except OSError as error:
         raise TowerError(
             f"rank 0 cannot listen on port {port} of "
             f"{bound or 'this machine'}: {error.strerror}."
         ) from None
-    own = dataclasses.replace(own, address=bound or LOOPBACK)
-    guests = {0: _introduction(own.address)}
+    # It may know itself under another address than the others do.
+    own = dataclasses.replace(server.endpoint, address=bound or LOOPBACK)
+    server.put(f"{_GUEST}-0", _introduction(own.address))
     try:
         if file:
             file.write(dataclasses.replace(own, address=address))
         for late_s in waiting(wait_s, settings.NETWORK_POLL_S):
             # All of them each time: one may have ended and been started again.
-            for rank in range(1, size):
-                if said := server.get(_guest(rank)):
-                    guests[rank] = said
-            if len(guests) == size:
+            guests = by_rank(server, _GUEST, ranks)
+            if len(guests) == len(ranks):
                 break
             if late_s:
-                absent = _missing(environment, size, guests, late_s)
-                logger.warning("%s", absent)
+                logger.warning("%s", _missing(environment, guests, late_s))
         else:
             text = (
-                f"{_missing(environment, size, guests, wait_s)} Has it ended, "
-                f"or not reached this line? {MEETING_TIMEOUT} sets the seconds."
+                f"{_missing(environment, guests, wait_s)} Has it ended, or not "
+                f"reached this line? {MEETING_TIMEOUT} sets the seconds."
             )
             server.put(_PLAN, {"failed": text})
             time.sleep(settings.LAST_WORDS_S)
@@ -230,36 +224,22 @@ def _receive(
     finally:
         if file:
             file.remove()
-    everyone = [guests[rank] for rank in range(size)]
-    plan = slots([guest["host"] for guest in everyone])
-    seats = [
-        {
-            "nonce": guest["nonce"],
-            "slot": dataclasses.asdict(slot),
-            "sharing": sum(
-                (other["host"], other["cores"])
-                == (guest["host"], guest["cores"])
-                for other in everyone
-            ),
-        }
-        for guest, slot in zip(everyone, plan, strict=True)
-    ]
-    server.init(plan)
-    server.put(_PLAN, {"seats": seats})
-    here = everyone[0]["host"]
-    abroad = [guest["address"] for guest in everyone if guest["host"] != here]
-    return _variables(own, seats[0], next(iter(abroad), own.address))
+    everyone = [guests[rank] for rank in ranks]
+    hosts = [guest["host"] for guest in everyone]
+    server.begin(slots(hosts))
+    server.put(_PLAN, {"everyone": everyone})
+    abroad = [g["address"] for g in everyone if g["host"] != hosts[0]]
+    return _variables(own, everyone, 0, next(iter(abroad), own.address))
 
 
 def _come(
     environment: ClusterEnvironment,
-    size: int,
+    ranks: range,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Introduce this rank to rank 0, and wait for a slot."""
-    del size
+    """Introduce this rank to rank 0, and wait until all have come."""
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = endpoint
@@ -278,7 +258,7 @@ def _come(
                 )
                 client = found.client()
                 own = own_address_towards(found.address)
-                client.put(_guest(rank), _introduction(own, nonce))
+                client.put(f"{_GUEST}-{rank}", _introduction(own, nonce))
                 plan = client.get(_PLAN) or {}
             except _NOBODY as error:
                 last += f"did not answer as rank 0 does: {error}"
@@ -288,9 +268,9 @@ def _come(
                 last += "is in a job of others" if plan else "waits for others"
             if "failed" in plan:
                 raise TowerError(plan["failed"])
-            seat = plan["seats"][rank] if plan else {}
-            if seat.get("nonce") == nonce:
-                return _variables(found, seat, found.address)
+            everyone = plan.get("everyone", [])
+            if len(everyone) == len(ranks) and everyone[rank]["nonce"] == nonce:
+                return _variables(found, everyone, rank, found.address)
         if late_s:
             logger.warning(
                 "%s has waited %.0f s: %s.", environment, late_s, last
@@ -321,41 +301,27 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
 
 
 def _variables(
-    endpoint: Endpoint, seat: dict[str, Any], towards: str
+    endpoint: Endpoint, everyone: list[dict[str, Any]], rank: int, towards: str
 ) -> dict[str, str]:
-    """The environment of a rank."""
-    slot = Slot(**seat["slot"])
-    set_by_user = os.environ.get(INTERFACE)
-    found = {
-        **job_environment(
-            endpoint,
-            interface=None if set_by_user else interface_towards(towards),
-            stall_warning_s=seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 30),
-            stall_shutdown_s=seconds(
-                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600
-            ),
-        ),
-        **slot_environment(slot),
-    }
-    if slot.local_size > 1:
-        # A launcher may have given each rank cores of its own.
-        threads = str(max(1, usable_cores() // seat["sharing"]))
-        for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):
-            found.setdefault(name, os.environ.get(name, threads))
-    return found
+    """The environment of a rank, from the introductions of all."""
+    slot = slots([guest["host"] for guest in everyone])[rank]
+    # A launcher may have given each rank cores of its own.
+    mine = [everyone[rank][part] for part in ("host", "cores")]
+    return rank_environment(
+        endpoint,
+        slot,
+        towards,
+        sharing=[[g["host"], g["cores"]] for g in everyone].count(mine),
+        stall_warning_s=seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 30),
+        stall_shutdown_s=seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600),
+    )
 
 
 def _missing(
-    environment: ClusterEnvironment,
-    size: int,
-    guests: dict[int, Any],
-    waited_s: float,
+    environment: ClusterEnvironment, guests: dict[int, Any], waited_s: float
 ) -> str:
-    absent = sorted(set(range(size)) - guests.keys())
+    assert environment.size
+    absent = sorted(set(range(environment.size)) - guests.keys())
     names = ", ".join(map(str, absent))
     ranks = f"rank {names} has" if len(absent) == 1 else f"ranks {names} have"
     return f"{environment} has waited {waited_s:.0f} s: {ranks} not come."
-
-
-def _guest(rank: int) -> str:
-    return f"guest-{rank}"

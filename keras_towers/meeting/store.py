@@ -80,7 +80,6 @@ class StoreClient:
     """The store of another process.
 
     Args:
-        url: of the server, with the token if it wants one.
         secret: the job's; None under a launcher that has none.
     """
 
@@ -106,12 +105,7 @@ class StoreClient:
         """Read the bytes of a key, None if there are none.
 
         Args:
-            scope: of the key.
-            key: its name.
             timeout_s: seconds to wait for the answer; None: for ever.
-
-        Raises:
-            OSError: the server is gone, or refuses, or is another job's.
         """
         try:
             return self._ask("GET", scope, key, b"", timeout_s)
@@ -147,15 +141,7 @@ class StoreClient:
 
 
 class FileStore:
-    """A store in a folder that only its user may enter.
-
-    Args:
-        folder: created if it is missing.
-
-    Raises:
-        OSError: it cannot be used.
-        TowerError: others may read or write it.
-    """
+    """A store in a folder that only its user may enter."""
 
     def __init__(self, folder: Path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,11 +201,7 @@ def tell_connected(rank: int) -> None:
 
 
 def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
-    """Wait until a key has a value, and read it.
-
-    Raises:
-        TimeoutError: it has none.
-    """
+    """Wait until a key has a value, and read it, or raise TimeoutError."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pause_s = settings.FIRST_PAUSE_S
     while (value := store.get(key)) is None:
@@ -248,14 +230,7 @@ def token(secret: str) -> str:
 
 
 def sign(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of a request, or of an answer to it.
-
-    Args:
-        secret: the job's.
-        method: ``GET``, ``PUT`` or ``DELETE``; of an answer ``ANSWER``.
-        path: the path behind the token.
-        body: may be empty.
-    """
+    """The signature of a request, or of an answer by the method ``ANSWER``."""
     return _digest(secret, f"{method} {path}\n".encode() + body)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from keras_towers import settings
+from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import INTERFACE
+from keras_towers.meeting.hosts import Slot
 from keras_towers.meeting.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -14,12 +16,6 @@ from keras_towers.meeting.store import (
     token,
 )
 from keras_towers.settings import SECRET, SEED
-
-_SLOT = (
-    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
-)
-SLOT: tuple[str, ...] = tuple(f"HOROVOD_{name.upper()}" for name in _SLOT)
-"""In the order in which Horovod's server tells an elastic worker its slot."""
 
 
 def process_environment(
@@ -100,10 +96,35 @@ def job_environment(
     return environment
 
 
-def slot_environment(slot: Any) -> dict[str, str]:
-    """Variables for one rank, given its ``Slot`` or Horovod's ``SlotInfo``."""
-    names = ("hostname", *_SLOT)
-    return {f"HOROVOD_{n.upper()}": str(getattr(slot, n)) for n in names}
+def rank_environment(
+    endpoint: Endpoint,
+    slot: Slot,
+    towards: str,
+    *,
+    sharing: int | None = None,
+    stall_warning_s: int,
+    stall_shutdown_s: int,
+) -> dict[str, str]:
+    """The environment of a rank that no agent has started, computed there.
+
+    Args:
+        towards: the address of another rank.
+        sharing: how many ranks share the cores; None: all of the machine.
+    """
+    environment = {
+        **os.environ,
+        **job_environment(
+            endpoint,
+            interface=None
+            if INTERFACE in os.environ
+            else interface_towards(towards),
+            stall_warning_s=stall_warning_s,
+            stall_shutdown_s=stall_shutdown_s,
+        ),
+        **slot.environment,
+    }
+    share_cores(environment, sharing or slot.local_size)
+    return environment
 
 
 def seconds(name: str, default: int) -> int:

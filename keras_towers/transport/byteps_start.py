@@ -32,7 +32,7 @@ def load() -> ModuleType:
     return engine.load("byteps", "BytePS")
 
 
-_place: dmlc.Worker | None = None
+_place: str | None = None
 _connected = False
 
 
@@ -81,7 +81,7 @@ def was_launched() -> bool:
 
 
 @contextmanager
-def _waited_for(place: dmlc.Worker | None) -> Iterator[None]:
+def _waited_for(place: str | None) -> Iterator[None]:
     """End the process if the others do not come: no exception reaches C++."""
     done = threading.Event()
     limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)

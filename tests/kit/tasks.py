@@ -34,7 +34,7 @@ class Task:
                 [sys.executable, "-u", path],
                 env={
                     **os.environ,
-                    tf_config.VARIABLE: tf_config.written(cluster),
+                    tf_config.VARIABLE: cluster.written(),
                     **environment(warm),
                     "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 },

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import keras_towers as kt
+from tests.kit import warm
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
 from tests.launching.jobs import ROOT, all_gone, wait_until
@@ -20,6 +21,7 @@ from tests.launching.jobs import ROOT, all_gone, wait_until
 @pytest.fixture(autouse=True)
 def nothing_left():
     """Whatever happens, no process of a job is there afterwards."""
+    warm.environment()  # Its server is no process of a job.
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before

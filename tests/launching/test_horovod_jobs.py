@@ -2,13 +2,10 @@
 
 import os
 import signal
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from keras_towers import TowerError
-from keras_towers.launching.elastic_driver import Elastic, elastic_driver
 from tests.launching.jobs import all_gone
 
 JOB = """
@@ -64,17 +61,3 @@ def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
     waits, ends = done.err.strip().splitlines()
     assert WAITS in waits
     assert "there were not 2 slots within 2 s: add hosts" in ends
-
-
-def test_falling_below_the_least_is_said():
-    elastic = Elastic(2, 2, None, lambda: {"localhost": 1}, timeout_s=1)
-    said = []
-    server = SimpleNamespace(stop=lambda: None)
-    driver = elastic_driver(server, elastic, elastic.discover, said.append)
-    driver._host_manager.update_available_hosts()
-    with pytest.raises(TowerError):
-        driver.resume()
-    driver.stop()
-    assert WAITS in said[0]
-    message = driver.get_results().error_message
-    assert "there were not 2 slots within 1 s: add hosts" in message

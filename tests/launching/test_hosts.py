@@ -1,9 +1,12 @@
 """Which hosts a script discovers, and whether ssh reaches them."""
 
+import os
+
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching.discovery import from_script, patient
+from keras_towers.launching import discovery
+from keras_towers.launching.discovery import Hosts, from_script
 from keras_towers.launching.ssh import check_reachable
 
 pytestmark = pytest.mark.core
@@ -15,6 +18,19 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(TowerError, match="reach host b by ssh: no such key$"):
+        check_reachable(["b"])
+
+
+def test_a_working_folder_that_a_host_does_not_have(tmp_path, monkeypatch):
+    ssh = tmp_path / "ssh"
+    # Its last argument is the command.
+    text = '#!/bin/sh\necho Hi >&2; for last; do :; done; eval "$last"\n'
+    ssh.write_text(text)
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    check_reachable(["b"])
+    monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "no such"))
+    with pytest.raises(TowerError, match="no folder .*/no such on host b"):
         check_reachable(["b"])
 
 
@@ -56,7 +72,29 @@ def test_discovery_that_fails_for_a_while():
         return answer
 
     said = []
-    find = patient(discover, {"a": 1}, said.append)
-    found = [find() for _ in range(7)]
+    hosts = Hosts(discover, {"a": 1}, (5, 60), said.append)
+    found = []
+    for _ in range(7):
+        hosts.look()
+        found.append(hosts.available())
     assert found == [*4 * [{"b": 1}], *3 * [{}]]
     assert [line[0] for line in said] == ["x", "x", "y"]
+
+
+def test_hosts_that_are_avoided_for_a_while(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(discovery.time, "monotonic", lambda: now)
+    found = {"a": 1, "b": 2, "c": 1}
+    hosts = Hosts(lambda: {"d": 1, **found}, found, (5, 30), print)
+    assert list(hosts.available()) == ["a", "b", "c"]
+    for pause_s in (10, 20, 30, 30):
+        oldest = next(iter(hosts.available()))
+        hosts.avoid("a")
+        now += pause_s - 1
+        assert "a" not in hosts.available()
+        now += 1
+        # It comes back with a new worker, behind those with the state.
+        assert list(hosts.available())[-1] == "a"
+    assert oldest == "b"
+    hosts.look()
+    assert list(hosts.available()) == ["b", "c", "a", "d"]

@@ -1,60 +1,36 @@
 """When workers of an elastic job are told their ranks."""
 
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from threading import Thread
 
 import pytest
 
-from keras_towers.launching.rounds import Rounds, slot_name
-
-
-def plan(*hosts):
-    return [
-        SimpleNamespace(hostname=host, local_rank=0, rank=rank, size=len(hosts))
-        for rank, host in enumerate(hosts)
-    ]
+from keras_towers.launching.rounds import Rounds
+from keras_towers.meeting.hosts import slots
 
 
 class Job:
-    """What Horovod's driver does: a round of those that have not ended."""
+    """What a launcher does: a round of those that have not ended."""
 
-    def __init__(self, *hosts):
+    def __init__(self, hosts):
+        self.rounds = Rounds(self.left)
+        self.begin(hosts)
+
+    def begin(self, hosts):
         self.hosts = hosts
-        self.ended = set()
-        self.wanted = set()
-        self.over = False
-        self.changed = threading.Condition()
-        self.rounds = Rounds(self, self)
-        self.rounds.begin(plan(*hosts))
+        self.rounds.begin(slots(hosts))
 
-    def finished(self):
-        return self.over
-
-    def any_ended(self, slots):
-        return not self.ended.isdisjoint(slots)
-
-    def forget(self, slots):
-        self.ended -= slots
-
-    def record_ready(self, host, slot):
-        with self.changed:
-            assert host not in self.wanted, "it would be counted twice"
-            self.wanted.add(host)
-            gone = {h for h in self.hosts if slot_name(h, 0) in self.ended}
-            if self.wanted | gone == set(self.hosts):
-                self.start(*(h for h in self.hosts if h not in gone))
-            else:
-                self.changed.wait_for(lambda: not self.wanted, 20)
-
-    def start(self, *hosts):
-        self.hosts, self.wanted = hosts, set()
-        self.rounds.begin(plan(*hosts))
-        self.changed.notify_all()
+    def left(self):
+        Thread(target=self.follow).start()
 
     def dies(self, host):
-        self.ended.add(slot_name(host, 0))
+        self.rounds.end(f"{host}:0")
+
+    def follow(self):
+        if self.rounds.over:
+            ended = self.rounds.ended
+            self.begin([h for h in self.hosts if f"{h}:0" not in ended])
 
 
 @pytest.fixture
@@ -64,16 +40,16 @@ def job():
     ends = []
 
     def make(hosts):
-        job = Job(*hosts)
+        job = Job([*hosts])
 
-        def ask(method, *arguments):
+        def ask(method, who):
             theirs, ours = socket.socketpair()
             ends.extend((theirs, ours))
-            future = pool.submit(method, *arguments, ours)
+            future = pool.submit(method, who, ours)
             future.theirs = theirs
             return future
 
-        job.asks = lambda host: ask(job.rounds.place, host, 0)
+        job.asks = lambda host: ask(job.rounds.place, f"{host}:0")
         job.holds = lambda rank: ask(job.rounds.hold, rank)
         return job
 
@@ -133,8 +109,7 @@ def test_later_rounds(job):
     ab.dies("b")
     assert places(ab.asks("a")) == [(0, 1)]
     # There is a new worker in the slot of the dead one.
-    with ab.changed:
-        ab.start("a", "b")
+    ab.begin(["a", "b"])
     assert places(*map(ab.asks, "ab")) == [(0, 2), (1, 2)]
 
 
@@ -153,8 +128,8 @@ def test_who_knows_its_rank_does_not_wait_for_the_dead(job):
     assert waits(held)
     ab.dies("b")
     assert places(held) == [None]
-    # Nobody is told anything after the end.
-    ab.over = True
+    # Nobody is told anything where there is no other round.
+    ab.follow = lambda: None
     one = ab.asks("a")
     assert waits(one)
     one.theirs.close()

@@ -196,7 +196,7 @@ print(sys.argv[1:], *(os.environ["HOROVOD_" + name] for name in names))
 sys.exit(5 * int(os.environ["HOROVOD_RANK"]))
 """
     done = run(
-        *("-np 2 -H localhost:1,192.0.2.1:1 --ssh-port 2222", script, "a 'b"),
+        *("-H localhost:1,192.0.2.1:1 --ssh-port 2222", script, "a 'b"),
         PATH=f"{tmp_path}:{os.environ['PATH']}",
     )
     assert done.code == 5, done.err

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.launching.agent import share_cores
+from keras_towers.agent import share_cores
 from keras_towers.launching.elastic import elastic_options
 from keras_towers.launching.ranks import exported
 from keras_towers.meeting.store import Endpoint, token

@@ -1,11 +1,16 @@
 """Whose fault it is that a job has failed."""
 
+import queue
+import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from keras_towers.launching.elastic import Driver, Elastic
 from keras_towers.launching.supervision import blame, describe
-from keras_towers.launching.workers import Workers
+from keras_towers.meeting.hosts import slots
+from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.core
 
@@ -14,8 +19,7 @@ LOST = "Gloo: Read error [127.0.0.1]: Connection reset by peer"
 
 
 def ended(code, text="", name="0"):
-    place = SimpleNamespace(name=name, host=None)
-    return SimpleNamespace(code=code, tail=lambda: text, place=place)
+    return SimpleNamespace(code=code, tail=lambda: text, name=name, host=None)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,23 @@ def test_what_is_said(code, host, shown, said):
     assert describe("rank 1", code, host, shown).startswith(said)
 
 
+def driver_of(hosts, least, **limits):
+    """A driver of a job, and what it says."""
+    said = []
+    run = SimpleNamespace(
+        environment=lambda elastic: {},
+        events=queue.SimpleQueue(),
+        console=SimpleNamespace(say=said.append),
+        server=SimpleNamespace(begin=lambda plan: None),
+        processes=[],
+    )
+    found = dict.fromkeys(hosts, 1)
+    elastic = Elastic(len(hosts), least, None, lambda: found, **limits)
+    driver = Driver(run, elastic, found)
+    driver.rounds.begin(slots(hosts))
+    return driver, said
+
+
 @pytest.mark.parametrize(
     ("codes", "least", "code"),
     [
@@ -67,15 +88,24 @@ def test_what_is_said(code, host, shown, said):
     ],
 )
 def test_who_is_lost_after_elastic_training(codes, least, code):
-    said = []
-    workers = Workers(None, SimpleNamespace(say=said.append), "")
-    results = {}
-    for number, end in enumerate(codes):
-        workers._by_slot[f"{number}[0]"] = ended(end, name=str(number))
-        results[f"{number}[0]"] = end, number
-    found = SimpleNamespace(error_message=None, worker_results=results)
-    assert workers.verdict(found, "0[0]", least) == code
+    driver, said = driver_of([*map(str, range(len(codes)))], least)
+    for host, end in zip("012", codes, strict=True):
+        driver.workers[f"{host}:0"] = ended(end, name=host)
+        driver.rounds.end(f"{host}:0")
+    assert driver.verdict() == code
     assert len(said) == (code != 0)
-    found.error_message = "too few slots\nand more"
-    assert workers.verdict(found, "0[0]", least) == 1
-    assert said[-1] == "too few slots"
+
+
+def test_falling_below_the_least_is_said():
+    driver, said = driver_of(["a", "b"], 2, timeout_s=1)
+    driver.workers = {"a:0": ended(137), "b:0": ended(None)}
+    driver.rounds.end("a:0")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # It asks for another round, and is the only one.
+        threading.Thread(
+            target=driver.rounds.place, args=("b:0", ours), daemon=True
+        ).start()
+        assert wait_until(lambda: driver._step() == 1)
+    assert "slots for workers: 1, --min-np asks for 2; waiting" in said[0]
+    assert "there were not 2 slots within 1 s: add hosts" in said[1]

@@ -20,9 +20,7 @@ RIGHT = {
 
 
 def test_a_worker():
-    found = dmlc.worker(RIGHT)
-    assert found == dmlc.Worker(1, 2, 1, "127.0.0.1", 12345)
-    assert str(found) == (
+    assert dmlc.worker(RIGHT) == (
         "worker 1 of 2, with 1 server(s) and the scheduler at 127.0.0.1:12345"
     )
     assert dmlc.worker({"PATH": "/bin"}) is None

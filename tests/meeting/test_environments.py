@@ -4,7 +4,7 @@ import pytest
 
 from keras_towers import TowerError
 from keras_towers.meeting.environments import allocation, detect
-from keras_towers.meeting.slots import assign, slots
+from keras_towers.meeting.hosts import assign, slots
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core

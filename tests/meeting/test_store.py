@@ -1,6 +1,7 @@
 """Who may ask the rendezvous server what."""
 
 import base64
+import importlib
 import os
 import pickle
 import urllib.error
@@ -11,15 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.elastic_driver import elastic_handler, horovod
 from keras_towers.meeting import store
-from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.slots import slots
+from keras_towers.meeting.hosts import slots
+from keras_towers.meeting.server import LISTENERS_SCOPE, StoreServer
 from keras_towers.meeting.store import SIGNATURE, sign, token
 
 SECRET = store.new_secret()
-# The scope in which Horovod leaves pickles.
-PICKLED = "worker_addresses"
 
 
 class Payload:
@@ -32,30 +30,20 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
-def of_horovod():
-    """The handler of an elastic job."""
-    driver = SimpleNamespace(register_worker_server=lambda *args: None)
-    module = horovod("runner.elastic.rendezvous")
-    rounds = SimpleNamespace(hold=lambda *args: None)
-    handler = module.create_rendezvous_handler(driver)
-    return elastic_handler(handler, rounds, print)
-
-
-@pytest.fixture(params=[of_horovod, lambda: None])
-def server(request):
+@pytest.fixture
+def server():
     come = []
-    started = StoreServer("127.0.0.1", SECRET, come.append)
-    endpoint = started.start(request.param())
-    port = endpoint.port
-    started.init(slots(["h", "h"]))
-    at = f"127.0.0.1:{port}/{token(SECRET)}", str(port)
+    started = StoreServer("127.0.0.1", secret=SECRET)
+    started.on_connected = lambda rank, connection: come.append(rank)
+    port = started.endpoint.port
+    started.begin(slots(["h", "h"]))
     yield SimpleNamespace(
-        elastic=request.param is of_horovod,
         url=f"http://127.0.0.1:{port}",
         path=f"/{token(SECRET)}:{port}",
-        at=at,
-        client=endpoint.client(),
+        at=(f"127.0.0.1:{port}/{token(SECRET)}", str(port)),
+        client=started.endpoint.client(),
         come=come,
+        values=started.values,
     )
     started.stop()
 
@@ -71,18 +59,18 @@ def ask(server, method, path, body=None, headers=None):
         return error.code
 
 
-def test_a_forged_worker_address_is_not_unpickled(server, tmp_path):
+def test_a_forged_worker_address_is_not_taken(server, tmp_path):
     body = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
     wrong = token(store.new_secret())
     for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
-        path = urllib.request.quote(f"{prefix}/{PICKLED}/h:0")
+        path = urllib.request.quote(f"{prefix}/{LISTENERS_SCOPE}/h:0")
         assert ask(server, "PUT", path, body) == 403
+    assert not server.values[LISTENERS_SCOPE]
+    assert (
+        ask(server, "PUT", f"{server.path}/{LISTENERS_SCOPE}/h:0", body) == 200
+    )
+    assert server.values[LISTENERS_SCOPE] == {"h:0": body}
     assert not (tmp_path / "ran").exists()
-    if server.elastic:
-        # It would have run.
-        with pytest.raises(OSError):
-            ask(server, "PUT", f"{server.path}/{PICKLED}/h:0", body)
-        assert (tmp_path / "ran").exists()
 
 
 def test_only_values_are_served_and_only_for_the_token(
@@ -144,29 +132,13 @@ def test_no_proxy_is_asked(server, monkeypatch):
 
 
 def test_horovods_own_client_sends_the_token(server):
-    client = horovod("runner.http.http_client")
+    client = importlib.import_module("horovod.runner.http.http_client")
     client.put_data_into_kvstore(*server.at, "global", "1", {"a": 1})
     read = client.read_data_from_kvstore(*server.at, "global", "1")
     assert read == {"a": 1}
     # So the launcher knows that a rank connects; other engines say it.
     server.client.put("rank_0", True)
     assert server.come == [1, 0]
-
-
-def test_no_pickle_is_taken_from_a_network():
-    taken, said = [], []
-
-    class Base:
-        def _put_value(self, scope, key, value):
-            taken.append(self.server.server_address[0])
-
-    for address in ("192.0.2.1", "127.0.0.1"):
-        kind = elastic_handler(Base, SimpleNamespace(), said.append)
-        handler = kind.__new__(kind)
-        handler.server = SimpleNamespace(server_address=(address, 1))
-        handler._put_value(PICKLED, "h:0", b"")
-    assert taken == ["127.0.0.1"]
-    assert "not told when hosts are added" in said[0]
 
 
 def test_a_secret_of_another_job_is_not_used(monkeypatch):

@@ -26,7 +26,6 @@ def test_what_is_read():
     assert cluster.workers == ("c:3", "a:1", "b:2")
     assert (cluster.rank, cluster.size) == (2, 3)
     assert (cluster.local_rank, cluster.local_size) == (0, 1)
-    assert not cluster.one_host
     assert str(cluster) == "worker 1 at b:2"
     server = described(given, {"type": "ps", "index": 1})
     assert server.ps == ("d:4", "e:5")

@@ -49,7 +49,7 @@ def test_times_that_cannot_be(place, name, seconds):
 def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
-        monkeypatch.setenv(tf_config.VARIABLE, tf_config.written(tasks[0]))
+        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].written())
         with pytest.raises(TowerError, match="before the first tensor"):
             kt.MultiWorkerTowerStrategy()
 

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError, compat
-from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.transport import runtime
 
@@ -48,7 +47,7 @@ def cluster(ports, role="worker", index=0, **more):
 
 
 def tell(monkeypatch, described):
-    monkeypatch.setenv("TF_CONFIG", tf_config.written(described))
+    monkeypatch.setenv("TF_CONFIG", described.written())
     runtime.prepare()
 
 

@@ -11,8 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
@@ -27,9 +26,7 @@ NODE_HOST = "DMLC_NODE_HOST"
 LOCAL_RANK = "BYTEPS_LOCAL_RANK"
 LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
 
-_REQUIRED = (NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT)
 _SERVING = ("scheduler", "server")
-_PORTS = 65536
 _SOCKETS = "BYTEPS_SOCKET_PATH"
 _ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
 _SIGN = "DMLC_"
@@ -39,38 +36,12 @@ _HOW = (
 )
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A worker's place in a job of BytePS.
+def worker(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Check a worker's place in its job, and describe it.
 
-    Attributes:
-        worker: which of BytePS's machines this is, from 0.
-        root: the scheduler's host.
-        port: the scheduler's port.
+    Returns:
+        None if no variable says that the process has one.
     """
-
-    worker: int
-    workers: int
-    servers: int
-    root: str
-    port: int
-    local_rank: int = 0
-    local_size: int = 1
-
-    @property
-    def size(self) -> int:
-        """The number of processes that train."""
-        return self.workers * self.local_size
-
-    def __str__(self) -> str:
-        return (
-            f"worker {self.worker} of {self.workers}, with {self.servers} "
-            f"server(s) and the scheduler at {self.root}:{self.port}"
-        )
-
-
-def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
-    """This process's place, None if no variable says that it has one."""
     if not any(name.startswith(_SIGN) for name in environment):
         return None
     role = environment.get(ROLE)
@@ -78,25 +49,19 @@ def worker(environment: Mapping[str, str] = os.environ) -> Worker | None:
         raise _wrong(
             f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
         )
-    needed = WORKER_ID, *_REQUIRED
-    workers, servers, root, port = _job(environment, needed)
-    place = Worker(
-        _number(environment, WORKER_ID, 0),
-        workers,
-        servers,
-        root,
-        port,
-        _number(environment, LOCAL_RANK, 0, default=0),
-        _number(environment, LOCAL_SIZE, 1, default=1),
-    )
-    _check_less(WORKER_ID, place.worker, NUM_WORKER, workers)
-    _check_less(LOCAL_RANK, place.local_rank, LOCAL_SIZE, place.local_size)
+    workers, servers, root, port = _job(environment, WORKER_ID)
+    number = _number(environment, WORKER_ID, 0, workers, NUM_WORKER)
+    local_size = _number(environment, LOCAL_SIZE, 1, default=1)
+    _number(environment, LOCAL_RANK, 0, local_size, LOCAL_SIZE, default=0)
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
             f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
             "of, which no strategy here can do with: unset it on all processes"
         )
-    return place
+    return (
+        f"worker {number} of {workers}, with {servers} server(s) and the "
+        f"scheduler at {root}:{port}"
+    )
 
 
 def check_server(environment: Mapping[str, str] = os.environ) -> None:
@@ -107,7 +72,7 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
             f"{ROLE} is {role!r}, but a process that serves has to be "
             f"{' or '.join(map(repr, _SERVING))}"
         )
-    _, _, root, port = _job(environment, _REQUIRED)
+    _, _, root, port = _job(environment)
     if role == "scheduler":
         try:
             with socket.socket() as probe:
@@ -122,7 +87,7 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
             ) from None
 
 
-def prepare(place: Worker | None) -> None:
+def prepare(place: str | None) -> None:
     """Set what BytePS reads besides, where the user has not."""
     if place is None:
         # Alone: BytePS wants to be told even that.
@@ -143,25 +108,19 @@ def prepare(place: Worker | None) -> None:
 
 
 def _job(
-    environment: Mapping[str, str], needed: Sequence[str]
+    environment: Mapping[str, str], *others: str
 ) -> tuple[int, int, str, int]:
     """The workers, the servers, and the scheduler's host and port."""
+    needed = *others, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
     missing = [name for name in needed if not environment.get(name)]
     if missing:
         raise _wrong(f"not set: {', '.join(missing)}")
     workers = _number(environment, NUM_WORKER, 1)
     servers = _number(environment, NUM_SERVER, 1)
-    port = _number(environment, ROOT_PORT, 1)
-    if port >= _PORTS:
-        raise _wrong(f"{ROOT_PORT}={port} has to be less than {_PORTS}")
+    port = _number(environment, ROOT_PORT, 1, 1 << 16)
     root = environment[ROOT_URI]
     _check_addresses(root, environment.get(NODE_HOST))
     return workers, servers, root, port
-
-
-def _check_less(name: str, value: int, of: str, end: int) -> None:
-    if value >= end:
-        raise _wrong(f"{name}={value} has to be less than {of}={end}")
 
 
 def _check_addresses(host: str, own: str | None) -> None:
@@ -180,28 +139,31 @@ def _check_addresses(host: str, own: str | None) -> None:
         address = ""
     if not address or not is_own(address):
         raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
-    if _is_loopback(address) != _is_loopback(root):
+    if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
             f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "
             "addresses of loopback, or none is"
         )
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.")
-
-
 def _number(
     environment: Mapping[str, str],
     name: str,
     least: int,
+    end: int | None = None,
+    end_in: str = "",
+    *,
     default: int | None = None,
 ) -> int:
+    """A whole number below an end, which may be in another variable."""
     told = environment.get(name, "" if default is None else str(default))
     if not told.isdecimal() or int(told) < least:
         raise _wrong(
             f"{name}={told!r} has to be a whole number, at least {least}"
         )
+    if end is not None and int(told) >= end:
+        other = f"{end_in}=" if end_in else ""
+        raise _wrong(f"{name}={told} has to be less than {other}{end}")
     return int(told)
 
 

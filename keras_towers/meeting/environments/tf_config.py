@@ -39,11 +39,18 @@ class Cluster:
     index: int
 
     @property
-    def workers(self) -> tuple[str, ...]:
-        """The addresses of the tasks that train; the chief's is the first."""
+    def tasks(self) -> tuple[tuple[str, int], ...]:
+        """Role and index of each task that trains; the chief is the first."""
         return tuple(
-            address for role in _TRAINING for address in self.jobs.get(role, ())
+            (role, index)
+            for role in _TRAINING
+            for index in range(len(self.jobs.get(role, ())))
         )
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of the tasks that train."""
+        return tuple(self.jobs[role][index] for role, index in self.tasks)
 
     @property
     def ps(self) -> tuple[str, ...]:
@@ -66,15 +73,6 @@ class Cluster:
         return self.tasks.index((self.role, self.index))
 
     @property
-    def tasks(self) -> tuple[tuple[str, int], ...]:
-        """Role and index of each of ``workers``."""
-        return tuple(
-            (role, index)
-            for role in _TRAINING
-            for index in range(len(self.jobs.get(role, ())))
-        )
-
-    @property
     def number(self) -> int:
         """This process among all tasks, role by role, from 0."""
         before = list(self.jobs)[: list(self.jobs).index(self.role)]
@@ -83,7 +81,7 @@ class Cluster:
     @property
     def size(self) -> int:
         """The number of tasks that train."""
-        return len(self.workers)
+        return len(self.tasks)
 
     @property
     def local_rank(self) -> int:
@@ -95,18 +93,14 @@ class Cluster:
         """The number of ``workers`` with this process's host."""
         return len(self._neighbours())
 
-    @property
-    def one_host(self) -> bool:
-        """Whether all tasks have the same host."""
-        hosts = {
-            _host(a) for addresses in self.jobs.values() for a in addresses
-        }
-        return len(hosts) == 1
-
     def identity(self) -> str:
         """A text that this job's tasks have in common, and no other job."""
-        jobs = {role: list(tasks) for role, tasks in self.jobs.items()}
-        return json.dumps(jobs, sort_keys=True)
+        return json.dumps(dict(self.jobs), sort_keys=True)
+
+    def written(self) -> str:
+        """The value of ``TF_CONFIG`` that describes the cluster."""
+        task = {"type": self.role, "index": self.index}
+        return json.dumps({"cluster": dict(self.jobs), "task": task})
 
     def _neighbours(self) -> list[int]:
         here = _host(self.address)
@@ -147,18 +141,6 @@ def required(environment: Mapping[str, str] = os.environ) -> Cluster:
     if cluster is None:
         _refuse("is not set, or names no cluster")
     return cluster
-
-
-def written(cluster: Cluster) -> str:
-    """Return the value of ``TF_CONFIG`` that describes a cluster."""
-    return json.dumps(
-        {
-            "cluster": {
-                job: list(tasks) for job, tasks in cluster.jobs.items()
-            },
-            "task": {"type": cluster.role, "index": cluster.index},
-        }
-    )
 
 
 def _jobs(given: Any) -> dict[str, tuple[str, ...]]:

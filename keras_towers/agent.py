@@ -5,10 +5,10 @@ It reads one line of JSON, its order, from stdin, starts the command, and exits
 with the command's exit code, 128 + N for signal N. Lines that follow are
 numbers of signals, which it passes on to the command. When stdin closes,
 because the launcher stops the job, has died, or the connection is lost, it
-terminates
-and then kills the command and all processes that the command started. It
-imports only a little of the standard library: one agent runs per rank, and
-other packages may be found only with the environment that is in the order.
+terminates and then kills the command and all processes that the command
+started. It imports only a little of the standard library: one agent runs per
+rank, and other packages may be found only with the environment that is in the
+order.
 """
 
 from __future__ import annotations
