@@ -49,8 +49,6 @@ def run(
     Also on Ctrl-C or an error in ``on_line``.
 
     Args:
-        command: program and arguments.
-        timeout_s: the time limit.
         environment: complete; None: that of this process.
         log: a file for both streams, combined in ``stdout``.
         on_line: called with each line of ``stdout`` as it arrives.

@@ -30,11 +30,7 @@ _SERVE = [sys.executable, "-m", byteps_server.__name__]
 
 
 class Servers:
-    """The scheduler and the servers of a job that runs, all on this machine.
-
-    Attributes:
-        processes: the scheduler and the servers.
-    """
+    """The scheduler and the servers of a job that runs, all on this machine."""
 
     def __init__(self, run: Running, number: int, plan: Sequence[Slot]):
         # On a machine with GPUs its processes share memory and use NCCL; where

@@ -63,11 +63,8 @@ class Hosts:
     """The hosts of an elastic job, oldest first.
 
     Args:
-        discover: returns the slots of each.
-        found: by ``discover``, before.
         cooldown_s: the shortest and the longest time for which a host is
             avoided, in seconds; it doubles with each failure.
-        say: takes messages to the user.
     """
 
     def __init__(

@@ -53,11 +53,7 @@ def become(
 
 
 def allocated(processes: int | None) -> dict[str, int] | None:
-    """The hosts of a cluster's allocation, None where there is none.
-
-    Args:
-        processes: how many the user asks for; None: as many as fit.
-    """
+    """The hosts of a cluster's allocation, None where there is none."""
     # A number of processes in an allocation of one host is for that host,
     # however few tasks the manager was asked for.
     found = environments.allocation()

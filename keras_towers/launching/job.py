@@ -64,15 +64,12 @@ class Job:
 class Running:
     """The console, the store and the processes of a job.
 
-    A block in which signals to the launcher become events, and whose end is
-    that of all processes.
-
-    Args:
-        hosts: of the job; the store listens where they reach it.
+    In its block, signals to the launcher are events; all processes end with it.
 
     Attributes:
+        remote: the hosts that are other machines.
         events: ended ranks, signals and whatever else the job waits for.
-        remote: those of the hosts that are other machines.
+        undo: what the job used here, until its processes have ended.
     """
 
     def __init__(self, job: Job, hosts: Iterable[str]):

@@ -91,12 +91,10 @@ class Rank:
 
     Args:
         name: the tag of its output lines; None: untagged output.
-        index: its number among those of the job, for a colour.
         rendezvous: the address of the job's store.
-        on_end: called with it when it has ended.
         host: the remote machine; None: this one.
         ssh_port: None: as ssh is configured.
-        local_size: how many share the machine's cores.
+        local_size: how many processes share the machine's cores.
         serves: whether the job may end before it does.
     """
 

@@ -26,12 +26,9 @@ def key_of(slot: Slot) -> str:
 class Rounds:
     """Tells each worker its rank when all of its round are there.
 
-    Args:
-        on_left: called when a worker asks for another round.
-
     Attributes:
         plan: the slot of each worker of the round, by key.
-        ended: the keys of those whose process has ended in it, in order.
+        ended: the keys of workers whose process has ended in it, in order.
     """
 
     def __init__(self, on_left: Callable[[], None]):
@@ -65,11 +62,7 @@ class Rounds:
             return self.plan.keys() <= {*self.ended, *self._left}
 
     def place(self, key: str, connection: socket.socket) -> Slot | None:
-        """Wait until all workers of a round are there.
-
-        Returns:
-            None if the worker takes no part any more.
-        """
+        """Wait until all are there; None for one that takes no part."""
         left = 0
         while not _closed(connection):
             with self._lock:

@@ -188,11 +188,7 @@ def end_all(ranks: list[Rank]) -> None:
 
 
 def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
-    """The rank that failed first, and whether no other one was the cause.
-
-    Args:
-        ended: in the order in which they ended.
-    """
+    """The rank that failed first, and whether no other one was the cause."""
     # That is not always the first to end: a rank that raises notifies the
     # others through Horovod, and they may exit while it is still cleaning up.
     failed = [rank for rank in ended if rank.code]

@@ -55,9 +55,8 @@ class StoreServer(ThreadingHTTPServer):
     Attributes:
         on_connected: called with the rank of each process that meets the
             others, and its connection.
-        place: of an elastic job, called with the host and the local rank of a
-            worker, ``host:0``, and its connection; returns its slot, or None.
-        values: bytes by scope and key.
+        place: None but in an elastic job: called with ``host:local_rank`` of a
+            worker and its connection, it returns the worker's slot.
     """
 
     def __init__(

@@ -21,14 +21,7 @@ from keras_towers.settings import SECRET, SEED
 def process_environment(
     seed: int | None, stall_warning_s: int, stall_shutdown_s: int
 ) -> dict[str, str]:
-    """Variables for every process of a job of whatever kind.
-
-    Args:
-        seed: the random seed of all processes; None: not seeded.
-        stall_warning_s: seconds until a waiting rank names the ranks that it
-            waits for; 0: never.
-        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
-    """
+    """Variables for every process of a job, of the options that ``Job`` has."""
     environment = {
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
@@ -60,7 +53,6 @@ def job_environment(
     """Variables for every rank of a job over Horovod or BytePS.
 
     Args:
-        endpoint: the job's store.
         interface: the network interface between the ranks; None: not known.
     """
     host, port = endpoint.address, endpoint.port

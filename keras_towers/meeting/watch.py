@@ -119,11 +119,7 @@ def waited_for(
     others: Mapping[int, Progress | None],
     silent: Collection[int],
 ) -> dict[int, str]:
-    """The ranks that a rank waits for, and for each, what keeps it.
-
-    Args:
-        others: of all others; None: nothing is known.
-    """
+    """The ranks that a rank waits for, and for each, what keeps it."""
     found = {}
     for rank, place in others.items():
         if place is None:
@@ -265,15 +261,8 @@ def _counted() -> tuple[int, int]:
 
 
 def from_environment(rank: int, size: int) -> StallWatch | None:
-    """Start the watch of this process, as its launcher has set it.
-
-    Returns:
-        The watch, or None without others, without a store (as under MPI, where
-        Horovod's own inspector works), or where disabled.
-    """
-    # It obeys Horovod's ``HOROVOD_STALL_CHECK_TIME_SECONDS``,
-    # ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`` and
-    # ``HOROVOD_STALL_CHECK_DISABLE``.
+    """Start the watch of this process, None if nobody is to be watched."""
+    # Without a store, as under MPI, Horovod's own inspector works.
     store = store_lib.from_environment()
     disabled = os.environ.get(settings.STALL_DISABLE, "0") != "0"
     if size == 1 or disabled or store is None:

@@ -37,11 +37,7 @@ _HOW = (
 
 
 def worker(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Check a worker's place in its job, and describe it.
-
-    Returns:
-        None if no variable says that the process has one.
-    """
+    """Check a worker's place and describe it; None if no variable names one."""
     if not any(name.startswith(_SIGN) for name in environment):
         return None
     role = environment.get(ROLE)

@@ -113,12 +113,7 @@ class Cluster:
 def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """Read the cluster from ``TF_CONFIG``.
-
-    Returns:
-        The cluster; None if the variable is missing or names no cluster, as
-        for a process that trains alone.
-    """
+    """Read the cluster from ``TF_CONFIG``, None if it names no cluster."""
     text = environment.get(VARIABLE, "").strip()
     if not text:
         return None
