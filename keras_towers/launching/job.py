@@ -125,7 +125,17 @@ class Running:
         return rank
 
     def __enter__(self) -> Self:
-        self.undo.enter_context(signals_to(self.events))
+        signals = [
+            number
+            for number in (
+                *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
+            )
+            # A job started with nohup keeps ignoring SIGHUP.
+            if signal.getsignal(number) != signal.SIG_IGN
+        ]
+        self.undo.enter_context(
+            handled(signals, lambda number, _: self.events.put(number))
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -178,18 +188,3 @@ def check_horovod() -> None:
             reason = f"Horovod does not load in this environment ({error})"
         advice = "run `keras-towers install horovod`"
         raise TowerError(f"{reason}: {advice}.") from error
-
-
-def signals_to(
-    events: queue.SimpleQueue[Any],
-) -> contextlib.AbstractContextManager[None]:
-    """Put termination signals into a queue, in the main thread only."""
-    numbers = [
-        number
-        for number in (
-            *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
-        )
-        # A job started with nohup keeps ignoring SIGHUP.
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    return handled(numbers, lambda n, _: events.put(n))
