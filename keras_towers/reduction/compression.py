@@ -16,7 +16,6 @@ too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
@@ -30,9 +29,12 @@ from keras_towers.reduction.ranks import (
     Link,
     all_reduce,
     chain,
-    in_buckets,
+    sum_apart,
 )
 from keras_towers.transport import Transport
+from keras_towers.transport.messages import packed
+
+_BUCKET_BYTES = 16 * 2**20
 
 
 def rounded(dtype: tf.DType) -> Link:
@@ -60,23 +62,40 @@ fp16: CommunicationHook = chain(rounded(tf.float16), all_reduce)
 """Sum in float16, by the transport's all-reduce."""
 
 
-def fp16_shards(
-    transport: Transport, tensors: Sequence[tf.Tensor], key: str
-) -> list[tf.Tensor]:
-    """Send float16; each rank sums its shard in float32."""
-    return _by_shards(tf.float16, transport, tensors, key)
-
-
-def bf16_shards(
-    transport: Transport, tensors: Sequence[tf.Tensor], key: str
-) -> list[tf.Tensor]:
-    """Send bfloat16; each rank sums its shard in float32."""
-    return _by_shards(tf.bfloat16, transport, tensors, key)
-
-
 def _is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
     """Whether sending a gradient as ``dtype`` loses precision."""
     return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
+
+
+def _shards(dtype: tf.DType) -> CommunicationHook:
+    """Send a dtype of 16 bits; each rank sums its shard in float32."""
+
+    def hook(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        def by_shards(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return packed(
+                tensors,
+                lambda vectors: [
+                    _sum_shards(dtype, transport, vector, f"{key}.{n}")
+                    for n, vector in enumerate(vectors)
+                ],
+                _BUCKET_BYTES,
+            )
+
+        _check_floats(tensors)
+        return sum_apart(
+            transport, tensors, key, lambda t: _is_rounded(t, dtype), by_shards
+        )
+
+    return hook
+
+
+fp16_shards: CommunicationHook = _shards(tf.float16)
+"""Send float16; each rank sums its shard in float32."""
+
+bf16_shards: CommunicationHook = _shards(tf.bfloat16)
+"""Send bfloat16; each rank sums its shard in float32."""
 
 
 def error_feedback(dtype: tf.DType) -> Link:
@@ -131,33 +150,10 @@ def error_feedback(dtype: tf.DType) -> Link:
     return link
 
 
-def _by_shards(
-    dtype: tf.DType,
-    transport: Transport,
-    tensors: Sequence[tf.Tensor],
-    key: str,
-) -> list[tf.Tensor]:
-    _check_floats(tensors)
-    # An engine may reject empty messages.
-    full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
-    rounded = [i for i in full if _is_rounded(tensors[i], dtype)]
-    return in_buckets(
-        functools.partial(_sum_bucket, dtype),
-        transport,
-        tensors,
-        key,
-        chosen=rounded,
-        others=[i for i in full if i not in set(rounded)],
-    )
-
-
-def _sum_bucket(
-    dtype: tf.DType,
-    transport: Transport,
-    tensors: Sequence[tf.Tensor],
-    key: str,
-) -> list[tf.Tensor]:
-    flat = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+def _sum_shards(
+    dtype: tf.DType, transport: Transport, tensor: tf.Tensor, key: str
+) -> tf.Tensor:
+    flat = tf.reshape(tensor, [-1])
     elements = tf.size(flat)
     padded = tf.pad(flat, [[0, -elements % transport.size]])
     mine = transport.all_to_all(tf.cast(padded, dtype), f"{key}.parts")
@@ -166,15 +162,8 @@ def _sum_bucket(
     )
     total = tf.add_n([tf.cast(row, tf.float32) for row in rows])
     totals = transport.all_gather(tf.cast(total, dtype), f"{key}.sums")
-    totals = tf.cast(totals[:elements], tensors[0].dtype)
-    sizes = [
-        tf.size(t) if (n := t.shape.num_elements()) is None else n
-        for t in tensors
-    ]
-    return [
-        tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
-        for part, t in zip(tf.split(totals, sizes), tensors, strict=True)
-    ]
+    totals = tf.cast(totals[:elements], tensor.dtype)
+    return tf.ensure_shape(tf.reshape(totals, tf.shape(tensor)), tensor.shape)
 
 
 def _check_floats(tensors: Sequence[tf.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
@@ -31,8 +31,6 @@ Link: TypeAlias = Callable[
 ]
 """From N dense tensors and a key to M tensors that are summed instead, and to
 the function that makes N sums of those M."""
-
-BUCKET_BYTES = 16 * 2**20
 
 Summed = TypeVar("Summed", bound=Gradient)
 
@@ -117,58 +115,23 @@ def sum_over_ranks(
     return [sums[i] for i in range(len(grads))]
 
 
-def in_buckets(
-    sum_bucket: CommunicationHook,
+def sum_apart(
     transport: Transport,
     tensors: Sequence[tf.Tensor],
     key: str,
-    *,
-    chosen: Sequence[int],
-    others: Sequence[int],
-    limit: int = BUCKET_BYTES,
+    is_apart: Callable[[tf.Tensor], bool],
+    sum_chosen: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Sum ``chosen`` tensors in ``buckets``, ``others`` by an all-reduce.
-
-    Tensors that are neither stay as they are.
-    """
+    """Sum some tensors in a way of their own, the others by an all-reduce."""
     sums = list(tensors)
-    groups = buckets(tensors, chosen, limit)
-    hooks = [(sum_bucket, str(n), group) for n, group in enumerate(groups)]
+    # An engine may reject empty messages.
+    full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
+    chosen = [i for i in full if is_apart(tensors[i])]
+    others = [i for i in full if i not in set(chosen)]
+    totals = [*sum_chosen([tensors[i] for i in chosen])] if chosen else []
     if others:
-        hooks.append((all_reduce, "others", list(others)))
-    for hook, name, members in hooks:
-        parts = [tensors[i] for i in members]
-        totals = hook(transport, parts, f"{key}.{name}")
-        for index, total in zip(members, totals, strict=True):
-            sums[index] = total
+        rest = [tensors[i] for i in others]
+        totals += transport.all_reduce(rest, f"{key}.others")
+    for i, total in zip([*chosen, *others], totals, strict=True):
+        sums[i] = total
     return sums
-
-
-def buckets(
-    tensors: Sequence[tf.Tensor],
-    indices: Iterable[int],
-    limit: int = BUCKET_BYTES,
-) -> list[list[int]]:
-    """Group the indices of tensors that are sent as one message, by dtype.
-
-    The backward pass computes the last variable's gradient first, so the groups
-    go from last to first: one is sent while the next is computed. A group is
-    closed once it has ``limit`` bytes; a tensor without a static shape forms
-    its own.
-    """
-    groups: list[list[int]] = []
-    open_groups: dict[tf.DType, tuple[list[int], int]] = {}
-    for index in sorted(indices, reverse=True):
-        tensor = tensors[index]
-        elements = tensor.shape.num_elements()
-        if elements is None:
-            groups.append([index])
-            continue
-        members, size = open_groups.pop(tensor.dtype, ([], 0))
-        if not members:
-            groups.append(members)
-        members.append(index)
-        size += elements * tensor.dtype.size
-        if size < limit:
-            open_groups[tensor.dtype] = members, size
-    return groups

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.ranks import in_buckets
+from keras_towers.reduction.ranks import sum_apart
 from keras_towers.transport import Transport
+from keras_towers.transport.messages import packs
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -49,22 +50,24 @@ class SharedMemoryAllReduce:
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         """Sum N tensors over the ranks; see ``CommunicationHook``."""
-        shared = [i for i, t in enumerate(tensors) if _can_be_shared(t)]
         size = sum(
-            tensors[i].shape.num_elements() * tensors[i].dtype.size
-            for i in shared
+            t.shape.num_elements() * t.dtype.size
+            for t in tensors
+            if _can_be_shared(t)
         )
         if size < MIN_BYTES:
             return transport.all_reduce(tensors, key)
-        return in_buckets(
-            self._sum,
-            transport,
-            tensors,
-            key,
-            chosen=shared,
-            others=[i for i in range(len(tensors)) if i not in set(shared)],
-            limit=BUCKET_BYTES,
-        )
+
+        def by_buckets(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            sums = list(tensors)
+            for n, members in enumerate(packs(tensors, BUCKET_BYTES)):
+                bucket = [tensors[i] for i in members]
+                totals = self._sum(transport, bucket, f"{key}.{n}")
+                for i, total in zip(members, totals, strict=True):
+                    sums[i] = total
+            return sums
+
+        return sum_apart(transport, tensors, key, _can_be_shared, by_buckets)
 
     def _sum(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str

@@ -33,7 +33,8 @@ from keras_towers.errors import TowerError
 from keras_towers.meeting import check, store, watch
 from keras_towers.meeting.environments import dmlc
 from keras_towers.transport import byteps_start
-from keras_towers.transport.sums import DIFFERENT, MESSAGE_BYTES, Sums
+from keras_towers.transport.messages import MESSAGE_BYTES
+from keras_towers.transport.sums import DIFFERENT, Sums
 
 # To what vectors are padded whose lengths are not known before: to more, there
 # would be more branches to trace; to fewer, more zeros to send.
@@ -90,9 +91,6 @@ class BytePSTransport(Sums):
         told = os.environ.get("HOROVOD_LOCAL_SIZE")
         return int(told) if told else self.module.local_size()
 
-    def mark(self, what: str) -> None:
-        watch.mark(what)
-
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
@@ -102,7 +100,7 @@ class BytePSTransport(Sums):
         ]
         refusal = self._declare(names)
         if refusal:
-            return self._refused(vectors, refusal)
+            return [_refused(vector, refusal) for vector in vectors]
         vectors = [self._opaque(vector) for vector in vectors]
 
         def round_(turn: int) -> Callable[[], list[tf.Tensor]]:
@@ -131,7 +129,7 @@ class BytePSTransport(Sums):
         names = [self._name(key, dtype, length) for length in lengths]
         refusal = self._declare(names)
         if refusal:
-            return self._refused([vector], refusal)[0]
+            return _refused(vector, refusal)
         vector = self._opaque(vector)
 
         def padded(part: tf.Tensor, length: int, name: str, turn: int):
@@ -246,6 +244,14 @@ class BytePSTransport(Sums):
                 f"times: give each worker another {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
+
+
+def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
+    """A vector that raises an error when it is asked for."""
+    # Not now: a step that compares the gradients of the ranks does not ask,
+    # and knows better what differs.
+    with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
+        return tf.identity(vector)
 
 
 def _with_turn(name: str, turn: int) -> str:

@@ -1,14 +1,18 @@
-"""The module of an engine, for code of one's own."""
+"""What engines have in common: their modules, and collectives of ranks."""
 
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting import watch
+from keras_towers.transport import plain
 
 
 class Engine:
@@ -74,3 +78,61 @@ def load(name: str, title: str) -> ModuleType:
             f"probably built for another version, or on another machine: "
             f"{install} to build it for this one. (The error was: {reason})"
         ) from error
+
+
+class EngineTransport(ABC):
+    """What the transports of all engines do alike."""
+
+    def __init__(self):
+        self._functions: dict[tuple, Callable] = {}
+
+    @property
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def size(self) -> int: ...
+
+    @abstractmethod
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor: ...
+
+    def mark(self, what: str) -> None:
+        watch.mark(what)
+
+    def passed(self) -> None:
+        """Record that this rank waits no longer for what it marked last."""
+        watch.passed()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return plain.gather(self.all_gather, value)
+
+    def _traced(
+        self,
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        tensors: Sequence[tf.Tensor],
+        rows: int | None = -1,
+    ) -> list[tf.Tensor]:
+        """Run a collective, eagerly too, as one traced function.
+
+        Args:
+            what: tells it from all others.
+            rows: None if the first dimensions differ from call to call.
+        """
+        if not tf.executing_eagerly():
+            return collective(list(tensors))
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        specs = [
+            tf.TensorSpec(
+                [None, *t.shape[1:]] if rows is None else t.shape, t.dtype
+            )
+            for t in tensors
+        ]
+        form = what, *specs
+        if form not in self._functions:
+            # TensorFlow takes these for one tf.function that is traced again
+            # and again, and warns of it, where they are not concrete.
+            function = tf.function(collective, autograph=False)
+            self._functions[form] = function.get_concrete_function(specs)
+        return self._functions[form](tensors)

@@ -22,23 +22,13 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments, rendezvous, store, watch
-from keras_towers.transport import engine, plain
+from keras_towers.transport import engine, messages
 
-# Horovod's operations support few dtypes.
-_SENT_AS = {
-    tf.bfloat16: tf.uint16,
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.int64,
-}
-_SUMMED_AS = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
-}
+# What Horovod carries as it is.
+_CARRIED = (
+    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
+    *(tf.float16, tf.float32, tf.float64),
+)
 
 
 def load() -> ModuleType:
@@ -107,7 +97,7 @@ def _not_met(member: environments.ClusterEnvironment) -> TowerError:
     )
 
 
-class HorovodTransport:
+class HorovodTransport(engine.EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
@@ -115,17 +105,10 @@ class HorovodTransport:
     _tries = 0
 
     def __init__(self):
-        self._functions: dict[tuple, Callable] = {}
+        super().__init__()
         self._hvd = load()
         connect(self._hvd)
         watch.watch_over(self.rank, self.size)
-
-    def mark(self, what: str) -> None:
-        watch.mark(what)
-
-    def passed(self) -> None:
-        """Record that this rank waits no longer for what it marked last."""
-        watch.passed()
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
@@ -195,34 +178,23 @@ class HorovodTransport:
 
         def all_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             return [
-                send(tensor, f"{key}.{index}")
+                send(tf.convert_to_tensor(tensor), f"{key}.{index}")
                 for index, tensor in enumerate(tensors)
             ]
 
-        if not tf.executing_eagerly() or len(tensors) < 2:
-            return all_of(tensors)
         # Eager operations run one by one, each taking a cycle of Horovod.
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        specs = [
-            tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors
-        ]
-        form = key, *specs
-        if form not in self._functions:
-            # TensorFlow takes these for one tf.function that is traced again
-            # and again, and warns of it, where they are not concrete.
-            function = tf.function(all_of, autograph=False)
-            self._functions[form] = function.get_concrete_function(specs)
-        return self._functions[form](tensors)
+        if len(tensors) < 2:
+            return all_of(tensors)
+        return self._traced(key, all_of, tensors)
 
     def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        summed = _SUMMED_AS.get(tensor.dtype, tensor.dtype)
         total = self._hvd.mpi_ops._allreduce(
-            tf.cast(tensor, summed),
+            messages.summable(tensor),
             name=name,
             op=self._hvd.Sum,
             ignore_name_scope=True,
         )
-        return tf.cast(total, tensor.dtype)
+        return messages.summed(total, tensor.dtype)
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         return _carried(
@@ -249,15 +221,11 @@ class HorovodTransport:
 
         return self._at_once(send, tensors, f"{key}.from{root}")
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        return plain.gather(self.all_gather, value)
-
 
 def _carried(
     tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
     """Send a tensor bit by bit, even if Horovod lacks its dtype."""
-    known = _SENT_AS.get(tensor.dtype)
-    if known is None:
-        return send(tensor)
-    return tf.bitcast(send(tf.bitcast(tensor, known)), tensor.dtype)
+    tensor = tf.convert_to_tensor(tensor)
+    sent = messages.carried(tensor, _CARRIED)
+    return messages.received(send(sent), tensor.dtype)

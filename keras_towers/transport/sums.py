@@ -8,51 +8,28 @@ arrive as they were sent.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.transport import plain
+from keras_towers.transport.engine import EngineTransport
+from keras_towers.transport.messages import packed, summable, summed
 
-_SUMMED_AS = {
-    tf.bfloat16: tf.float32,
-    **dict.fromkeys((tf.bool, tf.int8, tf.int16), tf.int32),
-    **dict.fromkeys((tf.uint8, tf.uint16), tf.int32),
-    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
-}
 DIFFERENT = "the ranks do not sum the same tensors"
-# Tensors that are sent as one message, which the engine splits no further.
-MESSAGE_BYTES = 4 * 2**20
 
 
-class Sums(ABC):
+class Sums(EngineTransport):
     """The collectives of a ``Transport``, built from sums of vectors."""
-
-    def __init__(self):
-        self._functions: dict[tuple, Callable] = {}
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This process, 0 to size - 1."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number of processes."""
 
     @abstractmethod
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum vectors of known lengths, each when it is ready.
+        """Sum vectors of known lengths, each when it is ready; none is empty.
 
-        Args:
-            vectors: of a native dtype, not empty; of equal lengths on all
-                ranks.
+        Their lengths are those of all ranks.
         """
 
     @abstractmethod
@@ -64,16 +41,27 @@ class Sums(ABC):
     ) -> list[tf.Tensor]:
         if self.size == 1:
             return list(tensors)
-        return self._traced("all_reduce", self._all_reduce, tensors, key)
+
+        def total(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            sums = packed(
+                [summable(tensor) for tensor in tensors],
+                lambda vectors: self._sum(vectors, key),
+            )
+            return [
+                summed(value, tensor.dtype)
+                for value, tensor in zip(sums, tensors, strict=True)
+            ]
+
+        return self._told(f"all_reduce.{key}", total, tensors)
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if self.size == 1:
             return tensor
-        (gathered,) = self._traced(
-            "all_gather",
-            lambda tensors, key: [self._all_gather(tensors[0], key)],
+        (gathered,) = self._told(
+            f"all_gather.{key}",
+            lambda tensors: [self._all_gather(tensors[0], key)],
             [tensor],
-            key,
             rows=None,
         )
         return gathered
@@ -95,43 +83,26 @@ class Sums(ABC):
     ) -> list[tf.Tensor]:
         if self.size == 1:
             return list(tensors)
-        return self._traced(
-            f"broadcast.{root}",
-            lambda tensors, key: self._broadcast(tensors, key, root),
+        return self._told(
+            f"broadcast.{root}.{key}",
+            lambda tensors: self._broadcast(tensors, f"{key}.from{root}", root),
             tensors,
-            f"{key}.from{root}",
         )
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        if self.size == 1:
-            return [value]
-        return plain.gather(self.all_gather, value)
-
-    def _all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        sums: dict[int, tf.Tensor] = {}
-        cast = [
-            tf.cast(t, _SUMMED_AS.get(t.dtype, t.dtype))
-            for t in map(tf.convert_to_tensor, tensors)
-        ]
-        groups = messages(cast)
-        vectors = [
-            tf.concat([tf.reshape(cast[i], [-1]) for i in group], 0)
-            for group in groups
-        ]
-        totals = self._sum_known(vectors, key) if vectors else []
-        for group, total in zip(groups, totals, strict=True):
-            lengths = [_elements(cast[i]) or 0 for i in group]
-            parts = tf.split(total, lengths)
-            sums.update(zip(group, parts, strict=True))
-        for i, tensor in enumerate(cast):
-            if _elements(tensor) is None:
-                flat = tf.reshape(tensor, [-1])
-                sums[i] = self._sum_unknown(flat, f"{key}.{i}")
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        known = [v for v in flat if v.shape.num_elements() is not None]
+        sums = iter(self._sum_known(known, key) if known else [])
         return [
-            tf.cast(tf.reshape(sums.get(i, t), tf.shape(t)), tensors[i].dtype)
-            for i, t in enumerate(cast)
+            tf.reshape(
+                self._sum_unknown(vector, f"{key}.{number}")
+                if vector.shape.num_elements() is None
+                else next(sums),
+                tf.shape(tensor),
+            )
+            for number, (vector, tensor) in enumerate(
+                zip(flat, tensors, strict=True)
+            )
         ]
 
     def _all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
@@ -168,92 +139,27 @@ class Sums(ABC):
             received.append(tf.ensure_shape(value, tensor.shape))
         return received
 
-    def _traced(
+    def _told(
         self,
         what: str,
-        collective: Callable[[Sequence[tf.Tensor], str], list[tf.Tensor]],
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
         tensors: Sequence[tf.Tensor],
-        key: str,
         rows: int | None = -1,
     ) -> list[tf.Tensor]:
-        """Run a collective, eagerly too, as part of a traced function.
-
-        Args:
-            rows: None if the first dimensions differ from call to call.
-        """
-        if not tf.executing_eagerly():
-            return collective(list(tensors), key)
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        specs = [
-            tf.TensorSpec(
-                [None, *t.shape[1:]] if rows is None else t.shape, t.dtype
-            )
-            for t in tensors
-        ]
-        form = what, key, *specs
-        if form not in self._functions:
-            # TensorFlow takes these for one tf.function that is traced again
-            # and again, and warns of it, where they are not concrete.
-            function = tf.function(
-                lambda tensors: collective(tensors, key), autograph=False
-            )
-            self._functions[form] = function.get_concrete_function(specs)
+        """Run a collective as ``_traced``; say what the ranks differ in."""
+        known = set(self._functions)
         try:
-            return self._functions[form](tensors)
+            return self._traced(what, collective, tensors, rows)
         except tf.errors.InvalidArgumentError as error:
             if DIFFERENT not in str(error):
                 raise
             # The next try, of other tensors maybe, is to be compared again.
-            del self._functions[form]
-            raise TowerError(_told(error)) from None
-
-    def _refused(
-        self, vectors: Sequence[tf.Tensor], why: str
-    ) -> list[tf.Tensor]:
-        """Vectors that raise an error when they are asked for."""
-        # Not now: a step that compares the gradients of the ranks does not ask,
-        # and knows better what differs.
-        with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
-            return [tf.identity(vector) for vector in vectors]
-
-
-def messages(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Group tensors of known shapes that are sent as one vector each.
-
-    Args:
-        tensors: N tensors; those of unknown shape and empty ones are left out.
-
-    Returns:
-        Groups of indices; the tensors of a group have one dtype, and together
-        ``MESSAGE_BYTES`` or more only if the last one made them so.
-    """
-    # Few messages cost less than many. The backward pass computes the last
-    # variable's gradient first, so the groups go from last to first.
-    groups: list[list[int]] = []
-    open_groups: dict[tf.DType, tuple[list[int], int]] = {}
-    for index in reversed(range(len(tensors))):
-        elements = _elements(tensors[index])
-        if not elements:
-            continue
-        dtype = tensors[index].dtype
-        members, size = open_groups.pop(dtype, ([], 0))
-        if not members:
-            groups.append(members)
-        members.append(index)
-        size += elements * dtype.size
-        if size < MESSAGE_BYTES:
-            open_groups[dtype] = members, size
-    return groups
-
-
-def _told(error: tf.errors.OpError) -> str:
-    """The message of an assertion, without what TensorFlow adds."""
-    text = error.message[error.message.index(DIFFERENT) :]
-    return text.split("'\n", 1)[0].split("\n\t", 1)[0].rstrip("]'\n ")
-
-
-def _elements(tensor: tf.Tensor) -> int | None:
-    return tensor.shape.num_elements()
+            for form in set(self._functions) - known:
+                del self._functions[form]
+            # Without what TensorFlow adds to the message of an assertion.
+            text = error.message[error.message.index(DIFFERENT) :]
+            text = text.split("'\n", 1)[0].split("\n\t", 1)[0]
+            raise TowerError(text.rstrip("]'\n ")) from None
 
 
 WORD = tf.int32

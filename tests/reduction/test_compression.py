@@ -18,7 +18,6 @@ from keras_towers.reduction.compression import (
     fp16_shards,
     resolve,
 )
-from keras_towers.reduction.ranks import buckets
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
@@ -95,13 +94,6 @@ def test_nothing_to_sum_and_shapes_that_are_not_known():
     first, second = run(tf.ones([3, 2]), tf.zeros([0, 2]))
     assert first.shape == (3, 2)
     assert second.shape == (0, 2)
-
-
-def test_last_gradients_travel_first():
-    tensors = [tf.zeros(n) for n in (10, 30, 3, 20, 1)]
-    tensors[2] = tf.cast(tensors[2], tf.float64)
-    assert buckets(tensors, range(5), limit=80) == [[4, 3], [2], [1], [0]]
-    assert buckets(tensors, [0, 1], limit=10**6) == [[1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.variables import TowerVariable, component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.transport import next_key
-from keras_towers.transport.forms import packed
+from keras_towers.transport.messages import packed
 
 _HOST = "CPU:0"
 
@@ -121,11 +121,12 @@ class Shares:
         for rank in range(self._transport.size):
             theirs = [w for w in weights if self.rank_of(w) == rank]
 
-            def send(tensor: tf.Tensor, key: str, rank: int = rank) -> Any:
-                return self._transport.broadcast([tensor], key, rank)[0]
+            def send(tensors: list[tf.Tensor], rank: int = rank) -> Any:
+                return self._transport.broadcast(
+                    tensors, next_key("weights"), rank
+                )
 
-            values = [weight.read_value() for weight in theirs]
-            sent = packed(values, send, next_key("weights"))
+            sent = packed([weight.read_value() for weight in theirs], send)
             for weight, value in zip(theirs, sent, strict=True):
                 with tf.device(weight.device):
                     weight.assign(value, read_value=False)
