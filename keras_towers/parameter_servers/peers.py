@@ -27,6 +27,8 @@ class ServerPeers:
 
     Args:
         connection: this worker's.
+        prefix: begins the names of what a strategy's workers share.
+        stall_shutdown_s: how long to wait for a worker.
     """
 
     name = "TensorFlow's parameter servers"
@@ -34,9 +36,9 @@ class ServerPeers:
     def __init__(
         self, connection: Connection, prefix: str, stall_shutdown_s: float
     ):
-        self._connection = connection
-        self._prefix = prefix
-        self._stall_shutdown_s = stall_shutdown_s
+        self.connection: Connection = connection
+        self.prefix = prefix
+        self.stall_shutdown_s = stall_shutdown_s
         self._number = 0
         self._look: Callable[[], None] = lambda: None
 
@@ -51,25 +53,25 @@ class ServerPeers:
 
     @property
     def rank(self) -> int:
-        return self._connection.rank
+        return self.connection.rank
 
     @property
     def size(self) -> int:
-        return self._connection.size
+        return self.connection.size
 
     @property
     def local_rank(self) -> int:
-        return self._connection.cluster.local_rank
+        return self.connection.cluster.local_rank
 
     @property
     def local_size(self) -> int:
-        return self._connection.cluster.local_size
+        return self.connection.cluster.local_size
 
     def gather_objects(self, value: Any) -> list[Any]:
         self._number += 1
-        where = f"{self._prefix}/told/{self._number}"
-        store = self._connection.store
-        with self._connection.naming_lost_servers():
+        where = f"{self.prefix}/told/{self._number}"
+        store = self.connection.store
+        with self.connection.naming_lost_servers():
             self._refuse_second_chief(f"{where}-0")
             store.put(f"{where}-{self.rank}", plain.encode(value).decode())
             told = [
@@ -80,8 +82,8 @@ class ServerPeers:
 
     def _refuse_second_chief(self, key: str) -> None:
         """End a chief that another one has begun to tell the workers."""
-        again = self.rank == 0 and self._connection.starts > 1
-        if again and self._connection.store.get(key) is not None:
+        again = self.rank == 0 and self.connection.starts > 1
+        if again and self.connection.store.get(key) is not None:
             raise TowerError(
                 "the chief of this job has been started again by itself after "
                 "it had begun to train, and what it knew of the training is "
@@ -89,18 +91,18 @@ class ServerPeers:
             )
 
     def _await(self, key: str, rank: int) -> str:
-        who = introduction.task_name(self._connection.cluster, rank)
-        me = introduction.task_name(self._connection.cluster, self.rank)
-        look_s = min(settings.LOOK_S, self._stall_shutdown_s)
-        for waited_s in waiting(self._stall_shutdown_s, 0):
+        who = introduction.task_name(self.connection.cluster, rank)
+        me = introduction.task_name(self.connection.cluster, self.rank)
+        look_s = min(settings.LOOK_S, self.stall_shutdown_s)
+        for waited_s in waiting(self.stall_shutdown_s, 0):
             try:
-                return str(wait(self._connection.store, key, look_s))
+                return str(wait(self.connection.store, key, look_s))
             except TimeoutError:
                 self._look()
             if waited_s:
                 tell(f"{me} waits for {who}")
         raise TowerError(
-            f"{me} has waited {self._stall_shutdown_s:g} s for {who}. Every "
+            f"{me} has waited {self.stall_shutdown_s:g} s for {who}. Every "
             "task that TF_CONFIG names has to run the script, and to call the "
             "same methods in the same order; stall_shutdown_s waits for longer."
         )

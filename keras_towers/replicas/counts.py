@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
-
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import GRADIENTS
@@ -93,39 +89,3 @@ class ReplicaCounts:
             f"{self.updates} updates; used by replica: {used}; "
             f"dropped: {dropped}"
         )
-
-
-class DroppedGradients:
-    """The gradients dropped in each epoch of a ``fit``, for logs.
-
-    Args:
-        rounds: who computes gradients.
-        counts: returns what has become of the gradients of the ``fit`` so far.
-    """
-
-    def __init__(self, rounds: Rounds, counts: Callable[[], ReplicaCounts]):
-        self._rounds = rounds
-        self._counts = counts
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin with a ``fit``."""
-        # At the end of the last epoch, and in it.
-        self._before = self._epoch = (0,) * self._rounds.replicas
-
-    def logged(self) -> dict[str, Any]:
-        """Return additional logs of an epoch that ends."""
-        if not self._rounds.may_drop:
-            return {}
-        before, self._before = self._before, self._counts().dropped
-        self._epoch = tuple(
-            now - then for now, then in zip(self._before, before, strict=True)
-        )
-        return {"dropped_gradients": sum(self._epoch)}
-
-    def write(self, epoch: int) -> None:
-        """Write what was logged of an epoch to TensorBoard."""
-        if self._rounds.may_drop:
-            for replica, dropped in enumerate(self._epoch):
-                name = f"dropped_gradients/replica_{replica}"
-                tf.summary.scalar(name, dropped, step=epoch)

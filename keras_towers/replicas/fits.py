@@ -2,32 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
+import tensorflow as tf
 
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.replicas.counts import ReplicaCounts, Rounds
 
-T = TypeVar("T")
+
+class DroppedGradients:
+    """The gradients dropped in each epoch of one ``fit``, for logs.
+
+    Args:
+        rounds: who computes gradients.
+        counts: returns what has become of the gradients of the ``fit`` so far.
+    """
+
+    def __init__(self, rounds: Rounds, counts: Callable[[], ReplicaCounts]):
+        self._rounds = rounds
+        self._counts = counts
+        # At the end of the last epoch, and in it.
+        self._before = self._epoch = (0,) * rounds.replicas
+
+    @contextlib.contextmanager
+    def told(self, name: str, given: dict[str, Any]) -> Iterator[None]:
+        """Write what the ``fit`` in a block drops; say it at the end.
+
+        Args:
+            name: of the strategy.
+            given: the arguments of ``fit``.
+        """
+        with_writer(given, self._write)
+        yield
+        counts = self._counts()
+        if any(counts.dropped):
+            announce(f"{name}: {counts}")
+
+    def logged(self) -> dict[str, Any]:
+        """Return additional logs of an epoch that ends."""
+        if not self._rounds.may_drop:
+            return {}
+        before, self._before = self._before, self._counts().dropped
+        self._epoch = tuple(
+            now - then for now, then in zip(self._before, before, strict=True)
+        )
+        return {"dropped_gradients": sum(self._epoch)}
+
+    def _write(self, epoch: int) -> None:
+        if self._rounds.may_drop:
+            for replica, dropped in enumerate(self._epoch):
+                name = f"dropped_gradients/replica_{replica}"
+                tf.summary.scalar(name, dropped, step=epoch)
 
 
-class TrainFunction(Generic[T]):
+class ReplicaCall(TowerCall):
+    """A call that Keras's loop hands its batches to, by ``TrainFunction``.
+
+    Attributes:
+        refusal: the error of a train function outside of such a call.
+        dropped: counts dropped gradients; None: not here.
+    """
+
+    refusal: str
+    dropped: DroppedGradients | None = None
+
+    def shadows(self) -> dict[str, Any]:
+        """Return the model attributes to shadow, by name."""
+        return {
+            **super().shadows(),
+            "make_train_function": self.make_train_function,
+        }
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Replacement for the model's own method."""
+        raise NotImplementedError
+
+    def train(self, steps: Any, iterator: Any) -> Any:
+        """Train on the next ``steps_per_execution`` batches."""
+        raise NotImplementedError
+
+    def _end(self, logs: Any) -> Any:
+        logs = super()._end(logs)
+        return {**logs, **self.dropped.logged()} if self.dropped else logs
+
+
+class TrainFunction:
     """Hands the next batches of Keras's loop to the call that runs."""
 
-    def __init__(self, call: type[Any], steps: T, refusal: str):
-        self._call = call
+    def __init__(self, call: ReplicaCall, steps: Any):
+        self._kind = type(call)
         self.steps = steps
-        self._refusal = refusal
 
     def __call__(self, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""
-        call: Any = call_lib.current()
-        if not isinstance(call, self._call):
-            raise TowerError(self._refusal)
+        call = call_lib.current()
+        if not isinstance(call, self._kind):
+            raise TowerError(self._kind.refusal)
         return call.train(self.steps, iterator)
 
 

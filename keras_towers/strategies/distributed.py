@@ -11,6 +11,7 @@ import keras
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.direct import DirectSession
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.strategies.base import BaseStrategy
@@ -96,7 +97,8 @@ class DistributedParameterServerStrategy(BaseStrategy):
             gradient_factor=servers.gradient_factor,
         )
         update = CachedOnce(self._config, self._placement(devices))
-        self._compose(update, servers.calls(update, _session(sync, given)))
+        session = functools.partial(DirectSession, sync)
+        self._compose(update, ServedCalls(update, servers.peers, session))
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
@@ -152,15 +154,11 @@ class DistributedReplicatedStrategy(BaseStrategy):
             gradient_factor=servers.gradient_factor,
         )
         update = CopiesOnTowers(self._config, self._mode.reduce)
-        self._compose(update, servers.calls(update, _session(True, given)))
+        session = functools.partial(DirectSession, True)
+        self._compose(update, ServedCalls(update, servers.peers, session))
 
     def _described(self) -> list[str]:
         return _described(self, True, self._servers)
-
-
-def _session(sync: bool, options: Options) -> Callable[..., DirectSession]:
-    split = options.batches == "split"
-    return functools.partial(DirectSession, sync, split)
 
 
 def _described(

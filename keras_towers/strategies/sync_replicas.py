@@ -15,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import ReplicaCounts, Rounds
-from keras_towers.replicas.asynchronous.replica_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
@@ -180,11 +180,8 @@ class SyncReplicasStrategy(BaseStrategy):
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
-            session = functools.partial(
-                ReplicaSession,
-                *(rounds, given.batches == "split", self._average),
-            )
-            self._calls = servers.calls(copies, session, rounds)
+            session = functools.partial(ReplicaSession, rounds, self._average)
+            self._calls = ServedCalls(copies, servers.peers, session, rounds)
             self._compose(copies, self._calls)
 
     @property
@@ -195,8 +192,7 @@ class SyncReplicasStrategy(BaseStrategy):
     @property
     def counts(self) -> ReplicaCounts:
         """What has become of each replica's gradients in the last ``fit``."""
-        none = ReplicaCounts.none(self.total_num_replicas)
-        return self._calls.counts or none
+        return self._calls.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.

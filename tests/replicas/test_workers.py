@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas.servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
@@ -16,8 +17,8 @@ def of(job, *ranks, stall_shutdown_s=1.5):
     found = []
     for rank in ranks:
         connection = job.connect(rank)
-        name = f"{connection.prefix}fit_1"
-        found.append(Workers(connection, name, stall_shutdown_s))
+        peers = ServerPeers(connection, connection.prefix, stall_shutdown_s)
+        found.append(Workers(peers, 1))
     return found
 
 

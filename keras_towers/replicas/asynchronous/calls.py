@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
@@ -18,7 +20,10 @@ from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
-from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
+from keras_towers.replicas.asynchronous.schedule import (
+    ReplicaSchedule,
+    UpdateSchedule,
+)
 from keras_towers.replicas.asynchronous.staleness import (
     Staleness,
     write_staleness,
@@ -29,14 +34,17 @@ from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
     add_atomically,
 )
-from keras_towers.replicas.fits import TrainFunction, with_writer
+from keras_towers.replicas.counts import ReplicaCounts, Rounds
+from keras_towers.replicas.fits import (
+    DroppedGradients,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
+    with_writer,
+)
 
 # Limits the overhead of merging the metrics of all towers.
 SECONDS_BETWEEN_LOGS = 0.1
-_REFUSAL = (
-    "the train function of a model on asynchronous towers runs inside fit() "
-    "and train_on_batch() only: call one of these."
-)
 
 
 class AsyncCalls(TowerCalls):
@@ -72,21 +80,91 @@ class AsyncCalls(TowerCalls):
         given: dict[str, Any],
     ) -> Any:
         add_atomically()
-        if call.kind == "fit":
-            with_writer(given, self._write)
-        return super()._run(call, original, given)
+        if not isinstance(call, _AsyncCall) or call.kind != "fit":
+            return super()._run(call, original, given)
+        with self._told(call, given):
+            return super()._run(call, original, given)
 
-    def also_logged(self) -> dict[str, Any]:
-        """Return what an epoch's logs have besides those of the model."""
-        return {}
+    def _told(
+        self, call: _AsyncCall, given: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Write what is observed of the ``fit`` in a block."""
+        with_writer(given, lambda epoch: write_staleness(self.staleness, epoch))
+        return contextlib.nullcontext()
 
-    def _write(self, epoch: int) -> None:
-        """Write what was observed of an epoch to TensorBoard."""
-        write_staleness(self.staleness, epoch)
+
+class ReplicaCalls(AsyncCalls):
+    """Runs training on replicas whose gradients are averaged.
+
+    Args:
+        alone: whether a single replica trains as plain Keras does.
+        stall_shutdown_s: how long to wait for the end of any step.
+    """
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        rounds: Rounds,
+        alone: bool,
+        stall_shutdown_s: float,
+    ):
+        super().__init__(update)
+        self.stall_shutdown_s = stall_shutdown_s
+        self._rounds = rounds
+        self._runs_alone = alone
+        self._last: ReplicaSchedule | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has become of the gradients of the last ``fit``."""
+        if self._last is not None:
+            return self._last.counts
+        return ReplicaCounts.none(self._rounds.replicas)
+
+    @property
+    def _alone(self) -> bool:
+        return super()._alone and self._runs_alone
+
+    def schedule(self) -> UpdateSchedule:
+        return ReplicaSchedule(
+            *(self._update, self._rounds, self._begin, self.stall_shutdown_s)
+        )
+
+    def _begin(self, schedule: ReplicaSchedule) -> None:
+        self._last = schedule
+
+    def open(
+        self,
+        model: keras.Model,
+        kind: str,
+        prepared: bool,
+        start: Start | None,
+    ) -> TowerCall:
+        if kind in TRAINING:
+            refuse_eager(self._config, model)
+        steps = steps_of(model)
+        if kind == "fit" and steps is not None and steps.schedule.runs:
+            raise TowerError(
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"whose replicas are busy: {self._config.name} can run "
+                "train_on_batch there, or fit of another model."
+            )
+        return super().open(model, kind, prepared, start)
+
+    def _told(
+        self, call: _AsyncCall, given: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        call.dropped = DroppedGradients(self._rounds, lambda: self.counts)
+        return call.dropped.told(self._config.name, given)
 
 
-class _AsyncCall(TowerCall):
+class _AsyncCall(ReplicaCall):
     """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
+
+    refusal = (
+        "the train function of a model on asynchronous towers runs inside "
+        "fit() and train_on_batch() only: call one of these."
+    )
 
     def __init__(self, calls: AsyncCalls, *args: Any):
         super().__init__(*args)
@@ -98,13 +176,7 @@ class _AsyncCall(TowerCall):
         self._shown: Any = None
         self._next_logs = 0.0
 
-    def shadows(self) -> dict[str, Any]:
-        return {
-            **super().shadows(),
-            "make_train_function": self._make_train_function,
-        }
-
-    def _make_train_function(self, force: bool = False) -> None:
+    def make_train_function(self, force: bool = False) -> None:
         model = self.model
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"
@@ -112,7 +184,7 @@ class _AsyncCall(TowerCall):
         if steps_of(model) is None:
             schedule = self._calls.schedule()
             steps = TowerSteps(self.config, self.adoption, schedule, model)
-            model.train_function = TrainFunction(_AsyncCall, steps, _REFUSAL)
+            model.train_function = TrainFunction(self, steps)
         elif force:
             model.train_function.steps.forget()
             return
@@ -131,7 +203,6 @@ class _AsyncCall(TowerCall):
         )
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:
-        """Train on the next ``steps_per_execution`` batches."""
         at_last_step = self._fits and self.epoch_iterator.at_last_step
         taken = 0
         batches = itertools.islice(iterator, self.model.steps_per_execution)
@@ -192,10 +263,6 @@ class _AsyncCall(TowerCall):
             # ended, the logs of this epoch are shown.
             threads.latest = None
         return logs if self._shown is None else self._shown
-
-    def _end(self, logs: Any) -> Any:
-        logs = super()._end(logs)
-        return {**logs, **self._calls.also_logged()}
 
     def settle(self, trains: bool) -> None:
         if self._threads is not None:

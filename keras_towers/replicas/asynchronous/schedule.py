@@ -1,13 +1,27 @@
-"""When towers that run in threads of their own take the next batch."""
+"""When towers in threads of their own take the next batch, and update."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from keras_towers.fit.contract import TakesGradients
+import keras
+import tensorflow as tf
+
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TakesGradients, UpdateCall
+from keras_towers.fit.update.one_device import home, updating
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
+from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.counts import ReplicaCounts, Rounds
+from keras_towers.replicas.group import Event, Group
+
+_numbers = itertools.count()
+_HOST = "/device:CPU:0"
 
 
 class UpdateSchedule:
@@ -48,3 +62,137 @@ class UpdateSchedule:
 
     def forget(self) -> None:
         """Forget all traces."""
+
+
+class ReplicaSchedule(UpdateSchedule):
+    """Lets a tower train on a batch for each token.
+
+    Its gradients go into accumulators; a thread has their averages applied.
+
+    Args:
+        limit_s: how long an update may take; None: for ever.
+    """
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        rounds: Rounds,
+        begins: Callable[[ReplicaSchedule], None],
+        limit_s: float | None = None,
+    ):
+        super().__init__(update)
+        self._begins = begins
+        self._rounds = rounds
+        self._limit_s = limit_s
+        self._coordinator: Coordinator | None = None
+        self._failed: Callable[[BaseException], None] = lambda error: None
+        self._made = False
+
+    def _make(self) -> None:
+        """Create the resources, when the first step is traced."""
+        self._made = True
+        self._update.frees_on_release(self)
+        name = f"keras_towers/replicas_{next(_numbers)}"
+        self._group = Group(name, _HOST, self._rounds)
+        self._group.initialise()
+        self._averages = Averages(name, self._group, _place, self._apply)
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has become of the gradients of the last ``fit``."""
+        if self._coordinator is None:
+            return ReplicaCounts.none(self._rounds.replicas)
+        return self._coordinator.counts
+
+    @property
+    def runs(self) -> bool:
+        return self._coordinator is not None and self._coordinator.is_alive()
+
+    def taker(self, fits: bool) -> TakesGradients:
+        if not fits:
+            return super().taker(fits)
+        if not self._made:
+            self._make()
+        return self
+
+    def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        return self._averages.step_of(tower)
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._update.place_optimizer(optimizer)
+
+    def apply(self, call: UpdateCall) -> None:
+        """Push the gradients of one tower."""
+        self._update.make_ready(call.optimizer, call.variables)
+        tower = tower_lib.current()
+        assert tower is not None
+        self._averages.push(tower.index, call)
+
+    def _apply(self, call: UpdateCall) -> None:
+        device = home(call.variables)
+        with tf.device(device), updating(call.optimizer):
+            call.run()
+            self._update.also(call.variables)
+
+    def begin(self, failed: Callable[[BaseException], None]) -> None:
+        apply = self._averages.function()
+        self._failed = failed
+        self._averages.begin()
+        self._begins(self)
+        self._coordinator = Coordinator(
+            self._group, apply, self._error, limit_s=self._limit_s
+        )
+        for replica in range(self._rounds.replicas):
+            self._group.tell(Event.ENTERED, replica)
+        self._coordinator.start()
+
+    def _error(self, error: BaseException) -> None:
+        self._failed(error)
+        self._free()
+
+    def enter(self, tower: int) -> bool:
+        (token,) = self._group.calls(
+            ("wait", tower), lambda: self._group.wait(tower)
+        )
+        return int(token) >= 0
+
+    def run(self, tower: int, step: Callable[[], Any]) -> Any:
+        if not self._rounds.shared:
+            # Its token may have been handed out when there was no batch yet.
+            self._group.calls(
+                ("start", tower), lambda: self._group.start(tower)
+            )
+        return step()
+
+    def settle(self, whole: bool) -> None:
+        if self._coordinator is None:
+            return
+        if whole:
+            self._coordinator.flush()
+        else:
+            self._coordinator.wait()
+
+    def end(self) -> None:
+        if self._coordinator is not None:
+            self._free()
+            self._coordinator.end()
+
+    def _free(self) -> None:
+        for replica in range(self._rounds.replicas):
+            self._group.end(replica)
+
+    def forget(self) -> None:
+        if self._made:
+            self._averages.destroy()
+            self._group.destroy()
+            self._made = False
+            del self._averages, self._group
+
+    def __del__(self):
+        # As with every variable, what is gone here is gone on its device.
+        if not sys.is_finalizing():
+            self.forget()
+
+
+def _place(variable: Any) -> str:
+    return home([variable]) or _HOST

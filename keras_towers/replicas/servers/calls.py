@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import callbacks as callbacks_lib
@@ -24,21 +23,17 @@ from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas.asynchronous.update import add_atomically
-from keras_towers.replicas.counts import (
+from keras_towers.replicas.counts import ReplicaCounts, Rounds
+from keras_towers.replicas.fits import (
     DroppedGradients,
-    ReplicaCounts,
-    Rounds,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
 )
-from keras_towers.replicas.fits import TrainFunction, refuse_eager, with_writer
 from keras_towers.replicas.servers import session as session_lib
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
-
-_REFUSAL = (
-    "the train function of a model whose weights parameter servers hold runs "
-    "inside fit() only: call that."
-)
 
 
 class ServedCalls(TowerCalls):
@@ -47,41 +42,37 @@ class ServedCalls(TowerCalls):
     def __init__(
         self,
         update: CopiesOnTowers | CachedOnce,
-        session: Callable[[int], Session],
-        workers: Callable[[int], Workers],
         peers: ServerPeers,
+        session: Callable[..., Session],
         rounds: Rounds | None = None,
     ):
         super().__init__(update)
         # Steps of any other kind than training.
         self._by_itself = self._step.alone()
+        self._peers = peers
         self._make_session = session
         self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
         self._made = 0
-        self._make_workers = workers
-        self._peers = peers
         self._fits = 0
-        self._dropped: DroppedGradients | None = None
-        if rounds is not None and update.config.peers.rank == 0:
-            none = ReplicaCounts.none(rounds.replicas)
-            self._dropped = DroppedGradients(
-                rounds, lambda: self.counts or none
-            )
+        self._rounds = rounds
         self.last: Session | None = None
 
     @property
-    def counts(self) -> ReplicaCounts | None:
+    def counts(self) -> ReplicaCounts:
         """What has become of the gradients of the last ``fit``."""
-        return None if self.last is None else self.last.counts
-
-    def _counts_now(self) -> ReplicaCounts:
-        return self.counts or ReplicaCounts.none(self._config.num_replicas)
+        if self.last is not None:
+            return self.last.counts
+        return ReplicaCounts.none(self._config.peers.size)
 
     def session_of(self, model: keras.Model) -> Session:
         """Return how the workers train a model together."""
         if model not in self._sessions:
             self._made += 1
-            self._sessions[model] = self._make_session(self._made)
+            self._sessions[model] = self._make_session(
+                peers=self._peers,
+                number=self._made,
+                split=self._config.batches == "split",
+            )
         return self._sessions[model]
 
     def run(
@@ -103,7 +94,7 @@ class ServedCalls(TowerCalls):
                 "model there, or fit again afterwards."
             )
         self._fits += 1
-        session.workers = workers = self._make_workers(self._fits)
+        session.workers = workers = Workers(self._peers, self._fits)
         try:
             with self._peers.looking(workers.watching()):
                 return super().run(kind, original, model, args, kwargs)
@@ -133,7 +124,12 @@ class ServedCalls(TowerCalls):
             )
         refuse_eager(self._config, model)
         given = self._step, self.adoption, model, kind, prepared, start
-        return ServedFit(self.session_of(model), self._dropped, *given)
+        call = ServedFit(self.session_of(model), *given)
+        if self._rounds is not None and self._config.peers.rank == 0:
+            call.dropped = DroppedGradients(
+                self._rounds, lambda: call.session.counts
+            )
+        return call
 
     def _run(
         self,
@@ -150,58 +146,40 @@ class ServedCalls(TowerCalls):
         given["callbacks"] = callbacks_lib.with_added(
             given.get("callbacks"), joins
         )
-        if self._dropped is not None:
-            self._dropped.begin()
-            with_writer(given, self._dropped.write)
         call.initial_epoch = given.get("initial_epoch") or 0
         add_atomically()
         self.last = call.session
-        try:
-            with call.joined():
-                result = super()._run(call, original, given)
-        except BaseException as error:
-            call.end(error)
-            raise
-        call.end(None)
-        counts = call.session.counts
-        if counts is not None and any(counts.dropped):
-            announce(f"{self._config.name}: {counts}")
-        return result
+        told: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if call.dropped is not None:
+            told = call.dropped.told(self._config.name, given)
+        with told, call.ended(), call.joined():
+            return super()._run(call, original, given)
 
 
-class ServedFit(TowerCall):
-    """A ``fit`` of one worker.
+class ServedFit(ReplicaCall):
+    """A ``fit`` of one worker."""
 
-    Args:
-        dropped: counts dropped gradients; None: not here.
-    """
-
+    refusal = (
+        "the train function of a model whose weights parameter servers hold "
+        "runs inside fit() only: call that."
+    )
     initial_epoch: int = 0
 
-    def __init__(
-        self, session: Session, dropped: DroppedGradients | None, *args: Any
-    ):
+    def __init__(self, session: Session, *args: Any):
         super().__init__(*args)
         self.session = session
-        self._dropped = dropped
         self._begun = False
         self._before: int | None = None
         self._left_out = 0
 
-    def shadows(self) -> dict[str, Any]:
-        return {
-            **super().shadows(),
-            "make_train_function": self._make_train_function,
-        }
-
-    def _make_train_function(self, force: bool = False) -> None:
+    def make_train_function(self, force: bool = False) -> None:
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
         self.session.retrace()
         self._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
-        self.model.train_function = TrainFunction(ServedFit, function, _REFUSAL)
+        self.model.train_function = TrainFunction(self, function)
         self.adoption.remember_function(self.model, "train_function")
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
@@ -236,7 +214,6 @@ class ServedFit(TowerCall):
         model._initial_epoch = sys.maxsize if session.has_left else epoch
 
     def train(self, function: Callable[[Any], Any], iterator: Any) -> Any:
-        """Train on the next ``steps_per_execution`` batches."""
         logs = None
         for _ in range(self.model.steps_per_execution):
             if self._left_out:
@@ -311,15 +288,19 @@ class ServedFit(TowerCall):
         self.session.put_others()
         return logs
 
-    def _end(self, logs: Any) -> Any:
-        logs = super()._end(logs)
-        return {**logs, **self._dropped.logged()} if self._dropped else logs
-
-    def end(self, error: BaseException | None) -> None:
-        """End the training, as a whole or by an error."""
-        if self._begun:
-            self.model._initial_epoch = self._before
-            self.session.end(error)
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """End the training behind a block, as a whole or by an error."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if self._begun:
+                self.model._initial_epoch = self._before
+                self.session.end(error)
 
 
 class _Beating(TowerEpochIterator):

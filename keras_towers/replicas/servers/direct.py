@@ -32,9 +32,9 @@ class DirectSession(Session):
     own, which knows where a worker that comes back was.
     """
 
-    def __init__(self, sync: bool, split: bool, **given: Any):
+    def __init__(self, sync: bool, **given: Any):
         super().__init__(**given)
-        self.in_step = sync and split
+        self.in_step = sync and self._split
         self._sync = sync
         size = self.connection.size
         self._barriers = (

@@ -26,7 +26,6 @@ class ReplicaSession(Session):
     def __init__(
         self,
         rounds: Rounds,
-        split: bool,
         also: Callable[[Sequence[Any]], Any],
         **given: Any,
     ):
@@ -45,8 +44,10 @@ class ReplicaSession(Session):
         aggregate, size = rounds.aggregate, rounds.replicas
         # With backup replicas those that are late are waited for no longer
         # than until there are no updates that they could be part of.
-        self._until_left = aggregate if split and aggregate < size else None
-        self.in_step = split and not rounds.may_drop
+        self._until_left = (
+            aggregate if self._split and aggregate < size else None
+        )
+        self.in_step = self._split and not rounds.may_drop
         self._coordinator: Coordinator | None = None
         self._comes_back = False
         self._look: Callable[[], None] = lambda: None
@@ -143,7 +144,7 @@ class ReplicaSession(Session):
             self._failed,
             self._until_left,
             self._group.tell,
-            self._stall_shutdown_s,
+            self._peers.stall_shutdown_s,
         )
         coordinator.start()
         return coordinator

@@ -14,12 +14,12 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas import resources
 from keras_towers.replicas.counts import ReplicaCounts
 from keras_towers.replicas.servers.variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
-from keras_towers.transport import Transport
 
 # The session whose fit runs in this thread.
 current: Slot[Session] = Slot()
@@ -32,35 +32,27 @@ class Session:
     the last batch that it had trained on.
 
     Args:
-        stall_shutdown_s: how long a worker waits for others.
+        number: of the model, counted alike by all workers.
+        split: whether the workers get the same data, and each takes its part.
     """
 
     workers: Workers
     in_step: bool = False
 
-    def __init__(
-        self,
-        connection: Connection,
-        name: str,
-        peers: Transport,
-        stall_shutdown_s: float,
-    ):
-        self.connection = connection
-        self.name = name
-        self.rank: int = connection.rank
-        self._stall_shutdown_s = stall_shutdown_s
+    def __init__(self, peers: ServerPeers, number: int, split: bool):
+        self.connection: Connection = peers.connection
+        self.name = name = f"{peers.prefix}/model_{number}"
+        self.rank: int = self.connection.rank
+        self._split = split
         self._peers = peers
-        self._server = connection.devices[0]
-        self._store = connection.store
+        self._server = self.connection.devices[0]
+        self._store = self.connection.store
         self._fits = 0
         self.batches = 0
         self.trains = False
         self.has_left = False
         self.variables: ServerVariables = ServerVariables(
-            name,
-            connection.devices,
-            lambda function: self.workers.run(function),
-            connection.dropped.drop_with,
+            name, self.connection, lambda function: self.workers.run(function)
         )
         # Raise ``FitEnded`` once the chief has ended the fit.
         self._calls = resources.Functions(self._run_in_step)
@@ -69,7 +61,7 @@ class Session:
         self._in_place = contextlib.ExitStack()
         # Written when what the workers share of this model has been freed.
         self._freed = f"{name}/freed"
-        connection.dropped.drop_with(self, name)
+        self.connection.dropped.drop_with(self, name)
 
     def _run_in_step(self, function: Any) -> list[Any]:
         return self.workers.run(function, in_step=True)
@@ -242,9 +234,9 @@ class Session:
     # What differs between strategies.
 
     @property
-    def counts(self) -> ReplicaCounts | None:
+    def counts(self) -> ReplicaCounts:
         """What has become of gradients that may be dropped; on the chief."""
-        return None
+        return ReplicaCounts.none(self.connection.size)
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
         """Refuse optimizers with which the workers cannot train."""

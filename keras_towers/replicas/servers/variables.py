@@ -15,6 +15,7 @@ from keras_towers.fit.update.one_device import as_one_device, component
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.slots import slots_of
+from keras_towers.parameter_servers.connection import Connection
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.replicas.resources import Functions, variable
 
@@ -30,14 +31,13 @@ class ServerVariables:
     def __init__(
         self,
         name: str,
-        devices: Sequence[str],
+        connection: Connection,
         run: Callable[[Any], list[Any]],
-        drop_with: Callable[[Any, str], None],
     ):
         self._name = name
-        self._drop_with = drop_with
+        self._drop_with = connection.dropped.drop_with
         self._calls = Functions(run)
-        self._place = LeastLoadedPlacement(devices)
+        self._place = LeastLoadedPlacement(connection.devices)
         self._copies: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
         self._count = 0
         self.trained: list[keras.Variable] = []

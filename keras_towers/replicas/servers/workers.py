@@ -14,8 +14,7 @@ from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting.store import by_rank, wait
 from keras_towers.parameter_servers import introduction, remote
-from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.peers import Pulse, Watch
+from keras_towers.parameter_servers.peers import Pulse, ServerPeers, Watch
 
 
 class FitEnded(Exception):
@@ -26,15 +25,13 @@ class Workers:
     """The workers of one ``fit``, as one of them sees them.
 
     Args:
-        stall_shutdown_s: how long to wait for one that gives no sign of life.
+        fit: its number, counted alike by all workers.
     """
 
-    def __init__(
-        self, connection: Connection, name: str, stall_shutdown_s: float
-    ):
-        self._connection = connection
-        self._name = name
-        self._stall_shutdown_s = stall_shutdown_s
+    def __init__(self, peers: ServerPeers, fit: int):
+        self._connection = connection = peers.connection
+        self._name = name = f"{peers.prefix}/fit_{fit}"
+        self._stall_shutdown_s = peers.stall_shutdown_s
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
