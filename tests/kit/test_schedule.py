@@ -24,19 +24,6 @@ def test_other():
     pass
 """
 
-TOGETHER = """
-import os, pathlib, time, pytest
-
-@pytest.mark.parametrize("number", range(5))
-def test_first_ends_with_the_other(number):
-    if number:
-        return
-    pathlib.Path(__file__).with_suffix(".here").touch()
-    while len(list(pathlib.Path(__file__).parent.glob("*.here"))) < 2:
-        time.sleep(0.001)
-    os._exit(1)
-"""
-
 OF_A_JOB = """
 from tests.kit.ranks import Job
 
@@ -73,13 +60,6 @@ def run(folder, more=""):
         text=True,
         timeout=60,
     )
-
-
-def test_two_crashes_at_once(tmp_path):
-    for name in "ab":
-        (tmp_path / f"test_{name}.py").write_text(TOGETHER)
-    done = run(tmp_path)
-    assert "2 failed, 8 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_crash_costs_one_test(tmp_path):

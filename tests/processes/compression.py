@@ -21,7 +21,7 @@ IDS = GENERATOR.integers(50, size=(COUNT, 3))
 WIDTH = 900
 
 
-def train(compression, optimizer=None, epochs=1, run_eagerly=True, **options):
+def train(compression):
     """Weights after training: those of this rank, equal to the other's."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
@@ -32,11 +32,10 @@ def train(compression, optimizer=None, epochs=1, run_eagerly=True, **options):
             keras.layers.Dense(4),
         ]
     )
-    # Gradients with values that 16 bits cannot hold.
-    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.5)
-    model.compile(optimizer, "mse", run_eagerly=run_eagerly, **options)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    model.compile(optimizer, "mse", run_eagerly=True)
     with Strategy(compression=compression):
-        history = model.fit(X, Y, 10, epochs, 0, shuffle=False)
+        history = model.fit(X, Y, 10, verbose=0, shuffle=False)
     weights = model.get_weights()
     first, other = gather([w.tobytes() for w in weights] + [history.history])
     assert first == other, "the ranks differ"
@@ -83,31 +82,6 @@ def forms_are_near_the_exact_sum():
     for name in ("fp16", "fp16-shards"):
         distance = difference(train(name), exactly())
         assert 0 < distance < 1e-3, (name, distance)
-
-
-@check
-def several_steps_at_once():
-    several = train(None, run_eagerly=False, steps_per_execution=3)
-    assert difference(several, exactly()) < 1e-6
-    # What is rounded must be the same in both.
-    one_by_one, several = (
-        train("bf16-feedback", run_eagerly=False, steps_per_execution=steps)
-        for steps in (1, 3)
-    )
-    assert difference(several, one_by_one) < 1e-6
-    assert 0 < difference(several, exactly()) < 1e-2
-
-
-@check
-def overflow_is_seen_by_the_loss_scale():
-    # Scaled by so much, float16 overflows where float32 does not.
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=2.0**24
-    )
-    weights = train("fp16-feedback", optimizer, epochs=4)
-    assert all(np.isfinite(w).all() for w in weights)
-    assert float(optimizer.dynamic_scale) < 2.0**24
-    assert 0 < int(optimizer.inner_optimizer.iterations) < 12
 
 
 @check

@@ -31,10 +31,8 @@ ON_TOWERS = [
 RARER = (
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
-    "overflow_is_seen_by_the_loss_scale",
     "own_data_of_unequal_length",
     "parts_with_other_numbers_of_rows",
-    "several_steps_at_once",
     "stop_of_evaluate_and_predict",
     "xla_compiles_what_each_rank_computes",
     "a_fit_within_an_epoch_of_another",
@@ -75,7 +73,6 @@ TENSORFLOW_REST = [
     "forms_are_near_the_exact_sum",
     "own_loop",
     "state_is_shared_in_steps_and_whole_between_epochs",
-    "several_steps_at_once",
     "accumulation in shares",
     "batch-norm of the global batch",
 ]

@@ -7,7 +7,8 @@ from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import close
+from tests.fit.one_device import trained
+from tests.kit.compare import close, same_model
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
@@ -36,6 +37,15 @@ def test_learning():
         predicted = model.predict(x[1400:], verbose=0).argmax(-1)
     assert (predicted == y[1400:]).mean() > 0.7
     assert int(inner.iterations) == 5 * 44
+
+
+def test_one_tower_waits_for_nobody():
+    with kt.AsyncTowerStrategy(1) as strategy:
+        model = linear()
+        losses = fit(model)["loss"]
+    close(losses, trained(1).history.history["loss"])
+    same_model(model, trained(1))
+    assert strategy.staleness.max == 0
 
 
 def test_other_methods_are_exact(tmp_path):

@@ -137,39 +137,8 @@ def test_safe(name):
     assert not report.remedies
 
 
-class Denoising(m.MSE):
-    """Of noise at times that are drawn; keeps an average of its weights."""
-
-    def __init__(self):
-        super().__init__(8, 6)
-        self.seeds = keras.random.SeedGenerator(5)
-        self.average = m.dense(8, 6)
-        for network in (self.body, self.average):
-            network.build((None, 7))
-        self.average.trainable = False
-
-    def loss_of(self, data):
-        x = data[0] if isinstance(data, tuple) else data
-        time = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seeds)
-        noise = keras.random.normal(ops.shape(x), seed=self.seeds)
-        mixed = ops.cos(time) * x + ops.sin(time) * noise
-        found = self.body(ops.concatenate([mixed, time], 1))
-        return ops.mean(ops.abs(found - noise))
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        for mean, weight in zip(
-            self.average.weights, self.body.weights, strict=True
-        ):
-            mean.assign(0.9 * mean + 0.1 * weight)
-        return logs
-
-
-@pytest.mark.parametrize(
-    "cls", [m.VAE, pytest.param(Denoising, marks=pytest.mark.long)]
-)
-def test_only_draws_differ(cls):
-    model = m.own(cls)
+def test_only_draws_differ():
+    model = m.own(m.VAE)
     report = verify(model, X)
     assert kinds(report) == [Kind.RANDOM], str(report)
     assert 'random="global"' in report.remedies[0]
@@ -273,17 +242,6 @@ def _means(model, x, y):
     return c.masked_mean(model, x, y) + c.penalty_on_a_mean(model, x, y)
 
 
-def _triplets(model, x, y):
-    """Each example, the farthest of its label, and the nearest of others."""
-    given = kt.gather({"z": model.unit(x), "y": y})
-    z, y = given["z"], given["y"]
-    apart = tf.reduce_sum((z[:, None] - z[None]) ** 2, 2)
-    alike = tf.cast(y[:, None] == y[None], tf.float32)
-    farthest = tf.reduce_max(apart * alike, 1)
-    nearest = tf.reduce_min(apart + 9.0 * alike, 1)
-    return tf.reduce_mean(tf.nn.relu(farthest - nearest + 0.5))
-
-
 COUPLED = {
     "queue": ((c.nnclr,), Kind.COUPLES, Kind.STATE),
     "means": ((_means,), Kind.COUPLES),
@@ -293,13 +251,10 @@ COUPLED = {
         (c.simclr, c.clipped),
         *(Kind.CHANGED_BY_HAND, Kind.COUPLES),
     ),
-    "triplets": ((_triplets,), Kind.COUPLES),
 }
 
 
-@pytest.mark.parametrize(
-    "name", long_but(({*COUPLED} - {"sam", "triplets"}).__contains__, COUPLED)
-)
+@pytest.mark.parametrize("name", long_but("sam".__ne__, COUPLED))
 def test_what_couples_and_its_remedy(name, of_each_tower):
     made, *expected = COUPLED[name]
     report = verify(c.coupled(*made)(), X, m.LABELS)
