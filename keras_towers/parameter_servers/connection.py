@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -19,7 +21,6 @@ from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import waiting
 from keras_towers.parameter_servers import introduction
-from keras_towers.parameter_servers.dropped import Dropped
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
 from keras_towers.parameter_servers.store import ServerStore
@@ -57,11 +58,51 @@ def connect(
     return _connection
 
 
+class Dropped:
+    """Finds the names of shared resources that all workers have dropped.
+
+    A worker drops a name when the objects by which it knew the resource are
+    gone. What every worker has told that it has dropped can be freed: nobody is
+    late, and nobody asks for it again, except for a worker that dies and runs
+    its program from the beginning.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._watched = 0
+        self._news: list[str] = []
+        self._by: dict[str, set[int]] = {}
+
+    def drop_with(self, owner: object, name: str) -> None:
+        """Drop a name with an object, when that is gone."""
+        self._watched += 1
+        weakref.finalize(owner, self._news.append, name).atexit = False
+
+    def news(self) -> list[str]:
+        """The names that this worker has dropped since the last time."""
+        if self._watched:
+            # Models are in cycles of references.
+            gc.collect()
+            self._watched = 0
+        told, self._news[:] = list(self._news), []
+        return told
+
+    def heard(self, news: Sequence[Sequence[str]]) -> list[str]:
+        """Take in the news of all workers, by rank."""
+        for rank, names in enumerate(news):
+            for name in names:
+                self._by.setdefault(name, set()).add(rank)
+        free = [n for n, by in self._by.items() if len(by) == self._size]
+        for name in free:
+            del self._by[name]
+        return free
+
+
 class Connection:
     """A worker's connection with the parameter servers of its job.
 
     Attributes:
-        store: the job's, on parameter server 0.
+        store: the job's, on parameter server 0; its errors name lost servers.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None):
@@ -72,7 +113,9 @@ class Connection:
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )
-        self.store: ServerStore = introduction.store_on(0)
+        self.store: ServerStore = ServerStore(
+            self.devices[0], self.naming_lost_servers
+        )
         self.prefix: str = introduction.prefix(cluster)
         self.dropped: Dropped = Dropped(self.size)
         self.finished: bool = True

@@ -1,18 +1,16 @@
-"""Values and signs of life between workers, by way of parameter servers."""
+"""Values that workers tell one another, by way of parameter servers."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.store import wait
-from keras_towers.meeting.watch import Liveness, waiting
+from keras_towers.meeting.watch import waiting
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.transport import plain
@@ -71,13 +69,11 @@ class ServerPeers:
         self._number += 1
         where = f"{self.prefix}/told/{self._number}"
         store = self.connection.store
-        with self.connection.naming_lost_servers():
-            self._refuse_second_chief(f"{where}-0")
-            store.put(f"{where}-{self.rank}", plain.encode(value).decode())
-            told = [
-                self._await(f"{where}-{rank}", rank)
-                for rank in range(self.size)
-            ]
+        self._refuse_second_chief(f"{where}-0")
+        store.put(f"{where}-{self.rank}", plain.encode(value).decode())
+        told = [
+            self._await(f"{where}-{rank}", rank) for rank in range(self.size)
+        ]
         return [plain.decode(text.encode()) for text in told]
 
     def _refuse_second_chief(self, key: str) -> None:
@@ -106,59 +102,3 @@ class ServerPeers:
             "task that TF_CONFIG names has to run the script, and to call the "
             "same methods in the same order; stall_shutdown_s waits for longer."
         )
-
-
-class Pulse:
-    """Tells that this worker goes on, and knows the same of all others.
-
-    A process that was stopped can still be reached at its address: the kernel
-    answers for it.
-
-    Args:
-        connection: this worker's.
-    """
-
-    def __init__(self, connection: Connection, name: str):
-        self._connection = connection
-        self._key = name
-        self._last = -settings.BEAT_S
-
-    def beat(self) -> None:
-        """Tell that this worker goes on, not more often than need be."""
-        now = time.monotonic()
-        if now - self._last >= settings.BEAT_S:
-            self._last = now
-            key = f"{self._key}-{self._connection.rank}"
-            self._connection.store.put(key, time.time_ns())
-
-    def watch(self) -> Watch:
-        """Begin to look at the others."""
-        return Watch(self, self._connection)
-
-    def last(self, rank: int) -> int | None:
-        """The last sign of a worker: another number each time."""
-        sign: int | None = self._connection.store.get(f"{self._key}-{rank}")
-        return sign
-
-
-class Watch(Liveness):
-    """The workers' signs of life, for as long as this worker waits.
-
-    Args:
-        connection: this worker's.
-    """
-
-    def __init__(self, pulse: Pulse, connection: Connection):
-        self._connection = connection
-        ranks = range(connection.size)
-        super().__init__(ranks, pulse.last)
-        self._reached = Liveness.of_answers(ranks, self.reaches)
-
-    def is_gone(self, rank: int) -> bool:
-        """Whether nobody has listened at the address of a worker for long."""
-        self._reached.look(rank)
-        return self._reached.silent_s(rank) > settings.GONE_S
-
-    def reaches(self, rank: int) -> bool:
-        """Whether anybody listens at the address of a worker."""
-        return is_reachable(self._connection.cluster.workers[rank])

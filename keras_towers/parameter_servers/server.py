@@ -14,8 +14,9 @@ from keras_towers.meeting import store
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import Liveness
-from keras_towers.parameter_servers import introduction, memory
+from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.remote import join
+from keras_towers.system import keep_freed
 
 
 def serve(cluster: Cluster) -> None:
@@ -36,7 +37,7 @@ def serve(cluster: Cluster) -> None:
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    memory.keep_freed()
+    keep_freed()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:

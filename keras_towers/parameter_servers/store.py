@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,20 +28,31 @@ class ServerStore:
 
     Args:
         device: of the server.
+        around: makes a block that turns errors of ``get`` and ``put`` into
+            others.
     """
 
-    def __init__(self, device: str):
+    def __init__(
+        self,
+        device: str,
+        around: Callable[
+            [], contextlib.AbstractContextManager[None]
+        ] = contextlib.nullcontext,
+    ):
         self._device = device
+        self._around = around
 
     def get(self, key: str) -> Any:
         read, _ = _functions(self._device)
-        (found,) = ask(read, self._device, _number(key))
+        with self._around():
+            (found,) = ask(read, self._device, _number(key))
         return value_of(found)
 
     def put(self, key: str, value: Any) -> None:
         _, write = _functions(self._device)
         text = tf.constant(json.dumps(value))
-        ask(write, self._device, _number(key), text)
+        with self._around():
+            ask(write, self._device, _number(key), text)
 
     def read(self, key: str) -> tf.Tensor:
         """Read a value as part of a function; see ``value_of``."""

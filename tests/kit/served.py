@@ -6,7 +6,7 @@ import socket
 
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction
-from keras_towers.parameter_servers.dropped import Dropped
+from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.store import ServerStore
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"

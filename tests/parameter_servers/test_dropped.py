@@ -1,6 +1,6 @@
 """Names that all workers have dropped, and no others."""
 
-from keras_towers.parameter_servers.dropped import Dropped
+from keras_towers.parameter_servers.connection import Dropped
 
 
 class Model:

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from keras_towers.parameter_servers import memory
+from keras_towers import system
 
 # In a process of its own, since it changes how a process allocates.
 FAULTS = """
@@ -25,5 +25,5 @@ print(faults() < given_back / 2)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_freed_memory_is_used_again():
-    command = [sys.executable, "-c", FAULTS, memory.__file__]
+    command = [sys.executable, "-c", FAULTS, system.__file__]
     assert subprocess.check_output(command, timeout=60) == b"True\n"

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas.asynchronous.update import (
     adding_atomically,
     takes_turns,
@@ -101,7 +102,7 @@ class DirectSession(Session):
 
     def stepped(self) -> bool:
         (stopped,) = self._calls("next", self._next_step)
-        return self._goes_on(stopped)
+        return self._goes_on(value_of(stopped))
 
     def _next_step(self) -> tf.Tensor:
         """Get the weights when all updates have been made."""

@@ -12,6 +12,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.counts import ReplicaCounts, Rounds
@@ -114,7 +115,7 @@ class ReplicaSession(Session):
         self._check_error()
         token, stopped = self._calls("next", self._next_step)
         if int(token) >= 0:
-            return self._goes_on(stopped)
+            return self._goes_on(value_of(stopped))
         self.workers.check_failed()
         self._check_error()
         return False

@@ -15,7 +15,6 @@ from keras_towers.fit.contract import UpdateCall
 from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas import resources
 from keras_towers.replicas.counts import ReplicaCounts
 from keras_towers.replicas.servers.variables import ServerVariables
@@ -119,14 +118,12 @@ class Session:
             if self.rank > 0:
                 resources.forget(name)
                 continue
+            self._store.put(f"{name}/freed", True)
             with self.connection.naming_lost_servers():
-                self._store.put(f"{name}/freed", True)
                 resources.free(name)
 
     def _check_not_freed(self) -> None:
-        with self.connection.naming_lost_servers():
-            freed = self._store.get(self._freed) is not None
-        if freed:
+        if self._store.get(self._freed) is not None:
             raise TowerError(
                 f"worker {self.rank} of this job has come back, and its script "
                 "begins with a model of which all workers were done: the "
@@ -157,21 +154,19 @@ class Session:
             self.workers.end_epoch(epoch)
         elif self.in_step and not stops:
             self.workers.wait_for_epoch(epoch)
-            with self.connection.naming_lost_servers():
-                stops = (self._store.get(self._stopped) or 0) >= self._fits
+            stops = not self._goes_on(self._store.get(self._stopped))
         return stops
 
     def _stop(self, fit: int) -> None:
-        with self.connection.naming_lost_servers():
-            self._store.put(self._stopped, fit)
+        self._store.put(self._stopped, fit)
 
     def _read_stopped(self) -> tf.Tensor:
         """Read which fit the chief has stopped, as part of a function."""
         return self._store.read(self._stopped)
 
-    def _goes_on(self, stopped: Any) -> bool:
-        """Whether this fit goes on, given what ``_read_stopped`` read."""
-        return (value_of(stopped) or 0) < self._fits
+    def _goes_on(self, stopped: int | None) -> bool:
+        """Whether this fit goes on, given the last one that was stopped."""
+        return (stopped or 0) < self._fits
 
     def start(self) -> None:
         """Get ready for the first step, unless there is none any more."""

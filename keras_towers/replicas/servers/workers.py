@@ -12,13 +12,41 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.store import by_rank, wait
+from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers import introduction, remote
-from keras_towers.parameter_servers.peers import Pulse, ServerPeers, Watch
+from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.peers import ServerPeers
 
 
 class FitEnded(Exception):
     """The chief has ended the ``fit`` without this worker."""
+
+
+class Watch(Liveness):
+    """The workers' signs of life, for as long as this worker waits.
+
+    A process that was stopped can still be reached at its address: the kernel
+    answers for it.
+    """
+
+    def __init__(
+        self, connection: Connection, sign_of: Callable[[int], int | None]
+    ):
+        self._connection = connection
+        ranks = range(connection.size)
+        super().__init__(ranks, sign_of)
+        self._reached = Liveness.of_answers(ranks, self.reaches)
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether nobody has listened at the address of a worker for long."""
+        self._reached.look(rank)
+        return self._reached.silent_s(rank) > settings.GONE_S
+
+    def reaches(self, rank: int) -> bool:
+        """Whether anybody listens at the address of a worker."""
+        return is_reachable(self._connection.cluster.workers[rank])
 
 
 class Workers:
@@ -37,8 +65,8 @@ class Workers:
         self._store = connection.store
         # With how many batches the chief has trained on.
         self._ended = f"{name}/ended"
-        self._pulse = Pulse(connection, f"{name}/pulse")
-        self._watch = self._pulse.watch()
+        self._last_beat = -settings.BEAT_S
+        self._watch = self._begin_to_watch()
 
     def begin(self) -> bool:
         """Tell that this worker trains."""
@@ -47,11 +75,19 @@ class Workers:
         self._store.put(self._own("failed"), "")
         return back
 
+    def _begin_to_watch(self) -> Watch:
+        return Watch(
+            self._connection,
+            lambda rank: self._store.get(f"{self._name}/pulse-{rank}"),
+        )
+
     def beat(self) -> None:
-        """Tell that this worker goes on."""
-        # It may be the first to notice that the server is lost.
-        with self._connection.naming_lost_servers():
-            self._pulse.beat()
+        """Tell that this worker goes on, not more often than need be."""
+        now = time.monotonic()
+        if now - self._last_beat < settings.BEAT_S:
+            return
+        self._last_beat = now
+        self._store.put(self._own("pulse"), time.time_ns())
 
     def leave(self) -> None:
         """Tell that this one has left."""
@@ -83,7 +119,7 @@ class Workers:
         self._wait_for_chief(self._ended)
 
     def _wait_for_chief(self, key: str) -> None:
-        watch = self._pulse.watch()
+        watch = self._begin_to_watch()
         while not self._happened(key):
             self._look_at_chief(watch)
             silent_s = watch.silent_s(0)
@@ -106,9 +142,8 @@ class Workers:
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
-        with self._connection.naming_lost_servers():
-            watch.look()
-            failure = self._store.get(f"{self._name}/failed-0")
+        watch.look()
+        failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
@@ -123,11 +158,11 @@ class Workers:
     def check_failed(self) -> None:
         """Raise what has ended the chief's ``fit``, if anything has."""
         if self._rank > 0:
-            self._look_at_chief(self._pulse.watch())
+            self._look_at_chief(self._begin_to_watch())
 
     def watching(self, in_step: bool = False) -> Callable[[], None]:
         """Return what to call every now and then while this worker waits."""
-        watch = self._watch = self._pulse.watch()
+        watch = self._watch = self._begin_to_watch()
 
         def look() -> None:
             if self._rank == 0:
@@ -145,7 +180,7 @@ class Workers:
 
         It may be called in any thread, and is no sign that ``fit`` goes on.
         """
-        watch = self._pulse.watch()
+        watch = self._begin_to_watch()
         alive = set(self._others)
 
         def look() -> None:
@@ -159,7 +194,7 @@ class Workers:
 
     def wait_for_others(self, is_over: Callable[[], bool]) -> None:
         """Wait until all workers that live have left."""
-        watch = self._pulse.watch()
+        watch = self._begin_to_watch()
         missing = list(self._others)
         told, over = False, None
         while missing:
@@ -245,8 +280,7 @@ class Workers:
 
     def _happened(self, key: str) -> bool:
         try:
-            with self._connection.naming_lost_servers():
-                wait(self._store, key, settings.LOOK_S)
+            wait(self._store, key, settings.LOOK_S)
         except TimeoutError:
             return False
         return True
