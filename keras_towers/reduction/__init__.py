@@ -23,7 +23,11 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 =============================  ==============================================
 """
 
-from keras_towers.reduction.collective import CollectiveAllReduce
+from keras_towers.reduction.collective import (
+    CollectiveAllReduce,
+    nccl_all_reduce,
+    nccl_available,
+)
 from keras_towers.reduction.compression import (
     CompressionName,
     bf16_shards,
@@ -40,7 +44,6 @@ from keras_towers.reduction.gradients import (
     divided,
     scaled,
 )
-from keras_towers.reduction.nccl import nccl_all_reduce, nccl_available
 from keras_towers.reduction.packing import GradientPacker, pack, packed
 from keras_towers.reduction.ranks import (
     CommunicationHook,

@@ -33,7 +33,7 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting.check import Peers
-from keras_towers.strategies import all_reduce, modes
+from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
 from keras_towers.transport import SingleProcess, Transport
@@ -113,9 +113,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     ) -> None:
         """Put the components together; by default gradients are all-reduced."""
         if update is None:
-            update = all_reduce.update_of(
-                self._config, self._options, self._mode
-            )
+            update = modes.update_of(self._config, self._options, self._mode)
         calls = calls or TowerCalls(update)
         self._components = Components(self._config, update, calls)
 
@@ -217,7 +215,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _described(self) -> list[str]:
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._components.update
-        sums, *state = all_reduce.described(config, update, self._mode)
+        sums, *state = modes.described(config, update, self._mode)
         gradients = "averaged over examples" if self.average else "summed"
         data = {
             "split": "the global batch is split over the towers",

@@ -12,7 +12,7 @@ from keras_towers.strategies.options import (
     RankKeywords,
     takes_options,
 )
-from keras_towers.strategies.ranks import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport.byteps import BytePSTransport
 from keras_towers.transport.engine import Engine
 
@@ -67,9 +67,8 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        share_cores(transport)
         self.engine: Engine = Engine(transport.module)
-        devices = devices_of_rank(transport, towers)
+        devices = share_machine(transport, towers)
         super().__init__(
             devices_lib.resolve(devices), given, transport=transport
         )

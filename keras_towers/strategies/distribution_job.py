@@ -52,7 +52,7 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.strategies.ranks import devices_of_rank
+    from keras_towers.strategies.ranks import share_machine
 
     transport = horovod.HorovodTransport()
     for name, given, actual in (
@@ -65,7 +65,7 @@ def _initialize(
                 f"launcher made it {actual}: leave it out, and the environment "
                 f"variable KERAS_DISTRIBUTION_{name.upper()} too."
             )
-    devices_of_rank(transport, 1)
+    share_machine(transport, 1)
     _job = transport
 
 

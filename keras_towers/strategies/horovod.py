@@ -12,7 +12,7 @@ from keras_towers.strategies.options import (
     RankKeywords,
     takes_options,
 )
-from keras_towers.strategies.ranks import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport import horovod as horovod_lib
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -61,8 +61,7 @@ class HorovodStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 script.py` "
                 "starts two."
             )
-        share_cores(self._horovod)
-        devices = devices_of_rank(self._horovod, towers)
+        devices = share_machine(self._horovod, towers)
         super().__init__(
             devices_lib.resolve(devices), given, transport=self._horovod
         )

@@ -1,14 +1,28 @@
-"""Which reduction a strategy runs, and why."""
+"""How gradients are all-reduced: with which sum, who updates, and why."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.reduction import (
+    CommunicationHook,
+    CompressionName,
+    shared_memory,
+)
+from keras_towers.reduction import compression as compression_lib
+from keras_towers.transport import Transport
+
+if TYPE_CHECKING:
+    from keras_towers.strategies.options import Options
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -122,3 +136,61 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
     if obstacle is None:
         return "nccl", "several physical GPUs"
     return "gpu", f"NCCL cannot run: {obstacle}"
+
+
+def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
+    """Create the update of towers that all-reduce their gradients."""
+    reduce = mode.reduce
+    over_ranks: Callable[[Any], Any] = list
+    transport, updates = config.transport, options.updates
+    if transport.size > 1:
+        hook = _hook_of(options.compression, transport, config.devices)
+        reduce = reduction.across_ranks(reduce, transport, hook)
+        over_ranks = functools.partial(
+            reduction.sum_over_ranks, transport, hook=hook
+        )
+    if updates == "sharded" and config.num_replicas == 1:
+        logger.warning(
+            'updates="sharded" is off: there is one tower, with no others '
+            "to share the update with"
+        )
+        updates = None
+    if updates == "sharded":
+        from keras_towers.fit.update.sharded import UpdateSharded
+
+        # An all-reduce that was asked for takes more transfers, but is used.
+        requested = options.mode or options.packer
+        return UpdateSharded(config, over_ranks, reduce if requested else None)
+    if updates is None:
+        on_host = devices_lib.all_on_host(config.devices)
+        updates = "once" if on_host else "each"
+    kind = UpdateOnce if updates == "once" else UpdateEach
+    return kind(config, reduce)
+
+
+def _hook_of(
+    compression: CompressionName | CommunicationHook | None,
+    transport: Transport,
+    devices: Sequence[str],
+) -> CommunicationHook:
+    """Return the communication hook that ``compression`` asks for."""
+    on_host = devices_lib.all_on_host(devices)
+    if compression is None and on_host and shared_memory.available(transport):
+        return shared_memory.SharedMemoryAllReduce()
+    return compression_lib.resolve(compression)
+
+
+def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
+    """Describe where gradients are summed, and where an update's state is."""
+    line = f'mode "{mode.name}": {mode.reason}'
+    if update.name != "sharded":
+        return [line]
+    if update.sums_at_weights:
+        line = "gradients are summed on the tower that updates their weight"
+    held = [
+        f"{bytes_:,} bytes on {tower_lib.short_name(device)}"
+        for device, bytes_ in zip(
+            config.devices, update.slot_bytes, strict=False
+        )
+    ]
+    return [line, *[f"optimizer state: {', '.join(held)}"] * bool(held)]

@@ -19,7 +19,7 @@ from keras_towers.strategies.options import (
     check_seconds,
     takes_options,
 )
-from keras_towers.strategies.ranks import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport import SingleProcess, Transport, peers
 from keras_towers.transport.collectives import CollectiveTransport
 
@@ -89,8 +89,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
                 "and the workers. An evaluator evaluates checkpoints on its "
                 "own, without a strategy."
             )
-        share_cores(cluster)
-        towers = devices_of_rank(cluster, towers)
+        towers = share_machine(cluster, towers)
         transport = _connected(
             cluster, towers, heartbeat_timeout_s, start_timeout_s
         )

@@ -1,20 +1,17 @@
-"""A rank's share of its machine, and how its gradients reach the others."""
+"""A rank's share of its machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.settings import OWN_GPUS
 from keras_towers.system import usable_cores
-from keras_towers.transport import Transport
 
 
 class Place(Protocol):
@@ -36,10 +33,12 @@ class Place(Protocol):
         ...
 
 
-def devices_of_rank(
+def share_machine(
     place: Place, towers: devices_lib.Towers
 ) -> devices_lib.Towers:
-    """Return this rank's GPUs; show TensorFlow no others.
+    """Take this rank's cores and GPUs of its machine; return its devices.
+
+    TensorFlow is shown no other GPUs.
 
     Args:
         place: this process among the others.
@@ -49,10 +48,16 @@ def devices_of_rank(
     Raises:
         TowerError: the machine has too few GPUs.
     """
-    if not isinstance(towers, int):
-        return towers
+    if place.local_size > 1 and "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        threads = tf.config.threading
+        # Fails once TensorFlow has started; the launcher sets it earlier.
+        with contextlib.suppress(RuntimeError):
+            if threads.get_intra_op_parallelism_threads() == 0:
+                threads.set_intra_op_parallelism_threads(
+                    max(1, usable_cores() // place.local_size)
+                )
     gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    if not isinstance(towers, int) or not gpus:
         return towers
     own = os.environ.get(OWN_GPUS)
     first = 0 if own else place.local_rank * towers
@@ -69,31 +74,3 @@ def devices_of_rank(
     if tf.config.get_visible_devices("GPU") == mine:
         return list(range(towers))
     return list(range(first, first + towers))
-
-
-def hook_of(
-    compression: CompressionName | CommunicationHook | None,
-    transport: Transport,
-    devices: Sequence[str],
-) -> CommunicationHook:
-    """Return the communication hook that ``compression`` asks for."""
-    from keras_towers.reduction import compression as compression_lib
-    from keras_towers.reduction import shared_memory
-
-    on_host = devices_lib.all_on_host(devices)
-    if compression is None and on_host and shared_memory.available(transport):
-        return shared_memory.SharedMemoryAllReduce()
-    return compression_lib.resolve(compression)
-
-
-def share_cores(place: Place) -> None:
-    """Give every process on a machine its share of the cores."""
-    if place.local_size == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
-        return
-    cores = usable_cores()
-    # Fails once TensorFlow has started; the launcher sets it earlier.
-    with contextlib.suppress(RuntimeError):
-        if tf.config.threading.get_intra_op_parallelism_threads() == 0:
-            tf.config.threading.set_intra_op_parallelism_threads(
-                max(1, cores // place.local_size)
-            )

@@ -9,7 +9,7 @@ from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.strategies.options import Options
-from keras_towers.strategies.ranks import devices_of_rank, share_cores
+from keras_towers.strategies.ranks import share_machine
 
 _numbers = itertools.count()
 
@@ -27,8 +27,7 @@ class Servers:
         self.options = options
         cluster = options.cluster or tf_config.required()
         if cluster.trains:
-            share_cores(cluster)
-            towers = devices_of_rank(cluster, towers)
+            towers = share_machine(cluster, towers)
         self.connection: Connection = take_role(strategy, cluster)
         self.devices: list[str] = devices_lib.resolve(towers)
         name = f"{self.connection.prefix}strategy_{next(_numbers)}"

@@ -13,7 +13,7 @@ from keras_towers.meeting import environments
 from keras_towers.meeting.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
-from keras_towers.strategies.ranks import devices_of_rank
+from keras_towers.strategies.ranks import share_machine
 
 pytestmark = pytest.mark.core
 
@@ -77,7 +77,7 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_devices_of_rank(own, monkeypatch):
+def test_share_machine(own, monkeypatch):
     """A launcher may show each rank its own GPUs alone."""
     there, visible = ["first", "second"], []
     monkeypatch.delenv(OWN_GPUS, raising=False)
@@ -90,9 +90,9 @@ def test_devices_of_rank(own, monkeypatch):
         "get_visible_devices": lambda kind: visible,
     }.items():
         monkeypatch.setattr(tf.config, name, stand_in)
-    rank = SimpleNamespace(rank=1, local_rank=1)
-    assert devices_of_rank(rank, 1) == [0]
+    rank = SimpleNamespace(rank=1, local_rank=1, local_size=1)
+    assert share_machine(rank, 1) == [0]
     assert visible == ["second"]
     if not own:
         with pytest.raises(TowerError, match="its machine has only 2"):
-            devices_of_rank(rank, 2)
+            share_machine(rank, 2)
