@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from keras_towers import _imports
@@ -151,9 +152,11 @@ def _connect() -> None:
         return
     try:
         from keras_towers.strategies import distribution
-        from keras_towers.transport import runtime
 
-        runtime.prepare()
+        if "TF_CONFIG" in os.environ:
+            from keras_towers.transport import runtime
+
+            runtime.prepare()
         distribution.connect()
     except (ImportError, AttributeError) as error:
         # Keras itself has to be importable with any version.

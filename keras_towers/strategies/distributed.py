@@ -10,6 +10,7 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.meeting.environments import tf_config
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.direct import DirectSession
@@ -55,6 +56,7 @@ class DistributedParameterServerStrategy(BaseStrategy):
         caching_device: where a worker keeps its copy: ``"cpu"``, on the host;
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
         **options: as keyword arguments, ``Options`` of workers.
 
     Attributes:
@@ -79,13 +81,16 @@ class DistributedParameterServerStrategy(BaseStrategy):
         *,
         sync: bool = True,
         caching_device: Literal["cpu", "gpu"] | None = None,
+        cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
         check("sync", sync, bool)
         check("caching_device", caching_device, Literal["cpu", "gpu"] | None)
         given = Options(**options)
         self.sync = sync
-        self._servers = servers = Servers(type(self).__name__, towers, given)
+        self._servers = servers = Servers(
+            type(self).__name__, towers, given, cluster
+        )
         devices = servers.devices
         if caching_device is None:
             caching_device = "gpu" if len(devices) <= 2 else "cpu"
@@ -128,6 +133,7 @@ class DistributedReplicatedStrategy(BaseStrategy):
 
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
+        cluster: the job; None: the one that ``TF_CONFIG`` describes.
         **options: as keyword arguments, ``Options`` of workers.
 
     Raises:
@@ -143,10 +149,16 @@ class DistributedReplicatedStrategy(BaseStrategy):
 
     @takes_options
     def __init__(
-        self, towers: devices_lib.Towers = 1, **options: Unpack[ServerKeywords]
+        self,
+        towers: devices_lib.Towers = 1,
+        *,
+        cluster: tf_config.Cluster | None = None,
+        **options: Unpack[ServerKeywords],
     ):
         given = Options(**options)
-        self._servers = servers = Servers(type(self).__name__, towers, given)
+        self._servers = servers = Servers(
+            type(self).__name__, towers, given, cluster
+        )
         super().__init__(
             servers.devices,
             given,

@@ -16,7 +16,6 @@ import numpy as np
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches, Extent, StepOptions, Updates
-from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.reduction import (
     CommunicationHook,
     CompressionName,
@@ -90,7 +89,6 @@ class Options(StepOptions):
             as Adam, are not affected.
         stall_shutdown_s: seconds that a worker waits for others before it
             fails; in one process, seconds in which no replica ends a step.
-        cluster: the job; None: the one that ``TF_CONFIG`` describes.
 
     Raises:
         TowerError: a value is not allowed, or contradicts ``exact``.
@@ -102,7 +100,6 @@ class Options(StepOptions):
     compression: CompressionName | CommunicationHook | None = None
     scale_gradient: bool = True
     stall_shutdown_s: float = 600
-    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
@@ -153,7 +150,6 @@ class ServerKeywords(TypedDict, total=False):
     batches: Batches
     sync_every_epoch: bool
     stall_shutdown_s: float
-    cluster: Cluster | None
 
 
 def takes_options(init: Init) -> Init:

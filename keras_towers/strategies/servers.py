@@ -8,7 +8,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.strategies.options import Options
+from keras_towers.strategies.options import Options, check
 from keras_towers.strategies.ranks import share_machine
 
 _numbers = itertools.count()
@@ -22,10 +22,15 @@ class Servers:
     """
 
     def __init__(
-        self, strategy: str, towers: devices_lib.Towers, options: Options
+        self,
+        strategy: str,
+        towers: devices_lib.Towers,
+        options: Options,
+        cluster: tf_config.Cluster | None,
     ):
+        check("cluster", cluster, tf_config.Cluster | None)
         self.options = options
-        cluster = options.cluster or tf_config.required()
+        cluster = cluster or tf_config.required()
         if cluster.trains:
             towers = share_machine(cluster, towers)
         self.connection: Connection = take_role(strategy, cluster)

@@ -117,6 +117,7 @@ class SyncReplicasStrategy(BaseStrategy):
         batches: Batches | None = None,
     ):
         check("tokens", tokens, Tokens)
+        check("cluster", cluster, tf_config.Cluster | None)
         check("batches", batches, Batches | None)
         cluster = cluster or tf_config.from_environment()
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
@@ -124,12 +125,11 @@ class SyncReplicasStrategy(BaseStrategy):
             batches=(batches or "split") if served else "each",
             scale_gradient=False,
             stall_shutdown_s=stall_shutdown_s,
-            cluster=cluster,
         )
         self._servers: Servers | None = None
         if served:
             own = 1 if towers is None else towers
-            self._servers = Servers(type(self).__name__, own, given)
+            self._servers = Servers(type(self).__name__, own, given, cluster)
             devices = self._servers.devices
             replicas = self._servers.connection.size
             if total_num_replicas not in (None, replicas):

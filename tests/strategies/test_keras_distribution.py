@@ -9,7 +9,6 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.meeting import environments
 from keras_towers.strategies import distribution as distribution_lib
-from keras_towers.strategies import distribution_job as jobs
 from tests.kit.compare import (
     assert_exact,
     assert_towers_equal,
@@ -216,15 +215,16 @@ class Joined:
 
 
 def test_devices_of_a_job(monkeypatch):
-    monkeypatch.setattr(jobs, "_job", Joined)
+    monkeypatch.setattr(distribution_lib, "_job", Joined)
+    own = distribution_lib._own
     names = keras.distribution.list_devices()
     assert names == [f"cpu:{index}" for index in range(16)]
     assert keras.src.backend.distribution_lib.num_processes() == 2
-    assert jobs._own(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
-    assert jobs._own(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
+    assert own(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
+    assert own(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
     for wrong in (["cpu:0"], ["cpu:0", "cpu:8", "cpu:9"], ["cpu:0", "cpu:16"]):
         with pytest.raises(kt.TowerError, match="each of the 2 processes"):
-            jobs._own(wrong, 1, 2)
+            own(wrong, 1, 2)
 
 
 def test_a_job_is_joined_before_training(monkeypatch, caplog):
