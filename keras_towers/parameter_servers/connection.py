@@ -37,11 +37,8 @@ def connect(
     """Connect this worker with all parameter servers; once per process.
 
     Args:
-        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+        cluster: None: the one that ``TF_CONFIG`` describes.
         timeout_s: seconds to wait for the servers; None: for ever.
-
-    Returns:
-        The connection; a second call returns the same one.
     """
     # It waits until all of them are there, and says which ones are not. It has
     # to be done before TensorFlow starts: before the first model is made.
@@ -59,13 +56,12 @@ def connect(
 
 
 class Dropped:
-    """Finds the names of shared resources that all workers have dropped.
+    """Finds the names of shared resources that all workers have dropped."""
 
-    A worker drops a name when the objects by which it knew the resource are
-    gone. What every worker has told that it has dropped can be freed: nobody is
-    late, and nobody asks for it again, except for a worker that dies and runs
-    its program from the beginning.
-    """
+    # A worker drops a name when the objects by which it knew the resource are
+    # gone. What every worker has told that it has dropped can be freed: nobody
+    # is late, and nobody asks for it again, except for a worker that dies and
+    # runs its program from the beginning.
 
     def __init__(self, size: int):
         self._size = size
@@ -214,11 +210,8 @@ def take_role(
     """Serve if this process is a ps task, connect with them if it trains.
 
     Args:
-        cluster: the job; None: the one that ``TF_CONFIG`` describes.
-        timeout_s: seconds that a worker waits for the ps tasks; None: for ever.
-
-    Returns:
-        The worker's connection.
+        cluster: None: the one that ``TF_CONFIG`` describes.
+        timeout_s: seconds to wait for the ps tasks; None: for ever.
     """
     # So that one script does on all machines. In a ps task this does not
     # return: the process ends, with exit code 0, when training has.

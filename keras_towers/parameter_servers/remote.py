@@ -25,11 +25,7 @@ _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
-    """Make this process a task of TensorFlow's runtime.
-
-    Args:
-        job: this process's job.
-    """
+    """Make this process that task of TensorFlow's runtime."""
     # It has to be done before TensorFlow starts: afterwards, assignments to
     # older variables would be lost.
     if compat.has_started():

@@ -20,11 +20,7 @@ from keras_towers.system import keep_freed
 
 
 def serve(cluster: Cluster) -> None:
-    """Serve the workers of a job until all of them have ended.
-
-    Args:
-        cluster: the job, as a task of the role ``"ps"`` sees it.
-    """
+    """Serve the workers of a job until all of them have ended."""
     # A worker that dies, or ends with an error, may come back: it has said no
     # goodbye, and is waited for. When the chief has ended well, only workers
     # that can be reached at their addresses are. A chief that dies has lost

@@ -143,12 +143,10 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps in the graph atomically, modulo the number of slots.
-
-        With a single key, two threads that run the same graph would mix up
-        their buffers. With a new key for every step, TensorFlow would leak
-        memory.
-        """
+        """Count the steps in the graph atomically, modulo ``_SLOTS``."""
+        # With a single key, two threads that run the same graph would mix up
+        # their buffers. With a new key for every step, TensorFlow would leak
+        # memory.
         with tf.device(self._host):
             step = tf.raw_ops.ResourceCountUpTo(
                 resource=self._steps.handle, limit=2**62, T=tf.int64

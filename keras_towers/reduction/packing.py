@@ -262,11 +262,9 @@ def _recut(
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
 ) -> list[tf.Tensor]:
-    """Cut a sequence of tensors in different places.
-
-    The order of the pieces does not change, so each element is copied about
-    once; concatenating everything and splitting it again would copy it twice.
-    """
+    """Cut a sequence of tensors in different places."""
+    # The order of the pieces does not change, so each element is copied about
+    # once; concatenating everything and splitting it again would copy it twice.
     pieces = itertools.chain.from_iterable(
         tf.split(tensor, lengths) if len(lengths) > 1 else [tensor]
         for tensor, lengths in zip(tensors, before, strict=True)

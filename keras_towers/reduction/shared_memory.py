@@ -136,14 +136,13 @@ _ALIGNMENT = 64
 
 
 class SharedBucket:
-    """Sums one group of arrays over the ranks of a machine.
+    """Sums one group of arrays over the ranks of a machine."""
 
-    Each rank publishes its arrays (``post``), sums its share of the elements
-    over all ranks (``reduce``), and reads the sums of all shares (``collect``).
-    The caller ensures that no rank starts a phase before all have finished the
-    previous one. Each element is summed by a single rank, in a fixed order, so
-    the results are bit-identical on every rank.
-    """
+    # Each rank publishes its arrays (post), sums its share of the elements over
+    # all ranks (reduce), and reads the sums of all shares (collect). The caller
+    # ensures that no rank starts a phase before all have finished the previous
+    # one. Each element is summed by a single rank, in a fixed order, so the
+    # results are bit-identical on every rank.
 
     def __init__(
         self,

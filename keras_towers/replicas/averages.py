@@ -105,10 +105,8 @@ class Averages:
 
     @contextlib.contextmanager
     def step_of(self, replica: int) -> Iterator[None]:
-        """Trace the step of a replica in a block, its arrival included.
-
-        So a replica cannot die between the two.
-        """
+        """Trace the step of a replica in a block, its arrival included."""
+        # So a replica cannot die between the two.
         self._traced.clear()
         self._pushes.clear()
         yield
@@ -170,11 +168,9 @@ class Averages:
         return applied
 
     def begin(self) -> None:
-        """Begin a ``fit`` with a new step, without what others have left.
-
-        Nobody may push meanwhile. A fit that was interrupted leaves gradients
-        that have not been averaged.
-        """
+        """Begin a ``fit`` with a new step, without what others have left."""
+        # Nobody may push meanwhile. A fit that was interrupted leaves gradients
+        # that have not been averaged.
         self._group.calls(
             ("begin", self._name, len(self._parts)),
             lambda: self._go_to(self._group.begin(), drops=True),

@@ -15,13 +15,12 @@ LEFT: int = 1 << 62
 
 
 class Barrier:
-    """Lets workers go on when all have come as often as each of them.
+    """Lets workers go on when all have come as often as each of them."""
 
-    How often a worker has come stays on the server, for the case that it dies
-    and returns. A worker that comes also puts a note into the queue of each
-    other one, which waits for such notes. All methods are operations, part of a
-    ``tf.function``.
-    """
+    # How often a worker has come stays on the server, for the case that it dies
+    # and returns. A worker that comes also puts a note into the queue of each
+    # other one, which waits for such notes. All methods are operations, part of
+    # a tf.function.
 
     def __init__(self, name: str, device: str, rank: int, size: int):
         self._device = device

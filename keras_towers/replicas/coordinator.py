@@ -15,24 +15,16 @@ NAME = "keras_towers-coordinator"
 
 
 class Coordinator(threading.Thread):
-    """Counts arrivals; applies the average as soon as enough have come.
+    """Counts arrivals; applies the average as soon as enough have come."""
 
-    Where every replica has its own tokens, one that has pushed a gradient gets
-    a token with the next update. If that update has already been made without
-    it, its gradient was dropped, and it gets a token at once. Replicas whose
-    data has ended are not waited for, and neither are those that are lost, as
-    long as there are others to spare for them.
-
-    A replica that was started again goes on behind the last gradient that it
-    had pushed: it gets a token when it may push the next one.
-
-    Args:
-        until_left: once so many replicas have left, the training is over, and
-            the others are told to end; None: they go on by themselves.
-        tell: tells the thread of an event; None: by the group.
-        limit_s: how long to wait for what the thread has to do; None: for
-            ever.
-    """
+    # Where every replica has its own tokens, one that has pushed a gradient
+    # gets a token with the next update. If that update has already been made
+    # without it, its gradient was dropped, and it gets a token at once.
+    # Replicas whose data has ended are not waited for, and neither are those
+    # that are lost, as long as there are others to spare for them.
+    #
+    # A replica that was started again goes on behind the last gradient that it
+    # had pushed: it gets a token when it may push the next one.
 
     def __init__(
         self,
@@ -43,6 +35,14 @@ class Coordinator(threading.Thread):
         tell: Callable[[Event], None] | None = None,
         limit_s: float | None = None,
     ):
+        """Create the thread.
+
+        Args:
+            until_left: once so many replicas have left, the others are told
+                to end; None: they go on by themselves.
+            tell: tells the thread of an event; None: by the group.
+            limit_s: how long to wait for the thread; None: for ever.
+        """
         super().__init__(name=NAME, daemon=True)
         self._group = group
         self._aggregate = group.rounds.aggregate

@@ -35,10 +35,8 @@ class Rounds:
 
     @property
     def quotas(self) -> list[int]:
-        """How many gradients of an update each of T replicas computes.
-
-        1 each if there are replicas to spare, else R in total.
-        """
+        """How many gradients of an update each of T replicas computes."""
+        # 1 each if there are replicas to spare, else R in total.
         if self.replicas >= self.aggregate:
             return [1] * self.replicas
         each, more = divmod(self.aggregate, self.replicas)

@@ -64,12 +64,7 @@ class DroppedGradients:
 
 
 class ReplicaCall(TowerCall):
-    """A call that Keras's loop hands its batches to, by ``TrainFunction``.
-
-    Attributes:
-        refusal: the error of a train function outside of such a call.
-        dropped: counts dropped gradients; None: not here.
-    """
+    """A call that Keras's loop hands its batches to, by ``TrainFunction``."""
 
     refusal: str
     dropped: DroppedGradients | None = None

@@ -142,10 +142,8 @@ class Group:
                 return self._put(Event.ARRIVED, replica, step)
 
     def begin(self) -> tf.Tensor:
-        """Begin anew, without tokens, events and arrivals of a ``fit`` before.
-
-        Nobody else may use the group meanwhile.
-        """
+        """Begin anew, without tokens, events and arrivals of before."""
+        # Nobody else may use the group meanwhile.
         for queue in [*self._tokens, self._events]:
             queue.clear()
         with tf.device(self._device):

@@ -41,10 +41,9 @@ def known() -> tuple[str, ...]:
 
 
 def free(name: str) -> None:
-    """Free all resources of a name, and all whose names begin with ``name/``.
-
-    Nobody may use them any more. Those that this process has no handle of stay.
-    """
+    """Free all resources of a name, and all beneath it (``name/...``)."""
+    # Nobody may use them any more. Those that this process has no handle of
+    # stay.
     for handle, device in forget(name):
         destroy(handle, device)
 
@@ -66,10 +65,7 @@ def destroy(handle: tf.Tensor, device: str) -> None:
 
 
 class Queue:
-    """An unbounded queue of tuples of scalars, on one device.
-
-    Its methods work eagerly and inside a ``tf.function``.
-    """
+    """An unbounded queue of tuples of scalars, on one device."""
 
     def __init__(self, name: str, device: str, dtypes: Sequence[tf.DType]):
         self._device = device
@@ -145,11 +141,10 @@ def flat(function: Any) -> list[Any]:
 
 
 class Functions:
-    """Operations without arguments, each traced once for a key, and run.
+    """Operations without arguments, each traced once for a key, and run."""
 
-    By itself, an operation that fails on another process's device would break
-    whatever this process runs there later.
-    """
+    # By itself, an operation that fails on another process's device would break
+    # whatever this process runs there later.
 
     def __init__(self, run: Callable[[Any], list[Any]] = flat):
         self._run = run

@@ -205,13 +205,7 @@ _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
 
 
 class _InThread(threading.local):
-    """The state of a thread, for which Keras keeps a distribution, too.
-
-    Attributes:
-        strategy: the strategy of the thread's models.
-        patched: keeps Keras patched as long as there is one.
-        running: whether a call runs.
-    """
+    """The state of a thread, for which Keras keeps a distribution, too."""
 
     strategy: BaseStrategy | None = None
     patched: contextlib.ExitStack | None = None

@@ -38,16 +38,12 @@ def share_machine(
 ) -> devices_lib.Towers:
     """Take this rank's cores and GPUs of its machine; return its devices.
 
-    TensorFlow is shown no other GPUs.
-
     Args:
         place: this process among the others.
-        towers: how many devices, which are assigned by local rank unless the
-            launcher shows each rank its own; names and ids stay as they are.
-
-    Raises:
-        TowerError: the machine has too few GPUs.
+        towers: a number is assigned by local rank, unless the launcher shows
+            each rank its own; names and ids stay as they are.
     """
+    # TensorFlow is shown no other GPUs.
     if place.local_size > 1 and "TF_NUM_INTRAOP_THREADS" not in os.environ:
         threads = tf.config.threading
         # Fails once TensorFlow has started; the launcher sets it earlier.

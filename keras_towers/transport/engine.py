@@ -57,11 +57,7 @@ class Engine:
 
 
 def load(name: str, title: str) -> ModuleType:
-    """Import ``name.tensorflow``, or raise an error with instructions.
-
-    Args:
-        name: of the engine's package, as ``keras-towers install`` knows it.
-    """
+    """Import ``name.tensorflow``, or raise an error with instructions."""
     install = f"run `keras-towers install {name}`"
     try:
         return importlib.import_module(f"{name}.tensorflow")

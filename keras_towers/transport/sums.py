@@ -172,14 +172,7 @@ def words_per_element(dtype: tf.DType) -> int:
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
-    """The elements of a tensor, bit by bit.
-
-    Args:
-        tensor: of any shape, and any dtype of fixed size.
-
-    Returns:
-        int32 [elements * words_per_element(dtype)].
-    """
+    """Return a tensor's bits: int32 [elements * words_per_element]."""
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, WORD)
     elif tensor.dtype.size < WORD.size:
@@ -192,12 +185,7 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 def from_words(
     words: tf.Tensor, dtype: tf.DType, shape: tf.Tensor
 ) -> tf.Tensor:
-    """The tensor that ``to_words`` was given.
-
-    Args:
-        words: int32 [elements * words_per_element(dtype)].
-        shape: of the tensor, int32 [rank].
-    """
+    """Return the tensor of ``shape`` that ``to_words`` was given."""
     if dtype == tf.bool:
         tensor = tf.cast(words, dtype)
     elif dtype.size < WORD.size:

@@ -136,4 +136,4 @@ def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
         look()
     # What is not part of a step goes on.
     again.watching()()
-    assert again.batches() == 12
+    assert again.ended_after() == 12

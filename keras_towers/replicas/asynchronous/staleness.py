@@ -51,10 +51,7 @@ class Staleness:
 
 
 class Clock:
-    """Counts updates and records the staleness of each step.
-
-    Not thread-safe: callers have to hold a lock.
-    """
+    """Counts updates and records each step's staleness; callers hold a lock."""
 
     def __init__(self) -> None:
         self._updates = 0

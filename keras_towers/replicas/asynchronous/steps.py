@@ -123,10 +123,8 @@ class TowerSteps:
             yield
 
     def run_here(self, fits: bool, index: int, batch: Any, logs: Logs) -> Any:
-        """Run a step in this thread, for eager code and ``train_on_batch``.
-
-        Eager steps cannot run in several threads, so their towers take turns.
-        """
+        """Run a step in this thread, for eager code and ``train_on_batch``."""
+        # Eager steps cannot run in several threads, so their towers take turns.
         key = fits, index
         if key not in self._here:
             function = self._one_step(index, logs, contextlib.nullcontext)

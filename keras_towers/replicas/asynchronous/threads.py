@@ -18,12 +18,11 @@ NAME = "keras_towers-async"
 
 
 class TowerThreads:
-    """One thread per tower, for the length of a ``fit``.
+    """One thread per tower, for the length of a ``fit``."""
 
-    Idle towers take batches from a shared queue, so a slow tower takes fewer
-    and never blocks a fast one. The queue holds as many batches as there are
-    towers, so that fast towers do not wait for data.
-    """
+    # Idle towers take batches from a shared queue, so a slow tower takes fewer
+    # and never blocks a fast one. The queue holds as many batches as there are
+    # towers, so that fast towers do not wait for data.
 
     def __init__(
         self,
@@ -52,11 +51,9 @@ class TowerThreads:
         self.latest: Any = None
 
     def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
-        """Queue a batch for the next idle tower; wait while the queue is full.
-
-        As all methods that wait, it raises any error of an earlier step, and
-        ``TowerError`` if no step has ended for too long.
-        """
+        """Queue a batch for the next idle tower; wait while it is full."""
+        # As all methods that wait, it raises any error of an earlier step, and
+        # TowerError if no step has ended for too long.
         with self._progress:
             self._await(
                 lambda: self._error or len(self._waiting) < self._towers

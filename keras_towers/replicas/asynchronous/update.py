@@ -118,11 +118,9 @@ class HogwildUpdate(UpdateOnce):
 
 
 def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether updates of an optimizer must not overlap.
-
-    They must not if they depend on the number of previous updates, or read a
-    weight and overwrite it.
-    """
+    """Whether updates of an optimizer must not overlap."""
+    # They must not if they depend on the number of previous updates, or read a
+    # weight and overwrite it.
     return bool(
         optimizer.gradient_accumulation_steps
         or optimizer.use_ema
@@ -159,10 +157,8 @@ def adding_atomically() -> contextlib.AbstractContextManager[None]:
 
 
 def add_atomically() -> None:
-    """Replace how Keras variables are added to, until the scope is left.
-
-    Of the class, since a step may count in a variable that no model tracks.
-    """
+    """Replace how Keras variables are added to, until the scope is left."""
+    # Of the class, since a step may count in a variable that no model tracks.
     for name in ("assign_add", "assign_sub"):
         ours = functools.partial(_add, name)
         patches.replace(compat.KerasVariable, name, ours)

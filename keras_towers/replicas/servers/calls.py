@@ -208,7 +208,7 @@ class ServedFit(ReplicaCall):
             # So that it reads what the others do, in the same order.
             epochs, self._left_out = self.epoch_iterator.pass_over(behind)
             epoch += epochs
-            session.batches = behind
+            session.steps_done = behind
         if not session.has_left:
             session.start()
         model._initial_epoch = sys.maxsize if session.has_left else epoch
@@ -245,12 +245,10 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Train with the other workers inside a block.
-
-        The session ends before the optimizer gives the weights their final
-        values. What the chief's callbacks assign or save in between reaches the
-        servers, too.
-        """
+        """Train with the other workers inside a block."""
+        # The session ends before the optimizer gives the weights their final
+        # values. What the chief's callbacks assign or save in between reaches
+        # the servers, too.
         optimizer, chief = self.model.optimizer, self.session.rank == 0
         hooked: list[tuple[Any, patches.Shadows]] = []
         if optimizer is not None:

@@ -26,12 +26,11 @@ logger = logging.getLogger("keras_towers")
 
 
 class DirectSession(Session):
-    """A model whose workers update the weights on the servers themselves.
+    """A model whose workers update the weights on the servers themselves."""
 
-    All workers come to a barrier when they have read the weights, and when they
-    have updated them. Where nobody waits for others, each has a barrier of its
-    own, which knows where a worker that comes back was.
-    """
+    # All workers come to a barrier when they have read the weights, and when
+    # they have updated them. Where nobody waits for others, each has a barrier
+    # of its own, which knows where a worker that comes back was.
 
     def __init__(self, sync: bool, **given: Any):
         super().__init__(**given)

@@ -47,7 +47,7 @@ class Session:
         self._server = self.connection.devices[0]
         self._store = self.connection.store
         self._fits = 0
-        self.batches = 0
+        self.steps_done = 0
         self.trains = False
         self.has_left = False
         self.variables: ServerVariables = ServerVariables(
@@ -73,7 +73,7 @@ class Session:
             are behind a worker that comes back, None for one that does not.
         """
         self._fits += 1
-        self.batches = 0
+        self.steps_done = 0
         self.has_left = False
         self.trains = True
         self.variables.forget_traces()
@@ -102,15 +102,15 @@ class Session:
 
     def _behind(self) -> int:
         """How many batches are behind a worker that comes back."""
-        batches = self.workers.batches()
-        if batches is None:
+        steps = self.workers.ended_after()
+        if steps is None:
             try:
                 return self.come_back()
             except FitEnded:
-                batches = self.workers.batches()
-        assert batches is not None
+                steps = self.workers.ended_after()
+        assert steps is not None
         self.has_left = True
-        return batches
+        return steps
 
     def _free(self, names: Sequence[str]) -> None:
         """Free what no worker needs any more; the chief does it for all."""
@@ -178,7 +178,7 @@ class Session:
     def step(self) -> bool:
         """End a step, and get the new weights; return whether one follows."""
         self.workers.beat()
-        self.batches += 1
+        self.steps_done += 1
         try:
             return self.stepped()
         except FitEnded:
@@ -186,10 +186,8 @@ class Session:
             return False
 
     def leave(self, stops: bool = False) -> None:
-        """Have no more data; on the chief, wait for the others and finish.
-
-        Afterwards the chief has the result of all.
-        """
+        """Have no more data; on the chief, wait for the others and finish."""
+        # Afterwards the chief has the result of all.
         if self.has_left:
             return
         self.has_left = True
@@ -207,10 +205,8 @@ class Session:
             self.variables.get()
 
     def end(self, error: BaseException | None) -> None:
-        """End a ``fit``; wait for the others, unless it has failed.
-
-        Afterwards all workers have the same model: that of the chief.
-        """
+        """End a ``fit``; wait for the others, unless it has failed."""
+        # Afterwards all workers have the same model: that of the chief.
         # A process that was broken off may be started again.
         self.connection.finished = error is None
         self.trains = False
@@ -218,7 +214,7 @@ class Session:
             if error is None:
                 self.leave()
                 if self.rank == 0:
-                    self.workers.end(self.batches)
+                    self.workers.end(self.steps_done)
                 else:
                     self.workers.wait_for_end()
         finally:

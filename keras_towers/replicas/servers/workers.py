@@ -25,11 +25,10 @@ class FitEnded(Exception):
 
 
 class Watch(Liveness):
-    """The workers' signs of life, for as long as this worker waits.
+    """The workers' signs of life, for as long as this worker waits."""
 
-    A process that was stopped can still be reached at its address: the kernel
-    answers for it.
-    """
+    # A process that was stopped can still be reached at its address: the kernel
+    # answers for it.
 
     def __init__(
         self, connection: Connection, sign_of: Callable[[int], int | None]
@@ -63,7 +62,7 @@ class Workers:
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
-        # With how many batches the chief has trained on.
+        # With the number of the chief's steps.
         self._ended = f"{name}/ended"
         self._last_beat = -settings.BEAT_S
         self._watch = self._begin_to_watch()
@@ -97,14 +96,14 @@ class Workers:
         """The workers that have."""
         return set(self._of_all("left"))
 
-    def end(self, batches: int) -> None:
-        """Tell that all is over; on the chief only."""
-        self._store.put(self._ended, batches)
+    def end(self, steps: int) -> None:
+        """Tell that all is over, after so many steps; on the chief only."""
+        self._store.put(self._ended, steps)
 
-    def batches(self) -> int | None:
-        """How many the chief has trained on; None if it still does."""
-        batches: int | None = self._store.get(self._ended)
-        return batches
+    def ended_after(self) -> int | None:
+        """After how many steps the chief has ended; None if it has not."""
+        steps: int | None = self._store.get(self._ended)
+        return steps
 
     def end_epoch(self, epoch: int) -> None:
         """Tell that an epoch has ended; on the chief only."""
@@ -123,7 +122,7 @@ class Workers:
         while not self._happened(key):
             self._look_at_chief(watch)
             silent_s = watch.silent_s(0)
-            if self.batches() is not None:
+            if self.ended_after() is not None:
                 return
             if silent_s > self._stall_shutdown_s:
                 raise TowerError(
@@ -170,16 +169,14 @@ class Workers:
                 watch.look()
                 return
             self._look_at_chief(watch)
-            if in_step and self.batches() is not None:
+            if in_step and self.ended_after() is not None:
                 raise FitEnded
 
         return look
 
     def losing(self, lost: Callable[[int], None]) -> Callable[[], None]:
-        """Return what to call every now and then, to learn who is lost.
-
-        It may be called in any thread, and is no sign that ``fit`` goes on.
-        """
+        """Return what to call every now and then, to learn who is lost."""
+        # It may be called in any thread, and is no sign that fit goes on.
         watch = self._begin_to_watch()
         alive = set(self._others)
 
