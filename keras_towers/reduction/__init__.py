@@ -17,7 +17,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``across_ranks``               extends a reduction to several processes
 ``all_reduce``, ``fp16``, ...       hooks: sums between processes
-``SharedMemoryAllReduce(...)``  without loss, between processes on one machine
+``shared_memory``              without loss, between processes on one machine
 ``chain(...)``                 a hook of links (``pack``, ``rounded``,
                                ``error_feedback``) and of another hook
 =============================  ==============================================
@@ -53,7 +53,6 @@ from keras_towers.reduction.ranks import (
     chain,
     sum_over_ranks,
 )
-from keras_towers.reduction.shared_memory import SharedMemoryAllReduce
 from keras_towers.reduction.sums import (
     hierarchical_all_reduce,
     sum_at_variables,
@@ -71,7 +70,6 @@ __all__ = [
     "Link",
     "Reduction",
     "ReductionCrossDeviceOps",
-    "SharedMemoryAllReduce",
     "across_ranks",
     "bf16_shards",
     "chain",

@@ -56,17 +56,14 @@ class TowerExtended(compat.MirroredExtended):
         self._collective_ops = self._cross_device_ops
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        with _not_repeated():
-            return self._on_each_tower(fn, args, kwargs)
-
-    def _on_each_tower(self, fn, args, kwargs):
         in_call = tf.executing_eagerly() and call_lib.current() is not None
-        if in_call and not isinstance(fn, compat.TracedFunction):
-            # Who calls fit() with run_eagerly=True need not be told by
-            # TensorFlow, for every step, to use a tf.function.
-            call = compat.call_for_each_replica
-            return call(self._container_strategy(), fn, args, kwargs)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        with _not_repeated():
+            if in_call and not isinstance(fn, compat.TracedFunction):
+                # Who calls fit() with run_eagerly=True need not be told by
+                # TensorFlow, for every step, to use a tf.function.
+                call = compat.call_for_each_replica
+                return call(self._container_strategy(), fn, args, kwargs)
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         if self._transport.size == 1:

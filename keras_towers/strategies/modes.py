@@ -13,11 +13,7 @@ from keras_towers import reduction
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
-from keras_towers.reduction import (
-    CommunicationHook,
-    CompressionName,
-    shared_memory,
-)
+from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport
 
@@ -174,6 +170,8 @@ def _hook_of(
     devices: Sequence[str],
 ) -> CommunicationHook:
     """Return the communication hook that ``compression`` asks for."""
+    from keras_towers.reduction import shared_memory
+
     on_host = devices_lib.all_on_host(devices)
     if compression is None and on_host and shared_memory.available(transport):
         return shared_memory.SharedMemoryAllReduce()

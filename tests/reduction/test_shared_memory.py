@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.reduction import SharedMemoryAllReduce, shared_memory
-from keras_towers.reduction.shared_memory import MIN_BYTES, available
+from keras_towers.reduction import shared_memory
+from keras_towers.reduction.shared_memory import (
+    MIN_BYTES,
+    SharedMemoryAllReduce,
+    available,
+)
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
