@@ -205,7 +205,7 @@ def _why(
     temporary: str | None,
 ) -> str:
     errors = build_log.errors_in(ended.stdout.splitlines())
-    hint = build_log.hint_for(errors, recipe.hints)
+    hint = build_log.hint_for(errors, recipe.prefix, recipe.title)
     if temporary:
         # These long paths are deleted already, and of no help.
         errors = [line.replace(f"{temporary}/", "") for line in errors]

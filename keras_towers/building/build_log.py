@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-Hints = tuple[tuple[str, str], ...]
-"""Patterns of errors, with advice for each."""
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
 _STEPS = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ERROR = re.compile(
@@ -21,7 +19,35 @@ _NOISE = re.compile(
     r"|legacy-install-failure|command .* failed|ld returned)"
     r"|This error originates from"
 )
-_HINTS: Hints = (
+# Patterns of errors, with advice for each.
+_HINTS = (
+    (
+        r"nccl\.h|Could NOT find NCCL|-lnccl",
+        "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
+        "NVIDIA's repository), set {prefix}_NCCL_HOME to its folder, or build "
+        "without --with-nccl.",
+    ),
+    (
+        r"unsupported GNU version|unsupported Microsoft|unsupported clang",
+        "This CUDA does not support such a new compiler: set CXX to an older "
+        "one.",
+    ),
+    (
+        r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER|cuda_runtime"
+        r"|-lcudart|CUDA library was not found",
+        "The CUDA toolkit is missing or unusable: set {prefix}_CUDA_HOME to "
+        "its folder, or build without --with-nccl.",
+    ),
+    (
+        r"rdma|ibverbs",
+        "Headers of RDMA are installed, but not its libraries: install them "
+        "(Debian and Ubuntu: librdmacm-dev), or remove the headers.",
+    ),
+    (
+        r"tensorflow/\S+: No such file|xla/\S+: No such file|stream_executor",
+        "This TensorFlow lacks a header or a name that {title} needs: the "
+        "build is known to work with TensorFlow 2.20 and 2.21.",
+    ),
     (
         r"mpi\.h|Could NOT find MPI",
         "MPI is missing: apt-get install libopenmpi-dev openmpi-bin, or build "
@@ -87,12 +113,12 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
     return list(found) or [line for line in lines if line.strip()][-limit:]
 
 
-def hint_for(lines: Iterable[str], hints: Hints = ()) -> str | None:
-    """Advice for known errors of one engine or of all, or None."""
+def hint_for(lines: Iterable[str], prefix: str, title: str) -> str | None:
+    """Advice for known errors of an engine's build, or None."""
     text = "\n".join(lines)
-    for pattern, advice in (*hints, *_HINTS):
+    for pattern, advice in _HINTS:
         if re.search(pattern, text):
-            return advice
+            return advice.format(prefix=prefix, title=title)
     return None
 
 

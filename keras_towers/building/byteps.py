@@ -20,8 +20,6 @@ from keras_towers.errors import TowerError
 _HEADERS = Path(__file__).with_name("byteps_headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"
 _BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
-# BytePS imports it by its old name, which Python 3.12 has no longer.
-_RUNTIME = ("setuptools",)
 _PROBE = """
 import json
 import byteps.tensorflow
@@ -64,63 +62,37 @@ class BytePS(Recipe):
         "BYTEPS_USE_MPI",
         "BYTEPS_NCCL_LINK",
     )
-    runtime = _RUNTIME
+    # It imports distutils, which Python 3.12 has no longer.
+    runtime = ("setuptools",)
     probe = _PROBE
-    hints = (
-        (
-            r"nccl\.h|-lnccl",
-            "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
-            "NVIDIA's repository), set BYTEPS_NCCL_HOME to its folder, or "
-            "build without --with-nccl.",
-        ),
-        (
-            r"cuda_runtime|-lcudart|CUDA library was not found",
-            "The CUDA toolkit is missing or unusable: set BYTEPS_CUDA_HOME to "
-            "its folder, or build without --with-nccl.",
-        ),
-        (
-            r"rdma|ibverbs",
-            "Headers of RDMA are installed, but not its libraries: install "
-            "them (Debian and Ubuntu: librdmacm-dev), or remove the headers.",
-        ),
-        (
-            r"tensorflow/\S+: No such file|xla/\S+: No such file"
-            r"|stream_executor",
-            "This TensorFlow lacks a header or a name that BytePS needs: the "
-            "build is known to work with TensorFlow 2.20 and 2.21.",
-        ),
-    )
+
+    def libraries(self) -> list[toolchain.Tool]:
+        if not self.with_nccl:
+            return []
+        return [nvidia.find_cuda(self.prefix), nvidia.find_nccl(self.prefix)]
 
     def tools(self) -> list[toolchain.Tool]:
-        tools = [_processor(), toolchain.find_compiler(), toolchain.find_make()]
-        if self.with_nccl:
-            tools.append(nvidia.find_cuda(self.prefix))
-            tools.append(nvidia.find_nccl(self.prefix))
-        return tools
+        machine = platform.machine()
+        known = machine if machine in ("x86_64", "AMD64") else None
+        problem = (
+            "BytePS is written for x86-64 processors, and this is "
+            f"{machine}: use Horovod (keras-towers install horovod)"
+        )
+        processor = toolchain.Tool("x86-64 processor", known, problem=problem)
+        return [processor, *super().tools()]
 
     def build_tools(self) -> list[str]:
         return list(_BUILD_TOOLS)
 
-    def parts(self) -> dict[str, str]:
-        nccl = ""
-        if self.with_nccl:
-            nccl = ", ".join(
-                f"{tool.path} {tool.version}"
-                for tool in (
-                    nvidia.find_nccl(self.prefix),
-                    nvidia.find_cuda(self.prefix),
-                )
-            )
-        return {
-            # It is compiled for this processor, and may not run on others.
-            "cpu": target.cpu_type(),
-            "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-        }
+    def processor(self) -> str:
+        # It is compiled for this one, and may not run on others.
+        return target.cpu_type()
 
     def environment(
         self, variables: dict[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
         stand_ins = folder / "stand-ins"
+        (stand_ins / "lib").mkdir(parents=True)
         # "." is the root of the sources, which a header here refers to.
         includes = [".", str(_HEADERS / "always")]
         archives = ["numa"]
@@ -139,7 +111,8 @@ class BytePS(Recipe):
             includes.append(str(_HEADERS / "host"))
             archives += ["cudart", "nccl_static"]
         for name in archives:
-            _empty_library(stand_ins / "lib", name)
+            archive = stand_ins / "lib" / f"lib{name}.a"
+            archive.write_bytes(_EMPTY_ARCHIVE)
         put_first(variables, "CPLUS_INCLUDE_PATH", includes)
         put_first(variables, "LIBRARY_PATH", [str(stand_ins / "lib")])
         _add_to_linker(variables, " ".join(filter(None, flags)))
@@ -174,24 +147,6 @@ def has_cuda() -> bool:
     folder = Path(list(spec.submodule_search_locations)[0])
     library = (folder / "tensorflow" / f"c_lib{suffix}").read_bytes()
     return b"libcudart.so" in library
-
-
-def _processor() -> toolchain.Tool:
-    """A processor of the kind that its sources are written for."""
-    name, machine = "x86-64 processor", platform.machine()
-    if machine in ("x86_64", "AMD64"):
-        return toolchain.Tool(name, machine)
-    return toolchain.Tool(
-        name,
-        None,
-        problem=f"BytePS is written for x86-64 processors, and this is "
-        f"{machine}: use Horovod (keras-towers install horovod)",
-    )
-
-
-def _empty_library(folder: Path, name: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"lib{name}.a").write_bytes(_EMPTY_ARCHIVE)
 
 
 def _add_to_linker(variables: dict[str, str], flags: str) -> None:

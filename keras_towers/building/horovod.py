@@ -91,34 +91,9 @@ class Horovod(Recipe):
         "packaging",
     )
     probe = _PROBE
-    hints = (
-        (
-            r"nccl\.h|Could NOT find NCCL",
-            "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
-            "NVIDIA's repository), set HOROVOD_NCCL_HOME to its folder, or "
-            "build without --with-nccl.",
-        ),
-        (
-            r"unsupported GNU version|unsupported Microsoft|unsupported clang",
-            "This CUDA does not support such a new compiler: set CXX to an "
-            "older one.",
-        ),
-        (
-            r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER",
-            "The CUDA toolkit is missing or unusable: set HOROVOD_CUDA_HOME to "
-            "its folder, or build without --with-nccl.",
-        ),
-        (
-            r"tensorflow/\S+: No such file|xla/\S+: No such file",
-            "This TensorFlow lacks a header that Horovod needs: the build is "
-            "known to work with TensorFlow 2.20 and 2.21.",
-        ),
-    )
 
-    def tools(self) -> list[toolchain.Tool]:
-        tools = [toolchain.find_compiler(), toolchain.find_make()]
-        if self.with_mpi:
-            tools.append(toolchain.find_mpi())
+    def libraries(self) -> list[toolchain.Tool]:
+        tools = [toolchain.find_mpi()] if self.with_mpi else []
         if self.with_nccl:
             tools.append(nvidia.find_nvcc(self.prefix))
             tools.append(nvidia.find_nccl(self.prefix))
@@ -128,24 +103,8 @@ class Horovod(Recipe):
         own_cmake = toolchain.find_cmake(self.prefix).path
         return [*_BUILD_TOOLS, *([] if own_cmake else [_CMAKE])]
 
-    def parts(self) -> dict[str, str]:
-        mpi = nccl = ""
-        if self.with_mpi:
-            tool = toolchain.find_mpi()
-            # MPI implementations are not compatible with each other.
-            flags = (
-                toolchain.first_line([tool.path or "mpicxx", "-show"]) or None
-            )
-            mpi = f"{tool.version} {flags}"
-        if self.with_nccl:
-            found = nvidia.find_nccl(self.prefix)
-            nvcc = nvidia.find_nvcc(self.prefix).version
-            nccl = f"{found.path} {found.version}, nvcc {nvcc}"
-        return {
-            "cpu_flags": " ".join(target.cpu_flags(_CPU_FLAGS)),
-            "with_mpi": f"{self.with_mpi} {mpi}".strip(),
-            "with_nccl": f"{self.with_nccl} {nccl}".strip(),
-        }
+    def processor(self) -> str:
+        return " ".join(f"-m{flag}" for flag in target.cpu_flags(_CPU_FLAGS))
 
     def environment(
         self, variables: dict[str, str], folder: Path, tools: Path
@@ -165,8 +124,7 @@ class Horovod(Recipe):
                 mpi: "1",
             }
         )
-        flags = " ".join(f"-m{flag}" for flag in target.cpu_flags(_CPU_FLAGS))
-        if flags:
+        if flags := self.processor():
             # The flags in the cache key, independent of the compiler.
             variables.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
         includes = _includes(folder / "include")

@@ -12,12 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keras_towers.building.toolchain import (
-    Tool,
-    found_or,
-    output_of,
-    which,
-)
+from keras_towers.building.toolchain import Tool, output_of, which
 
 _DEFAULT = "/usr/local/cuda"
 _GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
@@ -44,13 +39,12 @@ def find_nvcc(variables: str) -> Tool:
             if said is not None:
                 found = re.search(r"release [\d.]+", said)
                 return Tool("nvcc", path, found.group() if found else "")
-    return found_or(
+    problem = (
         "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "
         f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
-        "to its folder, or leave out --with-nccl",
-        "nvcc",
-        None,
+        "to its folder, or leave out --with-nccl"
     )
+    return Tool("nvcc", None, problem=problem)
 
 
 def find_cuda(variables: str) -> Tool:
@@ -67,14 +61,14 @@ def find_cuda(variables: str) -> Tool:
     text = _text(home, "cuda_runtime_api.h")
     found = re.search(r"#define CUDART_VERSION +(\d+)", text)
     number = int(found.group(1)) if found else 0
-    return found_or(
+    return Tool(
+        "CUDA runtime",
+        home,
+        f"{number // 1000}.{number % 1000 // 10}" if number else "",
         "CUDA's header cuda_runtime.h, or one that it includes, not found: pip "
         f"install {_PIP_PARTS}; or install NVIDIA's CUDA toolkit of the "
         f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
         "to its folder",
-        "CUDA runtime",
-        home,
-        f"{number // 1000}.{number % 1000 // 10}" if number else "",
     )
 
 
@@ -97,13 +91,13 @@ def find_nccl(variables: str) -> Tool:
         re.search(rf"#define NCCL_{part} (\d+)", text)
         for part in ("MAJOR", "MINOR", "PATCH")
     ]
-    return found_or(
-        f"NCCL's header nccl.h not found: {_GPU} (Debian and Ubuntu: apt-get "
-        "install libnccl-dev from NVIDIA's repository), or set "
-        f"{variables}_NCCL_HOME to its folder",
+    return Tool(
         "NCCL",
         home,
         ".".join(part.group(1) for part in parts if part),
+        f"NCCL's header nccl.h not found: {_GPU} (Debian and Ubuntu: apt-get "
+        "install libnccl-dev from NVIDIA's repository), or set "
+        f"{variables}_NCCL_HOME to its folder",
     )
 
 

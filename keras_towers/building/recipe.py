@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from keras_towers.building.build_log import Hints
+from keras_towers.building import toolchain
 from keras_towers.building.toolchain import Tool
 from keras_towers.subprocesses import NoAnswer, ask_python
 
@@ -56,7 +56,6 @@ class Recipe(ABC):
         sha256: the hash of its source distribution.
         runtime: the packages it imports, besides TensorFlow.
         probe: Python code that imports it, and prints ``Found.parts`` as JSON.
-        hints: patterns of errors in its build log, with advice.
         revision: incremented when the build changes, for new wheels.
         build_variables: the user's variables that affect the build.
         overruled: prefixes of variables that contradict the options.
@@ -70,7 +69,6 @@ class Recipe(ABC):
     sha256: ClassVar[str]
     runtime: ClassVar[tuple[str, ...]]
     probe: ClassVar[str]
-    hints: ClassVar[Hints]
     revision: ClassVar[int]
     build_variables: ClassVar[tuple[str, ...]]
     overruled: ClassVar[tuple[str, ...]]
@@ -78,16 +76,21 @@ class Recipe(ABC):
     with_nccl: bool
 
     @abstractmethod
-    def tools(self) -> list[Tool]:
-        """The tools that the machine must provide."""
+    def libraries(self) -> list[Tool]:
+        """The compilers and libraries of the options that were chosen."""
 
     @abstractmethod
     def build_tools(self) -> list[str]:
         """The requirements that pip installs for the build."""
 
     @abstractmethod
-    def parts(self) -> dict[str, str]:
-        """Versions of what is built in, and what the compiler is told."""
+    def processor(self) -> str:
+        """The instruction sets that the wheel needs."""
+
+    def tools(self) -> list[Tool]:
+        """The tools that the machine must provide."""
+        common = toolchain.find_compiler(), toolchain.find_make()
+        return [*common, *self.libraries()]
 
     def key(self) -> dict[str, str]:
         """Facts that the wheel depends on besides ``target.facts()``."""
@@ -100,7 +103,9 @@ class Recipe(ABC):
             "recipe": str(self.revision),
             self.name: self.version,
             "environment": json.dumps(found, sort_keys=True),
-            **self.parts(),
+            "processor": self.processor(),
+            "options": str(self),
+            **{t.name: f"{t.path} {t.version}" for t in self.libraries()},
         }
 
     @abstractmethod

@@ -29,7 +29,7 @@ int main() { return std::optional<int>(0).value(); }
 
 @dataclass(frozen=True)
 class Tool:
-    """A program that a build needs, or why it cannot be used."""
+    """A program or library of a build; its problem, if ``path`` is None."""
 
     name: str
     path: str | None
@@ -64,13 +64,6 @@ def first_line(command: list[str]) -> str:
     return next(iter((output_of(command) or "").splitlines()), "")
 
 
-def found_or(
-    problem: str, name: str, path: str | None, version: str = ""
-) -> Tool:
-    """Return the tool at a path, or why there is none."""
-    return Tool(name, path, version, "" if path else problem)
-
-
 def find_compiler() -> Tool:
     """Find the C++17 compiler: ``CXX``, or else one of the usual names."""
     name = "C++17 compiler"
@@ -81,7 +74,7 @@ def find_compiler() -> Tool:
     chosen = os.environ.get("CXX")
     path = chosen or which("c++") or which("g++") or which("clang++")
     if not path:
-        return found_or(f"no C++ compiler found: {advice}", name, None)
+        return Tool(name, None, problem=f"no C++ compiler found: {advice}")
     command = shlex.split(path)
     flags = ["-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
     try:
@@ -100,7 +93,7 @@ def find_compiler() -> Tool:
         said = ended.stderr.strip().splitlines()
         why = said[0] if said else f"exit code {ended.returncode}"
     problem = f"{path} does not compile a small C++17 program ({why}): {advice}"
-    return found_or(problem, name, None)
+    return Tool(name, None, problem=problem)
 
 
 def find_make() -> Tool:
@@ -110,7 +103,7 @@ def find_make() -> Tool:
     )
     path = which("make")
     version = first_line([path, "--version"]) if path else ""
-    return found_or(problem, "make", path, version)
+    return Tool("make", path, version, problem)
 
 
 def find_cmake(variables: str) -> Tool:
@@ -121,7 +114,7 @@ def find_cmake(variables: str) -> Tool:
     found = re.search(r"(\d+)\.(\d+)", version)
     usable = found and tuple(map(int, found.groups())) >= CMAKE_AT_LEAST
     problem = f"CMake {at_least} or newer not found: pip install cmake"
-    return found_or(problem, "CMake", path if usable else None, version)
+    return Tool("CMake", path if usable else None, version, problem)
 
 
 def find_mpi() -> Tool:
@@ -131,13 +124,13 @@ def find_mpi() -> Tool:
     if not which("mpicc"):
         path = None  # The build needs both the C++ and the C wrapper.
     launcher = which("mpirun") or "mpirun"
-    return found_or(
-        "no MPI for development found (mpicxx and mpicc): install one (Debian "
-        "and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or leave out "
-        "--with-mpi",
+    return Tool(
         "MPI",
         path,
         first_line([launcher, "--version"]) if path else "",
+        "no MPI for development found (mpicxx and mpicc): install one (Debian "
+        "and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or leave out "
+        "--with-mpi",
     )
 
 
