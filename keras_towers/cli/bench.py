@@ -14,7 +14,7 @@ from keras_towers.bench.compare import Comparison, check_file
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import ROWS, Row
 from keras_towers.bench.runner import FIRST_STEPS, Setting
-from keras_towers.cli.refusing import refusing
+from keras_towers.cli import refusing
 
 
 class Device(StrEnum):

@@ -5,20 +5,26 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.progress import TaskProgressColumn as Percentage
+from rich.progress import (
+    BarColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Bar
 from typer.core import TyperGroup
 
-from keras_towers.cli.refusing import refuse
+from keras_towers.cli import refuse
 from keras_towers.system import handled
 
 if TYPE_CHECKING:
+    from keras_towers.building.build import Progress
     from keras_towers.building.recipe import Recipe
 
 
@@ -116,7 +122,10 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     command = f"install {recipe.name}"
     found = None
     try:
-        with _ended_cleanly(), _progress(console) as tell:
+        # Compilers run in a process group of their own, and would go on.
+        numbers = [signal.SIGTERM, signal.SIGHUP]
+        as_ctrl_c = handled(numbers, signal.default_int_handler)
+        with as_ctrl_c, _progress(console) as tell:
             if wheel_only:
                 writable(wheel_only, "give another one to --wheel-only")
             built = build.build(recipe, tell, rebuild)
@@ -148,48 +157,27 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     console.print("Check it: keras-towers doctor --self-test", style="dim")
 
 
-def _ended_cleanly() -> AbstractContextManager[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C.
-
-    Compilers run in a separate process group and would otherwise go on.
-    """
-    return handled([signal.SIGTERM, signal.SIGHUP], signal.default_int_handler)
-
-
 @contextmanager
-def _progress(console: Console) -> Iterator:
+def _progress(console: Console) -> Iterator[Progress]:
     """Yield a function that shows progress: as a bar, or in a few lines."""
-    if not console.is_terminal:
-        yield _plain(console)
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        Percentage(),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("checking this machine", total=None)
+    quiet = not console.is_terminal
+    told = set()
+    with Bar(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("checking this machine", total=None)
 
         def tell(what: str, share: float | None) -> None:
-            total = None if share is None else 1.0
-            progress.update(
-                task, description=what, completed=share or 0, total=total
-            )
+            total, done = None if share is None else 1.0, share or 0
+            bar.update(task, description=what, completed=done, total=total)
+            quarter = int(done * 4)
+            if quiet and (what, quarter) not in told:
+                told.add((what, quarter))
+                percent = f" {quarter * 25}%" if quarter else ""
+                console.print(f"{what}{percent}", soft_wrap=True)
 
         yield tell
-
-
-def _plain(console: Console):
-    """Print a line at the start of each task and at each quarter of it."""
-    told = set()
-
-    def tell(what: str, share: float | None) -> None:
-        quarter = int((share or 0) * 4)
-        if (what, quarter) in told:
-            return
-        told.add((what, quarter))
-        percent = f" {quarter * 25}%" if quarter else ""
-        console.print(f"{what}{percent}", soft_wrap=True)
-
-    return tell

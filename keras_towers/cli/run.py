@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
 
+from keras_towers.cli import refusing
 from keras_towers.cli import run_options as options
-from keras_towers.cli.refusing import refusing
-from keras_towers.cli.tf_tasks import tf_tasks
 from keras_towers.errors import TowerError
 from keras_towers.launching import inside
 from keras_towers.launching.elastic import elastic_options, run_elastic
@@ -71,7 +70,7 @@ def run(
         }
         elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
         named = _hosts(hosts, hostfile)
-        tasks = tf_tasks(strategy, ps, workers, processes, only_fixed)
+        tasks = _tf_tasks(strategy, ps, workers, processes, only_fixed)
         if tasks:
             processes = sum(tasks.values())
         # Where another launcher started this process, it may be a rank itself.
@@ -84,10 +83,6 @@ def run(
             processes = sum(named.values())
         if not elastic and processes is None and rank is None:
             raise TowerError("give the number of processes: -np N")
-        numbers = {"-np": processes, "--min-np": min_np, "--max-np": max_np}
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise TowerError(f"{name} must be at least 1, not {value}")
         _check_script(command[0], module)
         here = None
         if not (elastic or named or processes or tasks):
@@ -205,3 +200,56 @@ def _servers(
             "that this command starts: give -np, and -H for other machines"
         )
     return servers
+
+
+def _tf_tasks(
+    strategy: str | None,
+    ps: int | None,
+    workers: int | None,
+    processes: int | None,
+    others: Mapping[str, object],
+) -> dict[str, int] | None:
+    """Return the number of tasks of each role, None without the runtime.
+
+    Args:
+        others: options of other kinds of jobs, by name; None: not given.
+    """
+    known = STRATEGIES.get(strategy or "")
+    roles = known.roles if known else ()
+    if (ps, workers) == (None, None) and (not roles or processes == 1):
+        return None
+    if known and not roles:
+        raise TowerError(
+            f"--ps and --workers are not for the strategy {strategy}, whose "
+            "processes are connected otherwise: give -np N"
+        )
+    if known and ps and "ps" not in roles:
+        raise TowerError(
+            f"the strategy {strategy} has no use for parameter servers: leave "
+            "out --ps"
+        )
+    if "ps" in roles and not ps:
+        raise TowerError(
+            f"the strategy {strategy} needs parameter servers: --ps 1 "
+            f"--workers {workers or processes or 'N'}"
+        )
+    if processes and (ps or workers):
+        raise TowerError(
+            "give --workers for the processes that train, instead of -np"
+        )
+    count = workers or processes
+    if not count:
+        raise TowerError("give the number of processes that train: --workers N")
+    if inside.rank_to_be(None):
+        raise TowerError(
+            "another launcher started this process as one of several, each of "
+            "which would start a cluster: start it once, without that launcher"
+        )
+    for name, given in others.items():
+        if given is not None:
+            raise TowerError(
+                f"{name} is not for jobs on TensorFlow's own runtime, whose "
+                "tasks are started on this machine only. On several machines, "
+                "start the script on each with TF_CONFIG"
+            )
+    return {"ps": ps, "worker": count} if ps else {"worker": count}

@@ -23,6 +23,7 @@ Processes = Annotated[
     typer.Option(
         "-np",
         "--num-proc",
+        min=1,
         metavar="N",
         help="Number of processes. Default: the slots of the hosts that are "
         "named or that a cluster has allocated.",
@@ -131,6 +132,7 @@ Ps = Annotated[
     int | None,
     typer.Option(
         "--ps",
+        min=1,
         metavar="N",
         help="Number of parameter servers.",
         show_default=False,
@@ -140,6 +142,7 @@ Ps = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
+        min=1,
         metavar="N",
         help="Number of processes that train. Each task finds the others by "
         "TF_CONFIG.",
@@ -150,13 +153,16 @@ Workers = Annotated[
 MinNp = Annotated[
     int | None,
     typer.Option(
+        min=1,
         help="Minimum number of ranks.",
         rich_help_panel=_ELASTIC,
     ),
 ]
 MaxNp = Annotated[
     int | None,
-    typer.Option(help="Maximum number of ranks.", rich_help_panel=_ELASTIC),
+    typer.Option(
+        min=1, help="Maximum number of ranks.", rich_help_panel=_ELASTIC
+    ),
 ]
 HostDiscoveryScript = Annotated[
     Path | None,

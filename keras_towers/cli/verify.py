@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from keras_towers import user_functions
+from keras_towers.cli import refuse
+from keras_towers.errors import CompatibilityError, TowerError
+
 if TYPE_CHECKING:
     from keras_towers.verification.report import Report
 
@@ -45,13 +49,10 @@ def verify(
     The exit code is 0 if it does, 1 if it does not, and 2 if that cannot be
     found out.
     """
-    from keras_towers.errors import CompatibilityError, TowerError
+    from keras_towers import verify as ask
 
     try:
-        built = _built(target)
-        from keras_towers import verify as ask
-
-        model, *data = built
+        model, *data = _built(target)
         report = ask(
             model,
             *data,
@@ -62,8 +63,7 @@ def verify(
             average=not summed,
         )
     except (TowerError, CompatibilityError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
+        refuse("verify", error)
     if as_json:
         typer.echo(json.dumps(_told(report), indent=2))
     else:
@@ -83,15 +83,7 @@ def _told(report: Report) -> dict[str, Any]:
 
 
 def _built(target: str) -> tuple[Any, ...]:
-    """Call the function that is named; return what it gives.
-
-    Raises:
-        TowerError: there is no such function, it fails, or it returns
-            something else than a model and data.
-    """
-    from keras_towers import user_functions
-    from keras_towers.errors import TowerError
-
+    """Call the function that is named, or raise ``TowerError``."""
     built = user_functions.call(target)
     if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
         raise TowerError(

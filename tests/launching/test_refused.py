@@ -34,7 +34,6 @@ def refused(options):
     ("options", "said"),
     [
         ("", "give the number of processes: -np N"),
-        ("-np 0", "-np must be at least 1, not 0"),
         ("-np 2 none.py", "script not found: none.py"),
         ("-np 2 python", "give the script itself, without 'python'"),
         ("-np 2 -H a:b", "-H takes host:slots,"),
@@ -52,7 +51,6 @@ def refused(options):
         ("-np 1 --output s.py/a", "s.py/a (Not a directory): give"),
         # Jobs on TensorFlow's runtime.
         ("--ps 1", "processes that train: --workers N"),
-        ("--ps 0 --workers 2", "--ps must be at least 1, not 0"),
         ("--ps 1 -np 2", "--workers for the processes that train"),
         ("--ps 1 --workers 2 -H a:3", "-H is not for jobs on TensorF"),
         ("--ps 1 --workers 2 --min-np 1", "--min-np is not for jobs on"),
@@ -62,7 +60,6 @@ def refused(options):
         (PEERS, "give the number of processes that train"),
         (f"-np 2 --ssh-port 22 {PEERS}", "--ssh-port is not for jobs"),
         # Elastic jobs.
-        ("--min-np 0", "--min-np must be at least 1, not 0"),
         ("--min-np 3 --max-np 2", "smallest first"),
         ("--min-np 3 -np 2", "smallest first"),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
@@ -78,6 +75,13 @@ def refused(options):
 )
 def test_one_line_says_why(options, said):
     assert said in refused(options)
+
+
+@pytest.mark.parametrize("option", ["-np", "--ps", "--workers", "--min-np"])
+def test_numbers_are_positive(option):
+    result = CliRunner().invoke(app, ["run", option, "0", "s.py"])
+    assert result.exit_code == 2
+    assert f"'{option}'" in result.output and "x>=1" in result.output
 
 
 @pytest.mark.parametrize(
