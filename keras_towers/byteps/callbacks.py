@@ -17,15 +17,12 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(
     callbacks.BroadcastGlobalVariablesCallback
 ):
-    __doc__ = callbacks.BroadcastGlobalVariablesCallback.__doc__
     _transport = staticmethod(transport)
 
 
 class MetricAverageCallback(callbacks.MetricAverageCallback):
-    __doc__ = callbacks.MetricAverageCallback.__doc__
     _transport = staticmethod(transport)
 
 
 class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
-    __doc__ = rates.LearningRateWarmupCallback.__doc__
     _transport = staticmethod(transport)

@@ -9,9 +9,9 @@ from typing import Any
 import byteps.tensorflow as bps
 import tensorflow as tf
 
-from keras_towers.dropin import models
-from keras_towers.dropin.values import (
+from keras_towers.dropin import (
     check_compression,
+    models,
     plain,
     refuse_global_variables,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,9 +10,8 @@ import byteps.tensorflow as bps
 import keras
 
 from keras_towers.byteps.functions import compressed_sums, init, transport
-from keras_towers.dropin import models
+from keras_towers.dropin import check_compression, models
 from keras_towers.dropin.optimizer import Reducer, distribute
-from keras_towers.dropin.values import check_compression
 from keras_towers.reduction import divided, sum_over_ranks
 
 
@@ -93,9 +93,8 @@ def load_model(
         The model.
     """
     return models.load_model(
-        DistributedOptimizer,
+        functools.partial(DistributedOptimizer, compression=compression),
         filepath,
         custom_optimizers,
         custom_objects,
-        compression,
     )

@@ -1,1 +1,46 @@
 """The common base of the drop-ins for Horovod's and BytePS's modules."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import keras
+
+from keras_towers.errors import TowerError
+
+
+def plain(variable: Any) -> Any:
+    """Return the ``tf.Variable`` inside a Keras variable."""
+    if isinstance(variable, keras.Variable):
+        return variable.value
+    return variable
+
+
+def variable_key(variable: Any) -> int:
+    """Return a key that identifies a Keras or TensorFlow variable."""
+    return id(plain(variable))
+
+
+def check_compression(compression: Any, called: str) -> None:
+    """Refuse an object without ``compress`` and ``decompress``."""
+    if not all(
+        callable(getattr(compression, method, None))
+        for method in ("compress", "decompress")
+    ):
+        raise TowerError(
+            f"compression is {compression!r}, which cannot compress and "
+            f"decompress. Give {called}.Compression.none or "
+            f"{called}.Compression.fp16."
+        )
+
+
+def refuse_global_variables(called: str, root_rank: Any) -> NoReturn:
+    """Raise the error of ``broadcast_global_variables``."""
+    raise TowerError(
+        f"broadcast_global_variables({root_rank}) is not possible: "
+        "TensorFlow 2 keeps no list of all variables. Name them: "
+        f"{called}.broadcast_variables(model.weights + "
+        f"model.optimizer.variables, root_rank={root_rank}). In fit, use "
+        f"callbacks=[{called}.callbacks."
+        f"BroadcastGlobalVariablesCallback({root_rank})]."
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin.values import plain, variable_key
+from keras_towers.dropin import plain, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.meeting import check

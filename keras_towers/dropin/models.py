@@ -83,10 +83,9 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None,
     custom_objects: dict[str, Any] | None,
-    compression: Any,
     **kwargs: Any,
 ) -> keras.Model:
-    """Load a model for the ``load_model`` of a drop-in; see there."""
+    """Load a model and give its optimizer to ``distributed``."""
     names = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(
         filepath, custom_objects={**names, **(custom_objects or {})}, **kwargs
@@ -96,7 +95,7 @@ def load_model(
         return model
     if not compat.trained_by(optimizer) and model.trainable_variables:
         optimizer = model.optimizer = _with_state_of_h5(model, filepath)
-    distributed(optimizer, compression=compression)
+    distributed(optimizer)
     _adapt(model)
     return model
 

@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin import variable_key
 from keras_towers.dropin.passes import Passes
-from keras_towers.dropin.values import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers

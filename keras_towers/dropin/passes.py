@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.dropin.values import variable_key
+from keras_towers.dropin import variable_key
 
 
 class Passes:

@@ -22,17 +22,14 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(
     callbacks.BroadcastGlobalVariablesCallback
 ):
-    __doc__ = callbacks.BroadcastGlobalVariablesCallback.__doc__
     _transport = HorovodTransport
 
 
 class MetricAverageCallback(callbacks.MetricAverageCallback):
-    __doc__ = callbacks.MetricAverageCallback.__doc__
     _transport = HorovodTransport
 
 
 class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
-    __doc__ = rates.LearningRateWarmupCallback.__doc__
     _transport = HorovodTransport
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.dropin import models
-from keras_towers.dropin.values import plain, refuse_global_variables
+from keras_towers.dropin import models, plain, refuse_global_variables
 from keras_towers.transport.horovod import HorovodTransport, connect
 
 _OfTensors = Callable[..., list[tf.Tensor]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -149,10 +150,9 @@ def load_model(
     """
     del legacy_opts
     return models.load_model(
-        DistributedOptimizer,
+        functools.partial(DistributedOptimizer, compression=compression),
         filepath,
         custom_optimizers,
         custom_objects,
-        compression,
         **kwargs,
     )

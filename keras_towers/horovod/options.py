@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers.dropin.values import check_compression, variable_key
+from keras_towers.dropin import check_compression, variable_key
 from keras_towers.errors import TowerError
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +14,15 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.dropin import variable_key
 from keras_towers.dropin.optimizer import Reducer
-from keras_towers.dropin.values import variable_key
 from keras_towers.errors import TowerError
-from keras_towers.horovod.matching import Matching
 from keras_towers.horovod.options import Options
-from keras_towers.meeting import check
+from keras_towers.meeting import check, watch
 from keras_towers.reduction import divided
+
+# Greater than any number that stands for gradients; these are positive.
+_BEYOND = 2**32 + 2
 
 
 class GradientReducer(Reducer):
@@ -30,7 +34,6 @@ class GradientReducer(Reducer):
     gradients.
 
     Args:
-        options: how to reduce.
         key: the same on all ranks, and of no other reducer whose reductions
             may run at the same time; None: a number.
     """
@@ -42,7 +45,6 @@ class GradientReducer(Reducer):
         super().__init__(options.sparse_as_dense)
         self.options = options
         self._key = key
-        self._matching: Matching | None = None
         self._eager: dict[Any, Any] = {}
 
     def communicates(self) -> bool:
@@ -95,20 +97,80 @@ class GradientReducer(Reducer):
         groups: list[list[int]],
         paths: list[tuple[str, str]],
     ) -> list[Any]:
-        def reduction() -> list[Any]:
-            return self._reduce_groups(grads, names, groups)
-
+        """Reduce gradients, or fail on all ranks if theirs differ."""
         if compat.in_xla_context(tf.compat.v1.get_default_graph()):
-            return reduction()
-        if self._matching is None:
-            assert self._key is not None
-            self._matching = Matching(self._key, self.options.process_set)
+            return self._reduce_groups(grads, names, groups)
         described = []
         for grad, name, path in zip(grads, names, paths, strict=True):
             sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
             kind = f"{sparse}{grad.dtype.name} as {name}"
             described.append((f"{path[1]} {kind}", f"{' '.join(path)} {kind}"))
-        return self._matching.reduce(described, grads, reduction)
+        with tf.control_dependencies([self._alike(described)]):
+            reduced = self._reduce_groups(grads, names, groups)
+        begun, ended = self._counts
+        with tf.device("CPU:0"):
+            # From here on this rank only waits.
+            with tf.control_dependencies(_tensors(grads)):
+                number = begun.assign_add(1)
+            with tf.control_dependencies(_tensors(reduced)):
+                ended.assign(number, read_value=False)
+        return reduced
+
+    @functools.cached_property
+    def _counts(self) -> tuple[tf.Variable, tf.Variable]:
+        """How many reductions were begun, and how many ended."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            begun, ended = (
+                tf.Variable(0, dtype=tf.int64, trainable=False)  # pyright: ignore[reportArgumentType]
+                for _ in range(2)
+            )
+        # Counts are compared between ranks: all have to take part.
+        if self.options.process_set.process_set_id == 0:
+            watch.counters.append(
+                lambda: (int(begun.numpy()), int(ended.numpy()))
+            )
+        return begun, ended
+
+    def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
+        """Compare the gradients of all ranks; needs nothing of the step."""
+        # If ranks had gradients of different names, each would wait for what
+        # the others never send. A number stands for them, of which the ranks
+        # take the maximum: a rank that has joined takes no part in that.
+        same = "\n".join(kind for kind, _ in described)
+        digest = zlib.crc32(same.encode()) + 1
+        name = f"keras_towers_alike_{self._key}"
+        with tf.device("CPU:0"):
+            # In a loop no comparison begins before the last step has ended;
+            # and TensorFlow's constant folding would run that of a constant.
+            ended = self._counts[1] >= 0
+            mine = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            highest, lowest = tf.unstack(
+                hvd.allreduce(
+                    tf.stack([mine, _BEYOND - mine]),
+                    op=hvd.Max,
+                    name=name,
+                    process_set=self.options.process_set,
+                    ignore_name_scope=True,
+                )
+            )
+
+            def difference() -> str:
+                processes = self.options.process_set
+                return check.unlike_gradients(
+                    hvd.allgather_object(
+                        list(described), name=name, process_set=processes
+                    )
+                )
+
+            def fail() -> tf.Tensor:
+                text = tf.numpy_function(difference, [], tf.string)
+                failed = tf.debugging.Assert(False, [text])
+                with tf.control_dependencies([failed]):
+                    return tf.constant(False)
+
+            return tf.cond(
+                highest + lowest == _BEYOND, lambda: tf.constant(True), fail
+            )
 
     def _reduce_groups(
         self, grads: list[Any], names: list[str], groups: list[list[int]]
@@ -245,6 +307,10 @@ def _path(variable: Any) -> tuple[str, str]:
     """A variable's path, without the numbers that differ, and its shape."""
     path = getattr(variable, "path", None) or _name(variable)
     return check.unnumbered(path), str(list(variable.shape))
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return tf.nest.flatten(list(values), expand_composites=True)
 
 
 def _is_elastic() -> bool:

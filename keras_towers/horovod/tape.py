@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.dropin.values import variable_key
+from keras_towers.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.horovod.functions import prepare_process
 from keras_towers.horovod.options import Options, checked, layers_in
