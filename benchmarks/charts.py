@@ -63,7 +63,10 @@ def draw_results(document: dict[str, Any]) -> Figure:
         layout="constrained",
     )
     grid = figure.subplots(
-        len(panels), len(columns), squeeze=False, height_ratios=heights
+        *(len(panels), len(columns)),
+        squeeze=False,
+        sharey="row",
+        height_ratios=heights,
     )
     for across, (key, results) in zip(grid, panels.items(), strict=True):
         for axes, (name, factor, title) in zip(across, columns, strict=True):
@@ -71,10 +74,8 @@ def draw_results(document: dict[str, Any]) -> Figure:
             axes.set_title(title, fontsize=9)
         model, count = key
         noun = "replica" if count == 1 else "replicas"
-        across[0].set_title(f"{model}, {count} {noun}: {columns[0][2]}")
-        across[0].title.set_fontsize(9)
-        for axes in across[1:]:
-            axes.set_yticklabels([])
+        title = f"{model}, {count} {noun}: {columns[0][2]}"
+        across[0].set_title(title, fontsize=9)
     settings, repeats = document["settings"], document["settings"]["repeats"]
     often = f"median of {repeats} runs" if repeats > 1 else "one run each"
     figure.supxlabel(
@@ -102,36 +103,31 @@ def _draw_panel(
 ) -> None:
     """Draw a bar for each row, its range, and its value behind both."""
     for place, result in enumerate(results):
-        default = kind(result["row"]) == "default"
-        if not result.get(name):
-            why = "failed" if result["failed"] else "does not count"
-            if result["failed"] or result["reason"]:
-                axes.text(0, place, f" {why}", va="center", fontsize=8)
-            continue
+        why = "failed" if result["failed"] else "does not count"
+        if not result.get(name) and (result["failed"] or result["reason"]):
+            axes.text(0, place, f" {why}", va="center", fontsize=8)
+    bars = [(k, result) for k, result in enumerate(results) if result.get(name)]
+    for place, result in bars:
         low, median, high = (
             factor * result[name][key] for key in ("low", "median", "high")
         )
-        colour = KINDS[kind(result["row"])][0]
-        axes.barh(place, median, color=colour, height=0.72)
+        colour, _ = KINDS[kind(result["row"])]
+        error = [[median - low], [high - median]]
+        bar = axes.barh(
+            place, median, 0.72, xerr=error, color=colour, ecolor="#444444"
+        )
         if name == "step_ms" and result["cost_ms"]:
             compute = max(0, median - max(0, result["cost_ms"]["median"]))
-            axes.barh(place, compute, color="#000000", alpha=0.35, height=0.72)
-        axes.plot([low, high], [place, place], color="#444444", lw=0.9)
-        axes.annotate(
-            f"{median:.2f}" if median < 10 else f"{median:.1f}",
-            (max(high, median), place),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            weight="bold" if default else "normal",
-        )
+            axes.barh(place, compute, 0.72, color="#000000", alpha=0.35)
+        decimals = 2 if median < 10 else 1
+        axes.bar_label(bar, fmt=f"%.{decimals}f", padding=3, fontsize=8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False, labelsize=8)
     axes.set_yticks(range(len(results)), [r["row"] for r in results])
-    for label, result in zip(axes.get_yticklabels(), results, strict=True):
+    # Only the first panel of several has labels.
+    for label, result in zip(axes.get_yticklabels(), results, strict=False):
         bold = kind(result["row"]) == "default"
-        label.set(fontsize=8, weight="bold" if bold else "normal")
+        label.set_weight("bold" if bold else "normal")
     axes.set_ylim(len(results) - 0.5, -0.5)
     # Room for the values.
     axes.set_xlim(0, axes.get_xlim()[1] * 1.25)

@@ -92,10 +92,11 @@ class Row:
 
     def launcher(self, processes: int) -> list[str]:
         """Options of ``keras-towers run`` that start the processes."""
-        if self.engine == "byteps":
-            return ["-np", str(processes), "--servers", "1"]
         if self.engine:
-            return ["-np", str(processes)]
+            # On this machine, also in an allocation of others.
+            number = ["-np", str(processes), "-H", f"localhost:{processes}"]
+            byteps = self.engine == "byteps"
+            return [*number, *(["--servers", "1"] if byteps else [])]
         servers = ["--ps", str(self.servers)] if self.servers else []
         return [*servers, "--workers", str(processes)]
 

@@ -15,6 +15,7 @@ from typing import Any
 from keras_towers import subprocesses
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments import LAUNCHERS
 from keras_towers.meeting.store import FileStore
 
 # The first steps, each of which waits for its loss.
@@ -31,6 +32,11 @@ _ONE_CORE = {
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
 }
+# Prefixes of variables of a job that this may run in.
+_OTHER_JOBS = (
+    *("DMLC_", "HOROVOD_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG"),
+    *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
+)
 # Ranks that exchange gradients end with equal weights, bit-identical with most
 # engines. Without an exchange they differ far more than this.
 _SAME_WEIGHTS = 1e-5
@@ -170,14 +176,15 @@ def run_workers(
             "folder": folder,
         }
         # So that workers find this package, and what runs it, in any folder.
-        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+        outer = own_environment()
+        path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
         worker = ["-m", setting.worker, json.dumps(task)]
         ended = subprocesses.run(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
             {
                 "TF_CPP_MIN_LOG_LEVEL": "2",
-                **os.environ,
+                **outer,
                 "KERAS_BACKEND": "tensorflow",
                 "PYTHONPATH": os.pathsep.join(filter(None, path)),
                 **environment,
@@ -195,6 +202,15 @@ def run_workers(
         if None in results:
             raise WorkerFailed("a process wrote no result")
         return results
+
+
+def own_environment() -> dict[str, str]:
+    """Return this process's variables, without those of a job around it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OTHER_JOBS)
+    }
 
 
 def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:

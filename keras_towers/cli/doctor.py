@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor import self_test as tests
 from keras_towers.doctor.checks import INSTALL_HOROVOD, Finding, Status, look
 
 _MARKS = {
@@ -28,7 +27,7 @@ def doctor(
         typer.Option(
             "--self-test",
             help="Also train in two processes, over TensorFlow, parameter "
-            "servers and Horovod, and compare the weights with those of one "
+            "servers and Horovod, and compare the losses with those of one "
             "process (about a minute).",
         ),
     ] = False,
@@ -47,15 +46,14 @@ def doctor(
     _show(console, findings)
     outputs = []
     if self_test:
-        so_far = list(findings)
-        for over in tests.OVER:
-            with console.status("training"):
-                tested, text = _self_test(over, so_far)
-            findings.append(tested)
-            _show(console, [tested])
-            if text:
-                outputs.append(text)
-                console.print(text, style="dim", markup=False)
+        with console.status("training"):
+            tested = _self_test(findings)
+        _show(console, [finding for finding, _ in tested])
+        for finding, output in tested:
+            findings.append(finding)
+            if output:
+                outputs.append(output)
+                console.print(output, style="dim", markup=False)
     bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
@@ -68,17 +66,21 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _self_test(over: str, findings: list[Finding]) -> tuple[Finding, str]:
-    """Run it, if what it needs was found to work."""
+def _self_test(findings: list[Finding]) -> list[tuple[Finding, str]]:
+    """Run it, as far as what it needs was found to work."""
+    from keras_towers.doctor import self_test
+
     horovod = next((f for f in findings if f.name == "Horovod"), None)
     there = horovod and horovod.state in (Status.OK, Status.WARNING)
-    advice = ""
-    if over == "Horovod" and not there:
-        advice = f"Horovod is needed for its self-test: {INSTALL_HOROVOD}."
-    if advice or any(f.state is Status.BAD for f in findings):
+    healthy = all(f.state is not Status.BAD for f in findings)
+    able = [o for o in self_test.OVER if healthy and (there or o != "Horovod")]
+    tested = self_test.run(able) if able else []
+    needed = f"Horovod is needed for its self-test: {INSTALL_HOROVOD}."
+    for over in (o for o in self_test.OVER if o not in able):
+        advice = needed if over == "Horovod" and not there else ""
         name, bad = f"over {over}", Status.BAD
-        return Finding("Self-test", name, "not run", bad, advice), ""
-    return tests.run(over)
+        tested.append((Finding("Self-test", name, "not run", bad, advice), ""))
+    return tested
 
 
 def _show(console: Console, findings: list[Finding]) -> None:

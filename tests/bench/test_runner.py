@@ -6,6 +6,7 @@ from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs
 from keras_towers.bench.runner import Cell, Setting, WorkerFailed, combine
+from keras_towers.meeting import environments
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
 
@@ -62,3 +63,12 @@ def test_row_that_exchanges_nothing_is_found_out(other):
     with pytest.raises(WorkerFailed, match="gradients were not exchanged"):
         combine(ranks, alone=False)
     assert combine(ranks, alone=True)["losses"] == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("launcher", environments.LAUNCHERS)
+def test_the_job_around_it_is_hidden(launcher, monkeypatch):
+    """A benchmark may run in a pod, or as a process of torchrun."""
+    for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
+        monkeypatch.setenv(name, "2")
+    assert environments.detect() is not None
+    assert environments.detect(runner.own_environment()) is None

@@ -1,20 +1,20 @@
 """``keras-towers doctor`` on machines in different states of health."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers import compat
+from keras_towers import compat, subprocesses
+from keras_towers.bench.runner import Cell, Sample
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe, self_test
 from keras_towers.doctor.checks import Finding, Status
-from keras_towers.meeting import environments
+from keras_towers.subprocesses import Ended
 from tests.kit import warm
 
 FACTS = {
@@ -118,20 +118,20 @@ def test_this_environment(forked_processes):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "passed", "said"),
+    ("losses", "error", "passed", "said"),
     [
-        ([1.0, 1.0], True, "difference of a weight"),
-        ([1.0, 1.1], False, "the processes' weights differ by 1.0e-01"),
-        ([2.0, 2.0], False, "1.0e+00"),
-        ([np.nan, np.nan], False, "nan"),
-        ([1.0], False, "rank1 wrote no weights"),
+        ([2.0, 1.0], "", True, "difference of a loss to one process 0.0e+00"),
+        ([2.0, 1.1], "", False, "1.0e-01"),
+        ([np.nan, 1.0], "", False, "nan"),
+        ([], "no such library", False, "a job of 2 processes failed"),
     ],
 )
-def test_how_weights_are_compared(ranks, passed, said, tmp_path):
-    np.savez(tmp_path / "alone.npz", np.ones(3))
-    for rank, value in enumerate(ranks):
-        np.savez(tmp_path / f"rank{rank}.npz", np.full(3, value))
-    result, text = self_test.compare(tmp_path)
+def test_how_losses_are_compared(losses, error, passed, said):
+    alone, job = (
+        Sample(Cell("small", "plain", 1, 0), {"losses": of}, text)
+        for of, text in (([2.0, 1.0], ""), (losses, error))
+    )
+    result, text = self_test.compare(alone, job)
     assert result == passed and said in text
 
 
@@ -147,9 +147,9 @@ def test_how_weights_are_compared(ranks, passed, said, tmp_path):
 def test_two_processes_here(over, forked, monkeypatch):
     for name, value in warm.environment(forked).items():
         monkeypatch.setenv(name, value)
-    finding, output = self_test.run(over)
+    ((finding, output),) = self_test.run([over])
     assert finding.state is Status.OK, output
-    assert "largest difference of a weight" in finding.value
+    assert "largest difference of a loss" in finding.value
 
 
 @pytest.mark.parametrize(
@@ -164,25 +164,18 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
     state = Status.OK if passed else Status.BAD
     finding = Finding("Self-test", "it", "how far apart", state)
     output = "" if passed else "[a] traceback"
-    monkeypatch.setattr(self_test, "run", lambda over: (finding, output))
+    monkeypatch.setattr(self_test, "run", lambda able: [(finding, output)])
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
 
 
-def test_a_job_that_hangs_is_ended(monkeypatch):
-    hang = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(self_test, "_launcher", lambda strategy: hang)
-    monkeypatch.setattr(self_test.sys, "executable", "true")
-    finding, _ = self_test.run("Horovod", timeout_s=1)
+def test_a_process_that_fails_is_told_of(monkeypatch):
+    def fail(command, timeout_s, environment, grace_s):
+        return Ended(None, "", "")
+
+    monkeypatch.setattr(subprocesses, "run", fail)
+    ((finding, output),) = self_test.run(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
-    assert finding.value.startswith("a job of 2 processes did not end in 1 s")
-
-
-@pytest.mark.parametrize("launcher", environments.LAUNCHERS)
-def test_the_job_around_it_is_hidden(launcher, monkeypatch):
-    """The doctor may run in a pod, or as a process of torchrun."""
-    for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
-        monkeypatch.setenv(name, "2")
-    assert environments.detect() is not None
-    assert environments.detect(self_test.environment()) is None
+    assert finding.value == "one process failed"
+    assert "no result after 1 seconds" in output
