@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +18,13 @@ from keras_towers.timeline.phases import Calls
 from keras_towers.timeline.ranks import HOST, OfRank, rows_of, towers_of
 
 
-class Event(NamedTuple):
-    """A bar of the trace.
-
-    Attributes:
-        row: ``HOST``, or 1 + the tower's index in its process.
-        begin: in seconds since 1970, as ``end``.
-        facts: more to show, by name.
-    """
-
-    name: str
-    rank: int
-    row: int
-    begin: float
-    end: float
-    facts: dict[str, Any] = {}
-
-
 def write(path: Path, ranks: Sequence[OfRank], last: int) -> None:
     """Write the events of the last steps, or calls, of ranks on one clock."""
-    events = sorted(_events(ranks, last), key=lambda event: event.begin)
-    start = events[0].begin if events else 0.0
+    events = sorted(_events(ranks, last), key=lambda event: event["ts"])
+    start = events[0]["ts"] if events else 0.0
+    for event in events:
+        event["ts"] = round(1e6 * (event["ts"] - start), 1)
+        event["dur"] = round(1e6 * event["dur"], 1)
     rows = sorted(rows_of(ranks).items())
     named = [
         {"name": key, "ph": "M", "pid": rank, "tid": row, "args": {kind: value}}
@@ -49,34 +35,35 @@ def write(path: Path, ranks: Sequence[OfRank], last: int) -> None:
             ("thread_sort_index", "sort_index", row),
         )
     ]
-    complete = [
-        {
-            "name": event.name,
-            "ph": "X",
-            "pid": event.rank,
-            "tid": event.row,
-            "ts": round(1e6 * (event.begin - start), 1),
-            "dur": round(1e6 * (event.end - event.begin), 1),
-            "args": event.facts,
-        }
-        for event in events
-    ]
     document = {
-        "traceEvents": [*named, *complete],
+        "traceEvents": [*named, *events],
         "displayTimeUnit": "ms",
         "otherData": {"machines": [of.machine for of in ranks]},
     }
     path.write_text(json.dumps(document))
 
 
-def _events(ranks: Sequence[OfRank], last: int) -> Iterator[Event]:
+def _bar(
+    name: str, rank: int, row: int, begin: float, end: float, **facts: int
+) -> dict[str, Any]:
+    """Make an event of seconds, in the row of ``HOST`` or 1 + a tower's."""
+    at = {
+        "pid": rank,
+        "tid": row,
+        "ts": float(begin),
+        "dur": float(end - begin),
+    }
+    return {"name": name, "ph": "X", **at, "args": facts}
+
+
+def _events(ranks: Sequence[OfRank], last: int) -> Iterator[dict[str, Any]]:
     """Yield the events of the last steps, or calls, of ranks on one clock."""
     stamps = phases_lib.joined([of.stamps for of in ranks])
     phases = phases_lib.of_towers(stamps)
     yield from _of_towers(phases, towers_of(ranks), last, ranks[0].first_step)
     for of in ranks:
         for tower, begin, end in of.spans[-last:]:
-            yield Event("step", of.rank, 1 + int(tower), begin, end)
+            yield _bar("step", of.rank, 1 + int(tower), begin, end)
         yield from _of_host(of, last)
 
 
@@ -85,7 +72,7 @@ def _of_towers(
     towers: Sequence[tuple[int, int]],
     last: int,
     number: int,
-) -> Iterator[Event]:
+) -> Iterator[dict[str, Any]]:
     """Yield the phases of the last steps; ``number``: of the first step."""
     for name, bounds in phases.items():
         first = max(0, len(bounds) - last)
@@ -98,12 +85,10 @@ def _of_towers(
                 if bounds.shape[2] > 1:
                     facts["update"] = update
                 rank, index = towers[tower]
-                yield Event(
-                    name, rank, 1 + index, float(begin), float(end), facts
-                )
+                yield _bar(name, rank, 1 + index, begin, end, **facts)
 
 
-def _of_host(of: OfRank, last: int) -> Iterator[Event]:
+def _of_host(of: OfRank, last: int) -> Iterator[dict[str, Any]]:
     calls, own = Calls(*of.calls), phases_lib.of_towers(of.stamps)
     steps = phases_lib.in_calls(own, calls)
     traces = calls.have(of.traced)
@@ -114,8 +99,8 @@ def _of_host(of: OfRank, last: int) -> Iterator[Event]:
             goes_on = step > 0 and steps.call[step - 1] == call
             name = "tracing" if traces[call] and not goes_on else "input"
             begin, end = steps.ready[step], steps.begins[step]
-            facts = {"step": of.first_step + step}
-            yield Event(name, of.rank, HOST, begin, end, facts)
+            number = of.first_step + step
+            yield _bar(name, of.rank, HOST, begin, end, step=number)
     first = max(0, len(calls.begins) - last)
     if shown:
         first = max(0, steps.call[shown[0]])
@@ -123,11 +108,11 @@ def _of_host(of: OfRank, last: int) -> Iterator[Event]:
     for call in range(first, len(calls.begins)):
         begin, end = calls.begins[call], calls.returned[call]
         if whole:
-            facts = {"step": of.first_call + call}
-            yield Event("step", of.rank, HOST, begin, end, facts)
+            number = of.first_call + call
+            yield _bar("step", of.rank, HOST, begin, end, step=number)
         if calls.nexts[call] > end:
-            yield Event("callbacks", of.rank, HOST, end, calls.nexts[call])
+            yield _bar("callbacks", of.rank, HOST, end, calls.nexts[call])
     since = calls.begins[first] if len(calls.begins) else -np.inf
     for name, begin, end in of.others:
         if end >= since:
-            yield Event(name, of.rank, HOST, begin, end)
+            yield _bar(name, of.rank, HOST, begin, end)
