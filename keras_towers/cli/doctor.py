@@ -68,7 +68,7 @@ def doctor(
 
 def _self_test(findings: list[Finding]) -> list[tuple[Finding, str]]:
     """Run it, as far as what it needs was found to work."""
-    from keras_towers.doctor import self_test
+    from keras_towers.bench import self_test
 
     horovod = next((f for f in findings if f.name == "Horovod"), None)
     there = horovod and horovod.state in (Status.OK, Status.WARNING)
