@@ -93,10 +93,6 @@ class Setting:
     worker: str = "keras_towers.bench.worker"
 
 
-class WorkerFailed(Exception):
-    """A process failed; the text is the end of its output."""
-
-
 @dataclass
 class Sample:
     """The outcome of one cell: its measurements, or an error."""
@@ -131,7 +127,7 @@ def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
     try:
         ranks = run_workers(cell.model, stored, setting, row, cell)
         return Sample(cell, combine(ranks, row.alone))
-    except WorkerFailed as error:
+    except TowerError as error:
         return Sample(cell, error=str(error))
     except Exception as error:
         return Sample(cell, error=f"{type(error).__name__}: {error}")
@@ -142,7 +138,7 @@ def store(model: str, stored: Path, setting: Setting) -> dict[str, Any]:
     stored.mkdir()
     try:
         (result,) = run_workers(model, stored, setting)
-    except WorkerFailed as error:
+    except TowerError as error:
         raise TowerError(f"cannot build {model}: {error}") from None
     if "refused" in result:
         raise TowerError(result["refused"])
@@ -192,15 +188,15 @@ def run_workers(
             grace_s=_GRACE_S,
         )
         if ended.code is None:
-            raise WorkerFailed(f"no result after {setting.timeout_s:g} seconds")
+            raise TowerError(f"no result after {setting.timeout_s:g} seconds")
         if ended.code != 0:
             lines = [line for line in ended.stderr.splitlines() if line.strip()]
             code = f"exit code {ended.code}"
-            raise WorkerFailed("\n".join([code, *lines[-_STDERR_LINES:]]))
+            raise TowerError("\n".join([code, *lines[-_STDERR_LINES:]]))
         left = FileStore(Path(folder))
         results = [left.get(f"{RESULT}.{rank}") for rank in range(ranks)]
         if None in results:
-            raise WorkerFailed("a process wrote no result")
+            raise TowerError("a process wrote no result")
         return results
 
 
@@ -217,7 +213,7 @@ def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell.
 
     Raises:
-        WorkerFailed: gradients were exchanged, but weights differ.
+        TowerError: gradients were exchanged, but weights differ.
     """
     pairs = [
         abs(mine - other)
@@ -228,7 +224,7 @@ def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
     ]
     # Written so that NaN fails.
     if not alone and not all(value <= _SAME_WEIGHTS for value in pairs):
-        raise WorkerFailed(
+        raise TowerError(
             "after training, the weights of the ranks differ by "
             f"{max(pairs):.1e}: gradients were not exchanged"
         )

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -23,26 +22,14 @@ Progress = Callable[[str, float | None], None]
 """Called with the current task and its progress, from 0 to 1 or None."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A wheel in the cache: whether it was there, and the build's seconds."""
-
-    wheel: Path
-    cached: bool
-    seconds: float
-
-
-def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
-    """Build a wheel of an engine for this environment, or find a cached one."""
-    start = time.monotonic()
+def build(
+    recipe: Recipe, progress: Progress, rebuild: bool = False
+) -> tuple[Path, bool]:
+    """Build a wheel for this environment; or find it in the cache: True."""
     shelf = wheel_cache.Shelf(recipe)
-
-    def done(wheel: Path, cached: bool) -> Built:
-        return Built(wheel, cached, time.monotonic() - start)
-
     found = shelf.find()
     if found and not rebuild:
-        return done(found, cached=True)
+        return found, True
     problems = toolchain.problems(recipe.tools())
     if problems:
         raise InstallError(
@@ -56,34 +43,34 @@ def build(recipe: Recipe, progress: Progress, rebuild: bool = False) -> Built:
     with shelf.locked(waiting):
         found = shelf.find()
         if found and not rebuild:
-            return done(found, cached=True)
+            return found, True
         with tempfile.TemporaryDirectory(
             prefix="keras-towers-", ignore_cleanup_errors=True
         ) as folder:
             wheel = _compile(recipe, Path(folder), progress)
-            return done(shelf.store(wheel), cached=False)
+            return shelf.store(wheel), False
 
 
 def install(
-    recipe: Recipe, built: Built, progress: Progress
-) -> tuple[Built, Found]:
-    """Install a wheel and check that it loads; rebuild a cached one once."""
+    recipe: Recipe, wheel: Path, cached: bool, progress: Progress
+) -> tuple[bool, Found]:
+    """Install a wheel that loads: if a cached one does not, a new one."""
     while True:
         progress("installing", None)
-        _install(recipe, built.wheel)
+        _install(recipe, wheel)
         progress("loading it with TensorFlow", None)
         found = recipe.look()
         if found is not None and found.loads:
-            return built, found
+            return cached, found
         reason = found.error if found else "it is not installed"
-        if not built.cached:
-            built.wheel.unlink(missing_ok=True)
+        if not cached:
+            wheel.unlink(missing_ok=True)
             raise InstallError(
                 f"{recipe.title} was built and installed but does not load: "
                 f"{reason}\nRun keras-towers doctor to check whether "
                 "TensorFlow itself loads."
             )
-        built = build(recipe, progress, rebuild=True)
+        wheel, cached = build(recipe, progress, rebuild=True)
 
 
 def environment(recipe: Recipe, folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,7 +121,7 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
 
     console = Console(highlight=False)
     command = f"install {recipe.name}"
-    found = None
+    found, start = None, time.monotonic()
     try:
         # Compilers run in a process group of their own, and would go on.
         numbers = [signal.SIGTERM, signal.SIGHUP]
@@ -128,24 +129,21 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
         with as_ctrl_c, _progress(console) as tell:
             if wheel_only:
                 writable(wheel_only, "give another one to --wheel-only")
-            built = build.build(recipe, tell, rebuild)
+            wheel, cached = build.build(recipe, tell, rebuild)
             if wheel_only:
-                shutil.copy2(built.wheel, wheel_only)
+                shutil.copy2(wheel, wheel_only)
             else:
-                built, found = build.install(recipe, built, tell)
+                cached, found = build.install(recipe, wheel, cached, tell)
     except InstallError as error:
         refuse(command, error, 1)
     except UnusableFolder as error:
         refuse(command, error)
     except KeyboardInterrupt:
         refuse(command, "interrupted; nothing was installed", 130)
-    how = (
-        "from the cache" if built.cached else f"built in {built.seconds:.0f} s"
-    )
+    seconds = time.monotonic() - start
+    how = "from the cache" if cached else f"built in {seconds:.0f} s"
     if wheel_only:
-        console.print(
-            f"{wheel_only / built.wheel.name} ({how})", soft_wrap=True
-        )
+        console.print(f"{wheel_only / wheel.name} ({how})", soft_wrap=True)
         return
     assert found is not None
     tensorflow = f" for TensorFlow {found.tensorflow}" * bool(found.tensorflow)

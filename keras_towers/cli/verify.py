@@ -49,10 +49,10 @@ def verify(
     The exit code is 0 if it does, 1 if it does not, and 2 if that cannot be
     found out.
     """
-    from keras_towers import verify as ask
-
     try:
         model, *data = _built(target)
+        from keras_towers import verify as ask
+
         report = ask(
             model,
             *data,

@@ -31,8 +31,6 @@ class Measured:
 
     Attributes:
         phases: mean seconds of a step in each phase.
-        compute: seconds that each tower computes in a step, or its own steps
-            take; empty if not measured.
         names: of the towers.
         medians: as ``phases``, but medians; empty: the same.
         seconds: of the parts of ``fit``, as ``host.PARTS``.
@@ -45,13 +43,12 @@ class Measured:
         traces: number of calls that traced the step, and their seconds.
         busy: the fraction of the time that towers without a common step were in
             one; None: they have a common step.
-        of_towers: mean seconds of each tower, by the name of the phase.
+        of_towers: mean seconds of each tower, by phase.
         steps: the number of steps in the phases, and of all.
         missing: measurements that are missing, and why; empty: none.
     """
 
     phases: dict[str, float]
-    compute: np.ndarray
     names: Sequence[str] = ()
     medians: Mapping[str, float] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -72,6 +69,12 @@ class Measured:
     )
     steps: tuple[int, int] = (0, 0)
     missing: str = ""
+
+    @property
+    def compute(self) -> np.ndarray:
+        """Seconds of each tower in a step, or in its own; maybe none."""
+        own = self.of_towers.get("step", np.empty(0))
+        return self.of_towers.get("compute", own)
 
     @property
     def total(self) -> float:
@@ -148,7 +151,6 @@ def summarise(
     total = first.first_step + len(stamps) or first.first_call + number
     return Measured(
         {name: took.mean for name, took in phases.items()},
-        towers.get("compute", towers.get("step", np.empty(0))),
         names,
         medians={name: took.median for name, took in phases.items()},
         seconds=host.seconds,

@@ -7,6 +7,7 @@ import pytest
 
 from keras_towers.bench import runner
 from keras_towers.doctor import probe
+from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK, invoke
 
 
@@ -21,7 +22,7 @@ def machine(monkeypatch):
             told = {"title": f"{model}, a model", "note": "[note]"}
             return [refused if model == "mine:bad" else told]
         if (cell.row, cell.replicas) == ("tower", 4):
-            raise runner.WorkerFailed("exit code 1\nValueError: [bad]")
+            raise TowerError("exit code 1\nValueError: [bad]")
         return [RANK]
 
     find = importlib.util.find_spec

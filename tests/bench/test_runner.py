@@ -5,7 +5,8 @@ import pytest
 from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs
-from keras_towers.bench.runner import Cell, Setting, WorkerFailed, combine
+from keras_towers.bench.runner import Cell, Setting, combine
+from keras_towers.errors import TowerError
 from keras_towers.meeting import environments
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
@@ -60,7 +61,7 @@ def test_ranks_are_put_together():
 @pytest.mark.parametrize("other", [0.6, float("nan")])
 def test_row_that_exchanges_nothing_is_found_out(other):
     ranks = [rank(1.0), rank(1.0, other)]
-    with pytest.raises(WorkerFailed, match="gradients were not exchanged"):
+    with pytest.raises(TowerError, match="gradients were not exchanged"):
         combine(ranks, alone=False)
     assert combine(ranks, alone=True)["losses"] == [1.0, 4.0]
 

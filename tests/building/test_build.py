@@ -65,14 +65,13 @@ def pip(monkeypatch):
 
 def test_the_second_time_it_comes_from_the_cache(pip, cache):
     told = []
-    first = build(Horovod(), lambda *what: told.append(what))
-    assert not first.cached and first.wheel.read_text() == "a wheel"
-    assert first.wheel.is_relative_to(cache)
+    wheel, cached = build(Horovod(), lambda *what: told.append(what))
+    assert not cached and wheel.read_text() == "a wheel"
+    assert wheel.is_relative_to(cache)
     assert ("compiling", 0.5) in told
-    second = build(Horovod(), print)
-    assert second.cached and second.wheel == first.wheel
+    assert build(Horovod(), print) == (wheel, True)
     assert pip.builds() == 1
-    assert not build(Horovod(), print, rebuild=True).cached
+    assert build(Horovod(), print, rebuild=True) == (wheel, False)
     assert pip.builds() == 2
     assert not list((cache / "logs").iterdir())
 
@@ -86,7 +85,7 @@ def test_two_at_a_time_build_once(pip):
             pool.submit(build, Horovod(), lambda what, share: told.append(what))
             for _ in range(2)
         ]
-    assert sorted(one.result().cached for one in both) == [False, True]
+    assert sorted(one.result()[1] for one in both) == [False, True]
     assert pip.builds() == 1
 
 
@@ -205,14 +204,14 @@ def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
     monkeypatch.setattr(Horovod, "look", lambda recipe: found.pop(0))
     build(Horovod(), print)
     recipe = Horovod()
-    built, loaded = install(recipe, build(recipe, print), print)
-    assert not built.cached and loaded.built_in == "Gloo"
+    cached, loaded = install(recipe, *build(recipe, print), print)
+    assert not cached and loaded.built_in == "Gloo"
     assert pip.builds() == 2
 
 
 def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
     monkeypatch.setattr(Horovod, "look", lambda recipe: BAD)
-    built = build(Horovod(), print)
+    wheel, cached = build(Horovod(), print)
     with pytest.raises(InstallError, match="undefined symbol"):
-        install(Horovod(), built, print)
-    assert not built.wheel.exists()
+        install(Horovod(), wheel, cached, print)
+    assert not wheel.exists()

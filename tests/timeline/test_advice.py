@@ -19,8 +19,8 @@ PHASES = {"input": 0.001, "compute": 0.08, "wait": 0.002, "reduction": 0.008}
 PHASES |= {"update": 0.006, "rest": 0.002, "callbacks": 0.001}
 GOOD = Measured(
     PHASES,
-    EVEN,
     [f"tower {k}" for k in range(4)],
+    of_towers={"compute": EVEN},
     options=tuple(inspect.signature(kt.TowerStrategy).parameters),
     cores=4,
     towers=4,
@@ -58,11 +58,11 @@ def of_epochs(validation=0.0, ends=0.0, phases=(), first=0.0):
 
 def starts(seconds, **facts):
     phases = {"input": seconds, "compute": seconds}
-    return Measured(phases, EVEN, GOOD.names, **facts)
+    return Measured(phases, GOOD.names, of_towers=GOOD.of_towers, **facts)
 
 
 def of_one_device(**facts):
-    return Measured({"step": 0.1, "callbacks": 0.0}, np.empty(0), **facts)
+    return Measured({"step": 0.1, "callbacks": 0.0}, **facts)
 
 
 AT_ONCE = {"source": "arrays", "steps_per_execution": 16}
@@ -92,7 +92,7 @@ CASES = [
     (of_epochs(validation=5.0, first=5.0), None),
     (of_epochs(ends=1.0), "callbacks take 50% of the time of epochs at their"),
     (changed({"callbacks": 0.05}), "verbose=2"),
-    (of_wait(compute=SLOW), "tower 2 computes 2.0 times"),
+    (of_wait(of_towers={"compute": SLOW}), "tower 2 computes 2.0 times"),
     (of_wait(), "now for one, now for another"),
     (changed({"reduction": 0.1}), "(packer=True)"),
     (of_ranks(), 'HorovodStrategy(compression="bf16")'),
