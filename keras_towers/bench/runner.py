@@ -17,6 +17,8 @@ from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments import LAUNCHERS
 from keras_towers.meeting.store import FileStore
+from keras_towers.meeting.variables import SLOT
+from keras_towers.settings import SECRET, STORE
 
 # The first steps, each of which waits for its loss.
 FIRST_STEPS = 20
@@ -32,9 +34,12 @@ _ONE_CORE = {
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
 }
-# Prefixes of variables of a job that this may run in.
+# Prefixes of variables of a job that this may run in; others of Horovod's are
+# settings.
 _OTHER_JOBS = (
-    *("DMLC_", "HOROVOD_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG"),
+    *("DMLC_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG", SECRET, STORE),
+    *("HOROVOD_ELASTIC", "HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_HOSTNAME"),
+    *SLOT,
     *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
 )
 # Ranks that exchange gradients end with equal weights, bit-identical with most

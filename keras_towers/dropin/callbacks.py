@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -46,13 +46,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local: set[Any] = set()
         self._done: set[Any] = set()
         self._finished = False
-        if local_variables is None:
-            local_variables = []
-        elif isinstance(local_variables, tf.Variable | keras.Variable):
-            local_variables = [local_variables]
-        elif not isinstance(local_variables, Iterable):
-            local_variables = [None]
-        for variable in local_variables:
+        given = [] if local_variables is None else local_variables
+        for variable in keras.tree.flatten(given):
             if not isinstance(variable, tf.Variable | keras.Variable):
                 raise TowerError(
                     "local_variables takes a Keras or TensorFlow variable or a "

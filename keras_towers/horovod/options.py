@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -81,13 +80,7 @@ def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
 
 def layers_in(local_layers: Any) -> list[keras.Layer]:
     """The layers, one or several, that a user has given as local."""
-    if local_layers is None:
-        return []
-    if isinstance(local_layers, keras.Layer):
-        return [local_layers]
-    layers = (
-        list(local_layers) if isinstance(local_layers, Iterable) else [None]
-    )
+    layers = [] if local_layers is None else keras.tree.flatten(local_layers)
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")
     return layers
