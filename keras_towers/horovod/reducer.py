@@ -45,7 +45,9 @@ class GradientReducer(Reducer):
         super().__init__(options.sparse_as_dense)
         self.options = options
         self._key = key
-        self._eager: dict[Any, Any] = {}
+        self._compiled = tf.function(
+            self._reduce_alike, reduce_retracing=True, autograph=False
+        )
 
     def communicates(self) -> bool:
         if _is_elastic():  # the number of ranks may change later
@@ -75,20 +77,11 @@ class GradientReducer(Reducer):
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
         paths = [_path(variable) for variable in variables]
-
-        def reduce(grads: list[Any]) -> list[Any]:
-            return self._reduce_alike(grads, names, groups, paths)
-
-        if not tf.executing_eagerly():
-            self._refuse_xla()
-            return reduce(grads)
-        # Eager operations run one by one; in a function they overlap.
-        form = (*names, *map(tuple, groups))
-        if form not in self._eager:
-            self._eager[form] = tf.function(
-                reduce, reduce_retracing=True, autograph=False
-            )
-        return self._eager[form](grads)
+        if tf.executing_eagerly():
+            # Eager operations run one by one; in a function they overlap.
+            return self._compiled(grads, names, groups, paths)
+        self._refuse_xla()
+        return self._reduce_alike(grads, names, groups, paths)
 
     def _reduce_alike(
         self,

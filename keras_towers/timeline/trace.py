@@ -78,7 +78,7 @@ def _of_towers(
         first = max(0, len(bounds) - last)
         begins, ends = bounds[first:, ..., 0], bounds[first:, ..., 1]
         for (step, tower, update), begin in np.ndenumerate(begins):
-            end = ends[step, tower, update]
+            end = float(ends[step, tower, update])
             # Comparisons with NaN, for a phase without this tower, are False.
             if end > begin or (name != "wait" and end == begin):
                 facts = {"step": number + first + step}
