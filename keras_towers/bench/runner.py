@@ -17,7 +17,6 @@ from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments import LAUNCHERS
 from keras_towers.meeting.store import FileStore
-from keras_towers.meeting.variables import SLOT
 from keras_towers.settings import SECRET, STORE
 
 # The first steps, each of which waits for its loss.
@@ -39,7 +38,7 @@ _ONE_CORE = {
 _OTHER_JOBS = (
     *("DMLC_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG", SECRET, STORE),
     *("HOROVOD_ELASTIC", "HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_HOSTNAME"),
-    *SLOT,
+    *("HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
     *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
 )
 # Ranks that exchange gradients end with equal weights, bit-identical with most
