@@ -368,6 +368,23 @@ def single_device_mode() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def outside(device: str) -> Iterator[None]:
+    """Create on a device what is part of no graph, and no strategy's."""
+    import tensorflow as tf
+
+    with tf.init_scope(), single_device_mode(), tf.device(device):
+        yield
+
+
+def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
+    """Create a plain variable that no strategy sees."""
+    import tensorflow as tf
+
+    with outside(device):
+        return tf.Variable(value, dtype=dtype, trainable=False)
+
+
+@contextlib.contextmanager
 def xla_context() -> Iterator[None]:
     """Trace what is for XLA, as ``tf.function(jit_compile=True)`` does."""
     context = _XlaContext()

@@ -89,11 +89,13 @@ class CollectiveAllReduce:
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
         self._keys = itertools.count(0, _SLOTS)
-        self._steps = _variable(self._host, tf.int64)
+        self._steps = compat.hidden_variable(self._host, 0, tf.int64)
         # TensorFlow serializes the stateful ops of a graph, which would
         # deadlock collective peers, unless they use different resources: one
         # per device.
-        self._orders = [_variable(device, tf.float32) for device in devices]
+        self._orders = [
+            compat.hidden_variable(device, 0, tf.float32) for device in devices
+        ]
 
     def __call__(
         self, grads: Gradients, devices: Sequence[str]
@@ -152,17 +154,6 @@ class CollectiveAllReduce:
                 resource=self._steps.handle, limit=2**62, T=tf.int64
             )
             return tf.cast(step % _SLOTS, tf.int32)
-
-
-def _variable(device: str, dtype: tf.DType) -> tf.Variable:
-    # A plain variable on one device, even inside a strategy's scope, where it
-    # would be mirrored, or while a graph is traced.
-    with tf.init_scope(), compat.single_device_mode(), tf.device(device):
-        return tf.Variable(
-            0,  # pyright: ignore[reportArgumentType]
-            dtype=dtype,
-            trainable=False,
-        )
 
 
 # The dtypes that TensorFlow's kernel supports.

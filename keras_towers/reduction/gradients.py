@@ -29,18 +29,24 @@ def is_sparse(gradient: Gradient) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def split_kinds(gradients: Sequence[Gradient]) -> tuple[list[int], list[int]]:
-    """Return the indices of the dense and of the sparse ones of gradients."""
-    sparse = [i for i, gradient in enumerate(gradients) if is_sparse(gradient)]
-    dense = [
-        i for i, gradient in enumerate(gradients) if not is_sparse(gradient)
-    ]
-    return dense, sparse
-
-
 def dense_of(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
     """Return those of one tower's gradients that are dense."""
     return [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+
+
+def sparse_of(gradients: Sequence[Gradient]) -> list[tf.IndexedSlices]:
+    """Return those of one tower's gradients that are sparse."""
+    return [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+
+
+def in_order(
+    like: Sequence[Gradient],
+    dense: Sequence[tf.Tensor],
+    sparse: Sequence[Gradient],
+) -> list[Any]:
+    """Merge dense and sparse gradients in the order of others."""
+    kinds = iter(dense), iter(sparse)
+    return [next(kinds[is_sparse(gradient)]) for gradient in like]
 
 
 def on_values(

@@ -16,7 +16,8 @@ from keras_towers.reduction.gradients import (
     Reduction,
     check_towers,
     dense_of,
-    split_kinds,
+    in_order,
+    sparse_of,
 )
 from keras_towers.reduction.ranks import Decode, Link
 
@@ -203,26 +204,21 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         check_towers(grads, devices)
         if len(grads) == 1 or packer.plan(dense_of(grads[0])) is None:
             return reduction(grads, devices)
-        dense, sparse = split_kinds(grads[0])
         link = pack(packer, like=dense_of(grads[0]))
         rows: list[list[Gradient]] = []
         unpacks = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
                 buffers, unpack = link(dense_of(row), "")
-            rows.append([*buffers, *(row[i] for i in sparse)])
+            rows.append([*buffers, *sparse_of(row)])
             unpacks.append(unpack)
-        sums_of_rows = reduction(rows, devices)
         results = []
-        for device, row, unpack in zip(
-            devices, sums_of_rows, unpacks, strict=True
+        for device, like, row, unpack in zip(
+            devices, grads, reduction(rows, devices), unpacks, strict=True
         ):
-            end = len(row) - len(sparse)
             with tf.device(device):
-                tensors = unpack(dense_of(row[:end]))
-            sums: dict[int, Gradient] = dict(zip(dense, tensors, strict=True))
-            sums.update(zip(sparse, row[end:], strict=True))
-            results.append([sums[i] for i in range(len(sums))])
+                tensors = unpack(dense_of(row))
+            results.append(in_order(like, tensors, sparse_of(row)))
         return results
 
     return reduce

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
@@ -12,7 +12,8 @@ from keras_towers.reduction.gradients import (
     Gradients,
     Reduction,
     dense_of,
-    split_kinds,
+    in_order,
+    sparse_of,
 )
 from keras_towers.transport import Transport, next_key
 
@@ -102,17 +103,16 @@ def sum_over_ranks(
     ranks, concatenated in rank order.
     """
     key = next_key("sum")
-    dense, sparse = split_kinds(grads)
     totals = hook(transport, dense_of(grads), key)
-    sums: dict[int, Any] = dict(zip(dense, totals, strict=True))
-    for i in sparse:
-        grad: Any = grads[i]
-        sums[i] = tf.IndexedSlices(
-            transport.all_gather(grad.values, f"{key}.values.{i}"),
-            transport.all_gather(grad.indices, f"{key}.indices.{i}"),
+    slices = [
+        tf.IndexedSlices(
+            transport.all_gather(grad.values, f"{key}.values.{n}"),
+            transport.all_gather(grad.indices, f"{key}.indices.{n}"),
             grad.dense_shape,
         )
-    return [sums[i] for i in range(len(grads))]
+        for n, grad in enumerate(sparse_of(grads))
+    ]
+    return in_order(grads, totals, slices)
 
 
 def sum_apart(

@@ -34,11 +34,10 @@ class Barrier:
             Queue(f"{name}/{r}", device, [tf.int64, tf.int64])
             for r in range(size)
         ]
-        with tf.init_scope(), compat.single_device_mode(), tf.device(_HOST):
-            # What this worker knows of all.
-            self._known: Any = tf.Variable(
-                tf.zeros([size], tf.int64), trainable=False
-            )
+        # What this worker knows of all.
+        self._known: Any = compat.hidden_variable(
+            _HOST, tf.zeros([size], tf.int64)
+        )
 
     def begin(self) -> None:
         """Begin anew; one worker does it, while nobody uses it."""

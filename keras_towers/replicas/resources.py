@@ -15,21 +15,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 
-
-@contextlib.contextmanager
-def on(device: str) -> Iterator[None]:
-    """Create handles on a device, outside of any graph and strategy."""
-    with tf.init_scope(), compat.single_device_mode(), tf.device(device):
-        yield
-
-
 # The handles of this process: by name, with the device.
 _known: dict[str, tuple[tf.Tensor, str]] = {}
 
 
 def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     """Make the handle of a resource, which ``free`` then finds by its name."""
-    with on(device):
+    with compat.outside(device):
         handle = make()
     _known[name] = handle, device
     return handle
@@ -60,7 +52,7 @@ def destroy(handle: tf.Tensor, device: str) -> None:
     for name, (known, _) in list(_known.items()):
         if known is handle:
             del _known[name]
-    with on(device):
+    with compat.outside(device):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Protocol
 
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.settings import OWN_GPUS
 from keras_towers.system import usable_cores
-
-
-class Place(Protocol):
-    """A process among the others, as a ``Transport`` or a cluster knows it."""
-
-    @property
-    def rank(self) -> int:
-        """This process, 0 to size - 1."""
-        ...
-
-    @property
-    def local_rank(self) -> int:
-        """This process among those on its machine, from 0."""
-        ...
-
-    @property
-    def local_size(self) -> int:
-        """The number of processes on this machine."""
-        ...
+from keras_towers.transport import Transport
 
 
 def share_machine(
-    place: Place, towers: devices_lib.Towers
+    place: Transport | Cluster, towers: devices_lib.Towers
 ) -> devices_lib.Towers:
     """Take this rank's cores and GPUs of its machine; return its devices.
 

@@ -61,7 +61,7 @@ class BytePSTransport(Sums):
         self._library: Any = self.module.ops.TF_LIB_CTYPES
         self._operation: Any = self.module.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
-        self._flat = _variable([-1], tf.int32)
+        self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
         if self.size > 1 and not self._names:
             self._meet()
             watch.watch_over(self.rank, self.size)
@@ -173,7 +173,7 @@ class BytePSTransport(Sums):
     def _in_turn(self, name: str, push: Callable[[tf.Tensor], Any]) -> Any:
         """Push in one of two turns, which rounds of this name alternate in."""
         if name not in self._turns:
-            self._turns[name] = _variable(0, tf.int32)
+            self._turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
         turn = self._turns[name]
         now = turn.read_value()
         sums = push(now)
@@ -261,9 +261,3 @@ def _with_turn(name: str, turn: int) -> str:
 def _device() -> str:
     """The device of BytePS's tensors: a build with CUDA takes a GPU's."""
     return "/device:GPU:0" if byteps.has_cuda() else "/device:CPU:0"
-
-
-def _variable(value: Any, dtype: tf.DType) -> tf.Variable:
-    """A variable that no strategy sees."""
-    with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
-        return tf.Variable(value, dtype=dtype, trainable=False)
