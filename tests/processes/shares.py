@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.exactness.classes import groups, optimizer_recipes
+from tests.exactness.classes.optimizer_recipes import OPTIMIZERS
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -117,6 +119,14 @@ def state_is_shared_in_steps_and_whole_between_epochs():
         for one, other in zip(found, looked_at(reference), strict=True):
             close(one, other)
     assert_same_state(keras.models.load_model(path.format(epoch=2)), reference)
+
+
+@check
+def optimizers_whose_state_is_not_one_slot_for_each_weight():
+    known = ("Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW")
+    parts = {name: (name, "plain") for name in OPTIMIZERS if name in known}
+    said = groups.compare(parts, optimizer_recipes.group, sharded, eager=True)
+    assert not said, said
 
 
 @check

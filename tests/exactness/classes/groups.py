@@ -63,18 +63,16 @@ class Group:
 def compare(
     parts: Mapping[str, Any],
     make: Callable[[Any], Group],
-    towers: int,
+    strategy: Callable[[], Any],
     eager: bool = False,
-    **options: Any,
 ) -> str:
-    """Compare ``exact=True`` with one device.
+    """Compare a strategy with one device.
 
     Args:
         parts: of one model.
         make: makes a group of parts.
-        towers: the number of towers.
+        strategy: makes the strategy.
         eager: whether the one device may run without a graph, which is faster.
-        **options: of the strategy.
 
     Returns:
         What differs, and what ``fit`` told; empty if nothing does.
@@ -87,16 +85,15 @@ def compare(
         group = make(parts)
         wanted = group.trained(eager=eager and not group.in_graph)
         with told.heard() as heard:
-            strategy = kt.TowerStrategy(towers, exact=True, **options)
-            found = group.trained(strategy)
+            found = group.trained(strategy())
         told_of = [f"tells: {one.message}" for one in heard]
         said = "; ".join(filter(None, [_differences(found, wanted), *told_of]))
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     if said and len(parts) > 1:
         # Which of them it is.
-        given = make, towers, eager
-        alone = [compare({n: p}, *given, **options) for n, p in parts.items()]
+        given = make, strategy, eager
+        alone = [compare({n: p}, *given) for n, p in parts.items()]
         return "\n".join(filter(None, alone)) or f"together: {said}"
     return said and f"{next(iter(parts))}: {said}"
 

@@ -5,6 +5,7 @@ tries each class once, in a part that is drawn by a seed; `make test-all` tries
 all of it, against one device that runs in a graph.
 """
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import keras_towers as kt
 from tests.exactness.classes import groups, listed, optimizer_recipes
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.exactness.classes.loss_recipes import (
@@ -96,8 +98,11 @@ def _in_graph(part: Any) -> bool:
 
 @pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])
 def test_each_class(parts, make, rest, updates):
-    towers, eager = (3, False) if rest else (2, True)
-    assert not groups.compare(parts, make, towers, eager, updates=updates)
+    towers = 3 if rest else 2
+    strategy = functools.partial(
+        kt.TowerStrategy, towers, exact=True, updates=updates
+    )
+    assert not groups.compare(parts, make, strategy, eager=not rest)
 
 
 @pytest.mark.parametrize("name", listed.TOLD)

@@ -153,20 +153,6 @@ def test_error_in_the_data():
     assert int(model.optimizer.iterations) > 0
 
 
-def test_input_of_the_wrong_shape():
-    """The user is told what Keras tells on one device."""
-    model = linear()
-    originals = Originals(model)
-    for strategy in (kt.TowerStrategy(1), kt.TowerStrategy(3)):
-        with (
-            pytest.raises(ValueError, match="expected (axis -1|shape)"),
-            strategy,
-        ):
-            model.evaluate(X[:, :3], Y, verbose=0)
-        originals.assert_back()
-        assert_ordinary(model)
-
-
 def test_errors_caught_inside_and_in_the_block_itself():
     """An error ends the call; only leaving the block ends the adoption."""
 

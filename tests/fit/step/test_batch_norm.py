@@ -111,17 +111,3 @@ def test_convolutions_in_half_precision():
 def test_weights_that_exist_once():
     strategy = kt.ParameterServerTowerStrategy(3, batch_norm="global")
     assert_exact(one_norm(), fitting(), strategy)
-
-
-def test_without_it_each_tower_has_its_own_statistics():
-    def variance(strategy):
-        model = one_norm(run_eagerly=True)()
-        with strategy:
-            model.train_on_batch(X[:BATCH], Y[:BATCH])
-        return model.layers[0].moving_variance.numpy()
-
-    one_device, own, shared = map(
-        variance, (kt.TowerStrategy(1), kt.TowerStrategy(2), global_towers(2))
-    )
-    np.testing.assert_allclose(shared, one_device, rtol=1e-6)
-    assert np.abs(own - one_device).max() > 1e-3
