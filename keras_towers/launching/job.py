@@ -68,7 +68,8 @@ class Running:
 
     Attributes:
         remote: the hosts that are other machines.
-        events: ended ranks, signals and whatever else the job waits for.
+        events: a ``Rank`` that has ended, ``Connected``, the number of a signal
+            or, where output cannot be written, the ``OSError``.
         undo: what the job used here, until its processes have ended.
     """
 
@@ -168,10 +169,8 @@ def run_job(job: Job) -> Outcome:
             )
             ranks.append(rank)
         return supervise(
+            run,
             ranks,
-            run.events,
-            run.console,
-            job.grace_s,
             how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
             helpers=byteps.processes if byteps else (),
         )

@@ -8,10 +8,14 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.ranks import Console, Rank, signal_name
+
+if TYPE_CHECKING:
+    from keras_towers.launching.job import Running
 
 # Output of ranks that fail because another one ended: Horovod tells them that a
 # rank has left, or they lose the connection to it.
@@ -37,10 +41,6 @@ class Connected:
     rank: int
 
 
-Event = Rank | Connected | int | OSError
-"""A rank has ended or connected; or a signal, or why output is not written."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The end of a job.
@@ -56,10 +56,8 @@ class Outcome:
 
 
 def supervise(
+    run: Running,
     ranks: list[Rank],
-    events: queue.SimpleQueue[Event],
-    console: Console,
-    grace_s: float,
     what: str = "rank",
     how_to_connect: str = OVER_HOROVOD,
     helpers: Sequence[Rank] = (),
@@ -67,6 +65,7 @@ def supervise(
     """Wait for the end of a job."""
     # SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make
     # a backup. Those that only serve are ended after the others.
+    console = run.console
     ended: list[Rank] = []
     connected: set[int] = set()
     passed_on: set[int] = set()
@@ -74,7 +73,9 @@ def supervise(
     while len(ended) < len(ranks):
         try:
             left_s = max(0, deadline - time.monotonic())
-            event = events.get(timeout=None if left_s == math.inf else left_s)
+            event = run.events.get(
+                timeout=None if left_s == math.inf else left_s
+            )
         except queue.Empty:
             break
         if isinstance(event, int) and event in _PASSED_ON - passed_on:
@@ -83,7 +84,7 @@ def supervise(
                 if not rank.serves:
                     rank.send(event)
             if event == signal.SIGTERM:
-                deadline = min(deadline, time.monotonic() + grace_s)
+                deadline = min(deadline, time.monotonic() + run.job.grace_s)
             continue
         if isinstance(event, int | OSError):
             return Outcome(stopped_by(event, console), event)

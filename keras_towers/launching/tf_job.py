@@ -55,10 +55,8 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 serves=serves,
             )
         return supervise(
+            run,
             run.processes,
-            run.events,
-            run.console,
-            job.grace_s,
             what="task",
             how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
         )
