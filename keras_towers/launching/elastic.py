@@ -264,6 +264,10 @@ class Driver:
         self._deadline, self._offered = None, hosts
         self._run.server.begin(plan)
         self.rounds.begin(plan)
+        for key, worker in self.workers.items():
+            if worker.code is None and key not in self.rounds.plan:
+                self._say(f"worker {worker.name} leaves, as its host has")
+                worker.stop()
         for slot in plan:
             worker = self.workers.get(key_of(slot))
             if worker is None or worker.code is not None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from rich.console import Console
+import rich.console
 from rich.text import Text
 
 from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.system import writable
 
 _LONGEST_LINE = 1 << 20
 _KEPT_BYTES = 16 << 10
@@ -29,7 +35,7 @@ _COLOURS = (
 
 def tag(name: str, index: int, stream: TextIO) -> bytes:
     """The prefix of each line of a rank, in colour on a terminal."""
-    console = Console(file=stream, highlight=False)
+    console = rich.console.Console(file=stream, highlight=False)
     if not console.is_terminal:
         return f"[{name}] ".encode()
     with console.capture() as capture:
@@ -89,6 +95,63 @@ class Sink:
         with self._lock:
             self._closed = True
             self._stream.close()
+
+
+class Console:
+    """The launcher's own streams, shared by all ranks.
+
+    Args:
+        folder: where each rank's output is also written; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        on_failed: Callable[[OSError], None],
+        launcher: str = "keras-towers run",
+    ):
+        self.folder = folder
+        self.inherited: bool = (
+            sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+        )
+        self._launcher = launcher
+        self._files: dict[str, Sink] = {}
+        self._on_failed = on_failed
+        self.sinks: dict[Any, Sink] = {
+            stream: Sink(binary(stream), on_failed)
+            for stream in (sys.stdout, sys.stderr)
+        }
+        # What was printed before comes before what ranks print.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        if folder:
+            writable(folder, "give another one to --output")
+
+    def file(self, name: str) -> Sink | None:
+        """The file that also gets a rank's output, if any."""
+        if self.folder is None:
+            return None
+        # In an elastic job several ranks may use one name, one after another.
+        if name not in self._files:
+            path = self.folder / f"rank.{re.sub('[: ]', '.', name)}.txt"
+            try:
+                stream = path.open("wb", buffering=0)
+            except OSError as error:
+                raise TowerError(
+                    f"cannot write to {path}: {error.strerror}"
+                ) from error
+            self._files[name] = Sink(stream, self._on_failed)
+        return self._files[name]
+
+    def close(self) -> None:
+        """Close the files; the launcher's streams stay open."""
+        for file in self._files.values():
+            file.close()
+
+    def say(self, text: str) -> None:
+        """Write a message of the launcher itself."""
+        line = f"{self._launcher}: {text}\n"
+        self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
 class Tagger:

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from keras_towers import agent, settings
-from keras_towers.errors import TowerError
-from keras_towers.launching.output import Sink, Tagger, binary, tag
+from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.launching.ssh import ssh_command
-from keras_towers.system import writable
 
 _READ_BYTES = 1 << 16
 # These belong to a machine or a session, not to the job.
@@ -27,63 +25,6 @@ _NOT_EXPORTED = re.compile(
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
 )
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
-
-
-class Console:
-    """The launcher's own streams, shared by all ranks.
-
-    Args:
-        folder: where each rank's output is also written; None: nowhere.
-    """
-
-    def __init__(
-        self,
-        folder: Path | None,
-        on_failed: Callable[[OSError], None],
-        launcher: str = "keras-towers run",
-    ):
-        self.folder = folder
-        self.inherited: bool = (
-            sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
-        )
-        self._launcher = launcher
-        self._files: dict[str, Sink] = {}
-        self._on_failed = on_failed
-        self.sinks: dict[Any, Sink] = {
-            stream: Sink(binary(stream), on_failed)
-            for stream in (sys.stdout, sys.stderr)
-        }
-        # What was printed before comes before what ranks print.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        if folder:
-            writable(folder, "give another one to --output")
-
-    def file(self, name: str) -> Sink | None:
-        """The file that also gets a rank's output, if any."""
-        if self.folder is None:
-            return None
-        # In an elastic job several ranks may use one name, one after another.
-        if name not in self._files:
-            path = self.folder / f"rank.{re.sub('[: ]', '.', name)}.txt"
-            try:
-                stream = path.open("wb", buffering=0)
-            except OSError as error:
-                raise TowerError(
-                    f"cannot write to {path}: {error.strerror}"
-                ) from error
-            self._files[name] = Sink(stream, self._on_failed)
-        return self._files[name]
-
-    def close(self) -> None:
-        """Close the files; the launcher's streams stay open."""
-        for file in self._files.values():
-            file.close()
-
-    def say(self, text: str) -> None:
-        """Write a message of the launcher itself."""
-        line = f"{self._launcher}: {text}\n"
-        self.sinks[sys.stderr].write(line.encode(errors="replace"))
 
 
 class Rank:
