@@ -47,8 +47,7 @@ def from_script(script: Path, slots: int) -> Discover:
                 f"the host discovery script {script} ended with exit code "
                 f"{done.returncode}{': ' + said[-1] if said else ''}"
             )
-        lines = [line.strip() for line in done.stdout.splitlines()]
-        entries = [line for line in lines if line]
+        entries = [*filter(str.strip, done.stdout.splitlines())]
         form = (
             f"the host discovery script {script} has to print lines like "
             "'host:2' or 'host'"

@@ -5,19 +5,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from keras_towers.errors import TowerError
 
-_HOST = re.compile(r"([\w.-]+)(?::(\d+))?")
-_HOSTFILE_LINE = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
+_HOST = re.compile(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)(\d+))?")
 
 
 def parse_hosts(text: str) -> dict[str, int]:
     """Parse ``host:slots,host:slots``; slots default to 1."""
-    entries = [entry.strip() for entry in text.split(",")]
-    return read_entries(entries, "-H takes host:slots,host:slots,...")
+    return read_entries(text.split(","), "-H takes host:slots,host:slots,...")
 
 
 def parse_hostfile(path: Path) -> dict[str, int]:
@@ -26,24 +24,20 @@ def parse_hostfile(path: Path) -> dict[str, int]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TowerError(f"cannot read the hostfile {path}: {error}") from None
-    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    lines = [line.split("#")[0] for line in text.splitlines()]
     return read_entries(
-        [line for line in lines if line],
+        filter(str.strip, lines),
         f"the hostfile {path} takes lines like 'host slots=2'",
-        _HOSTFILE_LINE,
     )
 
 
 def read_entries(
-    entries: list[str],
-    form: str,
-    pattern: re.Pattern[str] = _HOST,
-    slots: int = 1,
+    entries: Iterable[str], form: str, slots: int = 1
 ) -> dict[str, int]:
     """Read a host and its slots from each entry."""
     hosts: dict[str, int] = {}
-    for entry in entries:
-        match = pattern.fullmatch(entry)
+    for entry in map(str.strip, entries):
+        match = _HOST.fullmatch(entry)
         if not match:
             raise TowerError(f"{form}, not '{entry}'")
         name, count = match[1], int(match[2] or slots)

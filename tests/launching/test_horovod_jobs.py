@@ -61,3 +61,43 @@ def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
     waits, ends = done.err.strip().splitlines()
     assert WAITS in waits
     assert "there were not 2 slots within 2 s: add hosts" in ends
+
+
+# With Horovod's own elastic state, until there are three again.
+GROWS = """
+import time
+import horovod.tensorflow as hvd, tensorflow as tf
+from horovod.tensorflow import elastic
+hvd.init()
+
+@elastic.run
+def train(state):
+    while not (state.shrunk and hvd.size() == 3):
+        hvd.allreduce(tf.ones(()), name="x")
+        if hvd.rank() == 0:
+            open("sizes", "a").write(f"{hvd.size()}\\n")
+        state.shrunk = state.shrunk or hvd.size() == 2
+        time.sleep(0.1)
+        state.commit()
+
+train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, shrunk=False))
+print("done")
+"""
+
+
+@pytest.mark.long
+def test_hosts_that_go_and_come(launch, tmp_path):
+    hosts, sizes = tmp_path / "hosts", tmp_path / "sizes"
+    hosts.write_text("127.0.0.1:2\n127.0.0.2:1\n")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\ncat hosts\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
+    job = launch(options, GROWS, warm=True)
+    job.wait_for_text(sizes, "3\n", limit_s=120)
+    hosts.write_text("127.0.0.1:2\n")
+    job.wait_for_text(sizes, "2\n", limit_s=60)
+    hosts.write_text("127.0.0.1:2\n127.0.0.3:1\n")
+    done = job.finish(120)
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("done") == 3
+    assert "worker 2 leaves, as its host has" in done.err
