@@ -65,8 +65,10 @@ class Servers:
         roles = {"scheduler": "scheduler"}
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[Rank] = [
-            run.start(
-                name, index, {**self._common, **own, dmlc.ROLE: role}, _SERVE
+            Rank(
+                *(run, name, index),
+                {**self._common, **own, dmlc.ROLE: role},
+                _SERVE,
             )
             for index, (name, role) in enumerate(roles.items())
         ]

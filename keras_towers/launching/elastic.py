@@ -290,14 +290,10 @@ class Driver:
             index = int(slot.hostname.rpartition(".")[2]) - 1
             own.update(_own_gpus(index, sharing))
         try:
-            host = None if is_local(slot.hostname) else slot.hostname
-            if host and self._run.address == LOOPBACK:
-                raise TowerError(
-                    "the job meets on loopback, since it began on this machine "
-                    "alone; start it with --network-interface"
-                )
-            self.workers[key] = self._run.start(
-                str(number), number, own, host=host, local_size=sharing
+            self.workers[key] = Rank(
+                *(self._run, str(number), number, own),
+                host=slot.hostname,
+                local_size=sharing,
             )
         except (TowerError, OSError) as error:
             self._say(f"no worker on {slot.hostname}: {error}")

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import queue
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -68,7 +68,6 @@ class Running:
     In its block, signals to the launcher are events; all processes end with it.
 
     Attributes:
-        remote: the hosts that are other machines.
         events: a ``Rank`` that has ended, ``Connected``, the number of a signal
             or, where output cannot be written, the ``OSError``.
         undo: what the job used here, until its processes have ended.
@@ -76,11 +75,9 @@ class Running:
 
     def __init__(self, job: Job, hosts: Iterable[str]):
         self.job = job
-        self.remote = {host for host in hosts if not is_local(host)}
-        check_reachable(self.remote, job.ssh_port)
-        self.address, self._interface = meeting_point(
-            job.interface, self.remote
-        )
+        remote = [host for host in hosts if not is_local(host)]
+        check_reachable(remote, job.ssh_port)
+        self.address, self._interface = meeting_point(job.interface, remote)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.processes: list[Rank] = []
         self.undo = contextlib.ExitStack()
@@ -102,29 +99,6 @@ class Running:
             seed=self.job.seed,
             elastic=elastic,
         )
-
-    def start(
-        self,
-        name: str | None,
-        index: int,
-        environment: dict[str, str],
-        command: Sequence[str] = (),
-        **place: Any,
-    ) -> Rank:
-        """Start a process as a ``Rank``; without a command the job's."""
-        rank = Rank(
-            name,
-            index,
-            command or self.job.command,
-            environment,
-            self.console,
-            self.address,
-            self.events.put,
-            ssh_port=self.job.ssh_port,
-            **place,
-        )
-        self.processes.append(rank)
-        return rank
 
     def __enter__(self) -> Self:
         signals = [
@@ -154,24 +128,22 @@ def run_job(job: Job) -> Outcome:
         environment = run.environment()
         run.server.begin(plan)
         byteps = Servers(run, job.servers, plan) if job.servers else None
-        ranks = []
         for slot in plan:
             if job.verbose:
                 run.console.say(f"rank {slot.rank} on {slot.hostname}")
             own = {**environment, **slot.environment}
             if byteps:
                 own |= byteps.environment(slot)
-            rank = run.start(
+            Rank(
+                run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
                 own,
-                host=slot.hostname if slot.hostname in run.remote else None,
+                host=slot.hostname,
                 local_size=slot.local_size,
             )
-            ranks.append(rank)
         return supervise(
             run,
-            ranks,
             how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
             helpers=byteps.processes if byteps else (),
         )

@@ -12,11 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from keras_towers import agent, settings
+from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.launching.ssh import ssh_command
+from keras_towers.meeting.addresses import LOOPBACK, is_local
+
+if TYPE_CHECKING:
+    from keras_towers.launching.job import Running
 
 _READ_BYTES = 1 << 16
 # These belong to a machine or a session, not to the job.
@@ -28,43 +33,43 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
 class Rank:
-    """A started process; its agent ends it with all of its children.
+    """A process of a job; its agent ends it with all of its children.
 
     Args:
         name: the tag of its output lines; None: untagged output.
-        rendezvous: the address of the job's store.
-        host: the remote machine; None: this one.
-        ssh_port: None: as ssh is configured.
+        command: None: the job's.
         local_size: how many processes share the machine's cores.
         serves: whether the job may end before it does.
     """
 
     def __init__(
         self,
+        run: Running,
         name: str | None,
         index: int,
-        command: Sequence[str],
         environment: dict[str, str],
-        console: Console,
-        rendezvous: str,
-        on_end: Callable[[Rank], None],
+        command: Sequence[str] | None = None,
         *,
-        host: str | None = None,
-        ssh_port: int | None = None,
+        host: str = LOOPBACK,
         local_size: int = 1,
         serves: bool = False,
     ):
-        self.name, self.index, self.host = name, index, host
-        self.serves = serves
+        self.name, self.index, self.serves = name, index, serves
+        self.host: str | None = None if is_local(host) else host
         self.code: int | None = None
         self.stopped: bool = False
         self._taggers: dict[Any, Tagger] = {}
-        launch = _AGENT
-        if host:
+        launch, console = _AGENT, run.console
+        if self.host:
+            if run.address == LOOPBACK:
+                raise TowerError(
+                    "the job meets on loopback, since it began on this machine "
+                    "alone; start it with --network-interface"
+                )
             environment = {**exported(os.environ), **environment}
-            launch = ssh_command(host, ssh_port, _AGENT)
+            launch = ssh_command(self.host, run.job.ssh_port, _AGENT)
         direct = name is None and console.folder is None and console.inherited
-        with _own_stdin(name is None and not host) as read_from:
+        with _own_stdin(name is None and not self.host) as read_from:
             self._process = subprocess.Popen(
                 launch,
                 stdin=subprocess.PIPE,
@@ -77,16 +82,19 @@ class Rank:
             )
         order = {
             "read_from": read_from,
-            "command": command,
+            "command": command or run.job.command,
             "folder": os.getcwd(),
             "environment": environment,
             "local_size": local_size,
-            "rendezvous": rendezvous,
+            "rendezvous": run.address,
             "grace_s": settings.GRACE_S,
         }
         self._tell(json.dumps(order).encode() + b"\n")
         self._readers = [] if direct else self._read(console)
-        threading.Thread(target=self._wait, args=(on_end,), daemon=True).start()
+        run.processes.append(self)
+        threading.Thread(
+            target=self._wait, args=(run.events.put,), daemon=True
+        ).start()
 
     def tail(self) -> str:
         """The end of its stderr."""

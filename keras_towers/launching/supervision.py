@@ -58,7 +58,6 @@ class Outcome:
 
 def supervise(
     run: Running,
-    ranks: list[Rank],
     what: str = "rank",
     how_to_connect: str = OVER_HOROVOD,
     helpers: Sequence[Rank] = (),
@@ -67,6 +66,7 @@ def supervise(
     # SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make
     # a backup. Those that only serve are ended after the others.
     console = run.console
+    ranks = [rank for rank in run.processes if rank not in helpers]
     ended: list[Rank] = []
     connected: set[int] = set()
     passed_on: set[int] = set()

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from keras_towers.launching.job import Job, Running
+from keras_towers.launching.ranks import Rank
 from keras_towers.launching.supervision import Outcome, supervise
 from keras_towers.meeting import store
 from keras_towers.meeting.addresses import LOOPBACK
@@ -47,7 +48,8 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 own["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get(
                     "TF_CPP_MIN_LOG_LEVEL", "1"
                 )
-            run.start(
+            Rank(
+                run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
                 own,
@@ -56,7 +58,6 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             )
         return supervise(
             run,
-            run.processes,
             what="task",
             how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
         )

@@ -312,8 +312,8 @@ def _variables(
         slot,
         towards,
         sharing=[[g["host"], g["cores"]] for g in everyone].count(mine),
-        stall_warning_s=seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 30),
-        stall_shutdown_s=seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 600),
+        stall_warning_s=seconds(settings.STALL_WARNING, 30),
+        stall_shutdown_s=seconds(settings.STALL_SHUTDOWN, 600),
     )
 
 
