@@ -200,6 +200,7 @@ def _receive(
     # It may know itself under another address than the others do.
     own = dataclasses.replace(server.endpoint, address=bound or LOOPBACK)
     server.put(f"{_GUEST}-0", _introduction(own.address))
+    guests: dict[int, Any] = {}
     try:
         if file:
             file.write(dataclasses.replace(own, address=address))
