@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_towers import settings
+from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
 from keras_towers.meeting.hosts import read_entries
 
@@ -31,23 +30,21 @@ def from_script(script: Path, slots: int) -> Discover:
 
     def discover() -> dict[str, int]:
         try:
-            done = subprocess.run(
-                [program],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=settings.DISCOVERY_S,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            ended = subprocesses.run([program], settings.DISCOVERY_S)
+        except OSError as error:
             raise TowerError(f"the host discovery script: {error}") from None
-        if done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise TowerError(
-                f"the host discovery script {script} ended with exit code "
-                f"{done.returncode}{': ' + said[-1] if said else ''}"
+        if ended.code != 0:
+            said = ended.stderr.strip().splitlines()
+            why = (
+                f"has not ended after {settings.DISCOVERY_S} s"
+                if ended.code is None
+                else f"ended with exit code {ended.code}"
             )
-        entries = [*filter(str.strip, done.stdout.splitlines())]
+            raise TowerError(
+                f"the host discovery script {script} {why}"
+                f"{': ' + said[-1] if said else ''}"
+            )
+        entries = [*filter(str.strip, ended.stdout.splitlines())]
         form = (
             f"the host discovery script {script} has to print lines like "
             "'host:2' or 'host'"

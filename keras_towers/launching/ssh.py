@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from keras_towers import settings
+from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
 
 
@@ -33,29 +32,24 @@ def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
     folder = os.getcwd()
 
     def check(host: str) -> None:
+        limit_s = 2 * settings.SSH_CONNECT_S
+        command = ssh_command(host, port, ["test", "-d", folder])
         try:
-            done = subprocess.run(
-                ssh_command(host, port, ["test", "-d", folder]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=2 * settings.SSH_CONNECT_S,
-            )
+            done = subprocesses.run(command, limit_s)
         except FileNotFoundError:
-            why = "there is no ssh command on this machine"
-        except subprocess.TimeoutExpired:
-            why = f"no answer in {2 * settings.SSH_CONNECT_S} s"
-        else:
-            if done.returncode == 0:
-                return
-            if done.returncode == 1:  # That of test; ssh has 255.
-                raise TowerError(
-                    f"there is no folder {folder} on host {host}: ranks run in "
-                    "the launcher's working folder, which all hosts have to "
-                    "have"
-                )
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            why = said[-1] if said else f"exit code {done.returncode}"
+            raise TowerError(
+                f"cannot reach host {host} by ssh: there is no ssh command on "
+                "this machine"
+            ) from None
+        if done.code == 0:
+            return
+        if done.code == 1:  # That of test; ssh has 255.
+            raise TowerError(
+                f"there is no folder {folder} on host {host}: ranks run in the "
+                "launcher's working folder, which all hosts have to have"
+            )
+        said = done.stderr.strip().splitlines() or [f"exit code {done.code}"]
+        why = f"no answer in {limit_s} s" if done.code is None else said[-1]
         raise TowerError(f"cannot reach host {host} by ssh: {why}")
 
     if hosts:

@@ -38,16 +38,10 @@ counters: list[Callable[[], tuple[int, int]]] = []
 
 
 class Liveness:
-    """The time of the last sign of life of each rank, as seen from here.
-
-    Before the first look all ranks may have been busy: they count as alive
-    then.
+    """The time of the last sign of life of each rank; at first all are alive.
 
     Args:
         sign: the last sign of a rank, another one each time; None: none.
-
-    Attributes:
-        signs: the last sign of each rank, None if it has given none.
     """
 
     def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
@@ -80,15 +74,11 @@ class Liveness:
 def waiting(
     limit_s: float | None, pause_s: float, heard: Collection[float] = ()
 ) -> Iterator[float]:
-    """Loop with pauses until a limit.
+    """Loop with pauses; yield the seconds since the beginning if to be told.
 
     Args:
         limit_s: seconds from the beginning, or from what was heard last; None:
             for ever.
-        pause_s: seconds between two rounds.
-
-    Yields:
-        The seconds since the beginning where they are to be told; else 0.
     """
     begun = time.monotonic()
     limit_s = math.inf if limit_s is None else limit_s
@@ -103,11 +93,7 @@ def waiting(
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of a rank.
-
-    Attributes:
-        what: the last one of them, in words; empty outside of training.
-    """
+    """The progress of a rank; ``what`` is empty outside of training."""
 
     position: int = 0
     what: str = ""

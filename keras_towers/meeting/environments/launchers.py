@@ -20,8 +20,6 @@ HOW_TO_BE_ALONE: str = (
 class ClusterEnvironment:
     """A process that a launcher has made one of several.
 
-    A subclass names the variables of one launcher, and may know more of it.
-
     Attributes:
         size: the number of processes; None where the launcher does not tell.
         address: a name of rank 0's machine; may be empty.

@@ -27,12 +27,7 @@ _ROLES = (*_TRAINING, "ps", "evaluator")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The tasks of a job.
-
-    Attributes:
-        role: of this process: ``"chief"``, ``"worker"``, ``"ps"`` or
-            ``"evaluator"``.
-    """
+    """The tasks of a job, and the role and the index of this process."""
 
     jobs: Mapping[str, tuple[str, ...]]
     role: str
