@@ -29,7 +29,7 @@ from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
 from keras_towers.meeting.addresses import LOOPBACK, is_local
-from keras_towers.meeting.hosts import Slot, slots
+from keras_towers.meeting.hosts import Slot, assign
 from keras_towers.meeting.server import LISTENERS_SCOPE
 from keras_towers.meeting.store import NEWS
 
@@ -236,14 +236,10 @@ class Driver:
                 f"waiting for more, for {limit_s} s at most (--elastic-timeout)"
             )
 
-    def _plan(self, hosts: dict[str, int]) -> list[Slot]:
-        names = [host for host, count in hosts.items() for _ in range(count)]
-        return slots(names[: self._elastic.most])
-
     def _begin(self) -> int | None:
         """Begin a round if there are slots; the exit code where it is late."""
         hosts = self.hosts.available()
-        plan = self._plan(hosts)
+        plan = assign(hosts, self._elastic.most)
         if len(plan) < self._wanted:
             assert self._deadline is not None
             if time.monotonic() < self._deadline:
@@ -304,7 +300,8 @@ class Driver:
     def _tell_of_hosts(self) -> None:
         """Tell the workers of hosts that have come or gone."""
         before, now = self._offered, self.hosts.available()
-        if now == before or self._plan(now) == [*self.rounds.plan.values()]:
+        plan = assign(now, self._elastic.most)
+        if now == before or plan == [*self.rounds.plan.values()]:
             return
         update = 0
         if any(count > before.get(host, 0) for host, count in now.items()):

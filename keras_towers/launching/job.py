@@ -124,6 +124,11 @@ def run_job(job: Job) -> Outcome:
     if not job.servers:
         check_horovod()
     plan = assign(job.hosts, job.ranks)
+    if len(plan) < job.ranks:
+        raise TowerError(
+            f"{job.ranks} processes do not fit into the hosts' {len(plan)} "
+            "slots: give -H host:slots,... with more slots, or a smaller -np"
+        )
     with Running(job, {slot.hostname for slot in plan}) as run:
         environment = run.environment()
         run.server.begin(plan)

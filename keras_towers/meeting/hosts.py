@@ -110,12 +110,7 @@ def slots(hosts: Sequence[str]) -> list[Slot]:
     return found
 
 
-def assign(hosts: Mapping[str, int], ranks: int) -> list[Slot]:
-    """Assign ranks to hosts: fill one host after another."""
+def assign(hosts: Mapping[str, int], most: int | None) -> list[Slot]:
+    """The places of at most so many ranks: one host after another is filled."""
     everywhere = [host for host, count in hosts.items() for _ in range(count)]
-    if ranks > len(everywhere):
-        raise TowerError(
-            f"{ranks} processes do not fit into the hosts' {len(everywhere)} "
-            "slots: give -H host:slots,... with more slots, or a smaller -np"
-        )
-    return slots(everywhere[:ranks])
+    return slots(everywhere[:most])
