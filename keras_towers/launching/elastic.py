@@ -265,8 +265,8 @@ class Driver:
                 self._say(f"worker {worker.name} leaves, as its host has")
                 worker.stop()
         for slot in plan:
-            worker = self.workers.get(key_of(slot))
-            if worker is None or worker.code is not None:
+            old = self.workers.get(key_of(slot))
+            if old is None or old.code is not None:
                 self._start(slot)
         return None
 
