@@ -70,6 +70,7 @@ def driver_of(found, least, **limits):
     )
     elastic = Elastic(len(found), least, None, lambda: found, **limits)
     driver = Driver(run, elastic, found)
+    driver._offered = dict(found)
     driver.rounds.begin(slots([*found]))
     return driver, said
 
