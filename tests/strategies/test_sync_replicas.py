@@ -13,6 +13,7 @@ import keras_towers as kt
 from keras_towers.errors import TowerError
 from keras_towers.replicas import accumulators, group, resources
 from tests.exactness import models as m
+from tests.fit.step.acts import Twice
 from tests.kit.compare import close, same_history, same_model
 from tests.kit.leaving import Boom
 from tests.kit.ordinary import Originals, assert_ordinary
@@ -278,11 +279,15 @@ def test_steps_that_are_refused():
             return {"loss": keras.ops.mean(self(data[0]))}
 
     idle = Idle([keras.Input((6,)), keras.layers.Dense(3)])
-    idle.compile("sgd", "mse")
     model = linear(run_eagerly=True)
+    twice = Twice(model.inputs, model.outputs)
+    for refused in (idle, twice):
+        refused.compile("sgd", m.cross_entropy())
     with kt.SyncReplicasStrategy(towers=2):
         with pytest.raises(TowerError, match="updates nothing"):
             fit(idle)
+        with pytest.raises(TowerError, match="model's optimizers twice"):
+            fit(twice)
         for train in (fit, lambda model: model.train_on_batch(X, Y)):
             with pytest.raises(TowerError, match="needs compiled steps"):
                 train(model)
