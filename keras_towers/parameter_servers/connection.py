@@ -105,7 +105,6 @@ class Connection:
         self.cluster = cluster
         self.rank: int = cluster.rank
         self.size: int = cluster.size
-        self.is_chief: bool = self.rank == 0
         self.devices: tuple[str, ...] = tuple(
             device_of(server) for server in range(len(cluster.ps))
         )

@@ -27,11 +27,6 @@ def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return handle
 
 
-def known() -> tuple[str, ...]:
-    """The names of all resources that this process has a handle of."""
-    return tuple(_known)
-
-
 def free(name: str) -> None:
     """Free all resources of a name, and all beneath it (``name/...``)."""
     # Nobody may use them any more. Those that this process has no handle of

@@ -30,7 +30,7 @@ def wait_for(what):
 """
 
 SPEAKS = f"""{BEGIN}
-if job.is_chief:
+if job.rank == 0:
     happens("model")
 wait_for("model")
 print("the model is there")

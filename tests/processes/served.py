@@ -192,7 +192,7 @@ def trains_exactly_again_and_again():
             s.fit(mine, x, y, batch_size=12)
         s.assert_same_model(mine, alone)
         assert_counted(strategy, 3, 3)
-        held.append(len(resources.known()))
+        held.append(len(resources._known))
     # Those of the last few models only.
     assert held[-1] == held[-2], held
 

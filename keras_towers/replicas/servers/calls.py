@@ -31,8 +31,11 @@ from keras_towers.replicas.fits import (
     refuse_eager,
 )
 from keras_towers.replicas.servers import session as session_lib
-from keras_towers.replicas.servers.session import Session
-from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
+from keras_towers.replicas.servers.session import (
+    CachedOnce,
+    CopiesOnTowers,
+    Session,
+)
 from keras_towers.replicas.servers.workers import Workers
 
 

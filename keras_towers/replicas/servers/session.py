@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,9 +13,12 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.update.at_variable import UpdateAtVariable
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.reduction import Gradients
 from keras_towers.replicas import resources
 from keras_towers.replicas.counts import ReplicaCounts
 from keras_towers.replicas.servers.variables import ServerVariables
@@ -269,3 +273,44 @@ class Session:
 
     def _finish(self) -> None:
         """End the training, when all have left; on the chief only."""
+
+
+class _ToServers:
+    """Hands the sums of a worker's towers to the session that trains."""
+
+    config: Any
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(
+        self,
+        call: UpdateCall,
+        rows: Gradients,
+    ) -> None:
+        session = current.get()
+        if session is None:
+            raise TowerError(
+                f"{self.config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and loops of your own use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        sums = self._sums(call, rows)[0]
+        session.take(dataclasses.replace(call, grads=sums))
+
+
+class CopiesOnTowers(_ToServers, UpdateOnce):
+    """Every tower has a copy of each weight; servers update theirs."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedOnce(_ToServers, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )
