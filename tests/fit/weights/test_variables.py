@@ -1,4 +1,4 @@
-"""The states of random generators on every tower, and over ranks."""
+"""One variable on every tower: sums, and states of random generators."""
 
 import numpy as np
 import pytest
@@ -34,3 +34,13 @@ def test_random_states_differ_between_towers_and_come_back():
     assert components(variable)[0][0] == (last + 4 * lib._SEED_STRIDE) % 2**32
     assert variable.numpy().tolist() == state.tolist()
     assert lib.unbind(variable).numpy().tolist() == state.tolist()
+
+
+def test_a_sum_is_written_outside_of_a_step():
+    config = kt.TowerStrategy(TOWERS)._config
+    variable = lib.spread(config, tf.Variable(5.0), lib.SUM)
+    variable.assign(9.0)
+    variable.assign_add(1.0)
+    variable.assign_sub(4.0)
+    assert variable.numpy() == 6.0
+    assert components(variable) == [6.0, 0.0, 0.0]
