@@ -1,0 +1,199 @@
+"""Whether a traced step splits over towers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from keras_towers.splitting.interpreter import Draw, Effect, Interpreter, Role
+from keras_towers.splitting.values import Degree, Kind, Value
+
+What: TypeAlias = Literal["gradient", "log", "state"]
+
+MEAN = -1
+SUM = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a step hands on.
+
+    Attributes:
+        what: "gradient" or "log".
+        name: its name, for messages.
+        tensors: what it consists of: one tensor, or, of a gradient with
+            indices, its values.
+        degree: what the towers' values are added up as: ``MEAN`` over
+            examples, or ``SUM``.
+    """
+
+    what: What
+    name: str
+    tensor: Any
+    degree: int = MEAN
+    is_sparse: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable that a step may use.
+
+    Attributes:
+        name: its name, for messages.
+        role: what it holds: see ``Interpreter``.
+        merges: whether the towers' values become their mean.
+    """
+
+    name: str
+    role: Role = "state"
+    merges: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Something that the towers' values do not add up to.
+
+    Attributes:
+        what: "gradient", "log" or "state".
+        names: the names of what differs.
+        text: why: "takes the largest value of the batch".
+        operation: the operation that does it.
+    """
+
+    what: What
+    names: tuple[str, ...]
+    text: str
+    operation: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """What is known of a step.
+
+    Attributes:
+        differences: what the towers' values do not add up to.
+        draws: the random numbers of the step.
+        effects: what happens once for every tower.
+        unknown: types of operations that have no rule.
+        count: the number of operations.
+    """
+
+    differences: tuple[Difference, ...]
+    draws: tuple[Draw, ...]
+    effects: tuple[Effect, ...]
+    unknown: frozenset[str]
+    count: int
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the towers do together what one device does."""
+        return not self.differences and not self.effects
+
+
+def analyse(
+    graph: Any,
+    inputs: Sequence[Value],
+    variables: Mapping[Any, Variable],
+    results: Iterable[Result],
+) -> Analysis:
+    """Find out whether a traced step splits over towers.
+
+    Args:
+        graph: the graph of the step of one tower, with an unknown number of
+            examples.
+        inputs: what its inputs are; handles of variables have their keys.
+        variables: the variables, by the keys of their handles.
+        results: what the step hands on.
+    """
+    roles = {key: variable.role for key, variable in variables.items()}
+    interpreter = Interpreter(roles)
+    values = interpreter.run(graph, inputs)
+    found = _Differences()
+    for result in results:
+        value = values[result.tensor.name]
+        found.check(
+            result.what,
+            result.name,
+            _why_not(value, result),
+            value,
+            result.tensor.op,
+        )
+    for key, operation in interpreter.written.items():
+        value = interpreter.state[key]
+        variable = variables[key]
+        found.check(
+            "state",
+            variable.name,
+            _why_no_state(value, variable),
+            value,
+            operation,
+        )
+    return Analysis(
+        found.all(),
+        tuple(interpreter.draws.values()),
+        tuple(interpreter.effects.values()),
+        frozenset(interpreter.unknown),
+        interpreter.count,
+    )
+
+
+class _Differences:
+    """Differences, of which those with one cause are one."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[What, str, Any], list[str]] = {}
+
+    def check(
+        self,
+        what: What,
+        name: str,
+        why: str | None,
+        value: Value,
+        operation: Any,
+    ) -> None:
+        if why is None:
+            return
+        if value.reason is not None:
+            operation = value.reason.operation or operation
+        self._names.setdefault((what, why, operation), []).append(name)
+
+    def all(self) -> tuple[Difference, ...]:
+        return tuple(
+            Difference(what, tuple(names), text, operation)
+            for (what, text, operation), names in self._names.items()
+        )
+
+
+def _why_not(value: Value, result: Result) -> str | None:
+    """Say why values of towers cannot be added up, or None."""
+    if result.is_sparse and value.kind is Kind.ROWS:
+        value = dataclasses.replace(value, kind=Kind.SUM, rows=None)
+    return _why_no_sum(value, result.degree)
+
+
+def _why_no_sum(value: Value, degree: int) -> str | None:
+    if value.reason is not None:
+        return value.reason.text
+    if value.kind is Kind.ROWS:
+        return "has a row for each example"
+    if value.kind not in (Kind.SAME, Kind.SUM):
+        return "is no tensor of numbers"
+    own: Degree = value.degree_as_sum
+    if own in (degree, None):
+        return None
+    if (own, degree) == (SUM, MEAN):
+        return "is a sum over the examples, not their mean"
+    if (own, degree) == (MEAN, SUM):
+        return "is a mean over the examples, not their sum"
+    return "scales with the number of examples"
+
+
+def _why_no_state(value: Value, variable: Variable) -> str | None:
+    if variable.role == "sum":
+        return _why_no_sum(value, SUM)
+    if variable.merges:
+        return _why_no_sum(value, MEAN)
+    if value.is_same:
+        return None
+    return _why_no_sum(value, MEAN) or "is a mean over the tower's examples"

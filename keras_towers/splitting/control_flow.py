@@ -1,0 +1,179 @@
+"""Functions, branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import aligned
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Value,
+    joined,
+    other,
+)
+from keras_towers.splitting.variables import current
+
+if TYPE_CHECKING:
+    from keras_towers.splitting.interpreter import Interpreter
+
+# More rounds of an analysis change nothing, or the loop cannot be followed.
+_ROUNDS = 8
+
+
+def graph_of(node: Node, name: str) -> Any:
+    """Return the graph of a function that an operation calls."""
+    function = node.operation.graph._get_function(name)
+    graph = getattr(function, "graph", None)
+    if graph is None:
+        raise DoesNotSplit("calls a function whose operations are not known")
+    return graph
+
+
+def _call(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> list[Value]:
+    return interpreter.call(graph_of(node, node.attr("f").name), given)
+
+
+def _branches(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> list[Value]:
+    if node.type.endswith("Case"):
+        names = [branch.name for branch in node.attr("branches")]
+    else:
+        names = [node.attr(f"{n}_branch").name for n in ("else", "then")]
+    chosen, *inputs = given
+    known = None if chosen.known is None else chosen.known.flat[0]
+    if isinstance(known, (bool, int)):
+        at = min(max(int(known), 0), len(names) - 1)
+        return interpreter.call(graph_of(node, names[at]), inputs)
+    before = dict(interpreter.state)
+    results, states = [], []
+    for name in names:
+        interpreter.state = dict(before)
+        results.append(interpreter.call(graph_of(node, name), inputs))
+        states.append(interpreter.state)
+    interpreter.state = before
+    reason = _reason(node, chosen)
+    for key in {key for state in states for key in state}:
+        was = current(interpreter, key)
+        values = [state.get(key, was) for state in states]
+        if any(value != was for value in values):
+            before[key] = _one_of(node, chosen, values, reason)
+    return [
+        _one_of(node, chosen, values, reason)
+        for values in zip(*results, strict=True)
+    ]
+
+
+def _reason(node: Node, chosen: Value) -> Value | None:
+    """Why the towers may take different branches; None: they do not."""
+    if chosen.is_same:
+        return None
+    if chosen.kind is Kind.OTHER:
+        return chosen.with_()
+    return other(
+        "chooses a branch by the examples of the batch", node.operation
+    )
+
+
+def _one_of(
+    node: Node, chosen: Value, values: Sequence[Value], reason: Value | None
+) -> Value:
+    if chosen.rows is not None and chosen.rows.axis < 0:
+        # Every example has a round of a loop, in which it may choose.
+        if all(v.kind in (Kind.SAME, Kind.ROWS) for v in values):
+            return aligned(
+                node,
+                [chosen, *values],
+                joined_all(values).degree,
+                [0] * (1 + len(values)),
+            ).with_(shape=values[0].shape, rows=chosen.rows)
+    if reason is not None and not all(v.kind is Kind.HANDLE for v in values):
+        return reason
+    return joined_all(values)
+
+
+def joined_all(values: Sequence[Value]) -> Value:
+    """Return what may be any of several values."""
+    result = values[0]
+    for value in values[1:]:
+        result = joined(result, value)
+    return result
+
+
+def _loop(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> list[Value]:
+    body = graph_of(node, node.attr("body").name)
+    condition = graph_of(node, node.attr("cond").name)
+    values = [_forgotten(value) for value in given]
+    for _ in range(_ROUNDS):
+        before = dict(interpreter.state)
+        after = interpreter.call(body, values)
+        # What was known of the first round is not known of the others.
+        results = [
+            _forgotten(joined(v, w)) for v, w in zip(values, after, strict=True)
+        ]
+        interpreter.state = _joined_states(
+            interpreter, before, interpreter.state
+        )
+        if _alike(results, values) and interpreter.state == before:
+            break
+        values = results
+    else:
+        return [
+            other("goes round a loop that cannot be followed", node.operation)
+        ] * len(given)
+    (goes_on,) = interpreter.call(condition, values)
+    if goes_on.is_same:
+        return values
+    reason = _reason(node, goes_on)
+    if goes_on.kind is not Kind.OTHER:
+        reason = other(
+            "goes round a loop as often as follows from the batch",
+            node.operation,
+        )
+    assert reason is not None
+    return [
+        value if value == first and value.is_same else reason
+        for value, first in zip(values, given, strict=True)
+    ]
+
+
+def _forgotten(value: Value) -> Value:
+    if value.kind in (Kind.HANDLE, Kind.OPTIONAL):
+        return value
+    return value.with_(shape=value.shape)
+
+
+def _alike(a: Sequence[Value], b: Sequence[Value]) -> bool:
+    return all(v == w and v.shape == w.shape for v, w in zip(a, b, strict=True))
+
+
+def _joined_states(
+    interpreter: Interpreter, a: Mapping[Any, Value], b: Mapping[Any, Value]
+) -> dict[Any, Value]:
+    keys = {*a, *b}
+    return {
+        key: joined(
+            a.get(key) or current(interpreter, key),
+            b.get(key) or current(interpreter, key),
+        )
+        for key in keys
+    }
+
+
+SPECIAL: dict[str, Any] = {
+    "PartitionedCall": _call,
+    "StatefulPartitionedCall": _call,
+    "If": _branches,
+    "StatelessIf": _branches,
+    "Case": _branches,
+    "StatelessCase": _branches,
+    "While": _loop,
+    "StatelessWhile": _loop,
+}

@@ -1,0 +1,80 @@
+"""What a step exchanges between towers, where it says so by marks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keras_towers.splitting.marks import meaning_of
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import RULES, rows_of
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Value,
+    examples,
+    same,
+)
+
+if TYPE_CHECKING:
+    from keras_towers.splitting.interpreter import Interpreter
+
+
+def _exchanged(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Value:
+    (value,) = given
+    meaning = meaning_of(node)
+    if value.kind is Kind.OTHER:
+        return value
+    if meaning is None:
+        return RULES["PreventGradient"](node, value)  # type: ignore[return-value]
+    return _MEANINGS[meaning](value)
+
+
+def _summed(value: Value) -> Value:
+    """All towers get the sum of what they have."""
+    if (
+        value.degree_as_sum == 0
+        and value.kind is not Kind.ROWS
+        or value.kind is Kind.SUM
+        and value.degree is None
+    ):
+        return same(shape=value.shape)
+    if value.kind is Kind.SAME and value.degree is None:
+        return same(None, shape=value.shape)
+    raise DoesNotSplit("sums over the towers what is no sum over the batch")
+
+
+def _gradient_of_sum(value: Value) -> Value:
+    """All towers get the sum of gradients, each weighted as its tower's."""
+    if value.kind is not Kind.ROWS and value.degree_as_sum in (-1, None):
+        return same(-1, shape=value.shape)
+    raise DoesNotSplit(
+        "sums over the towers a gradient that is no mean over the batch"
+    )
+
+
+def _gathered(value: Value) -> Value:
+    """All towers get the rows of all."""
+    if value.kind is Kind.SUM or not value.is_free:
+        raise DoesNotSplit("gathers what is no example of the batch")
+    if value.kind is Kind.ROWS and (
+        rows_of(value).axis or rows_of(value).outer > 1
+    ):
+        raise DoesNotSplit("gathers along another axis than that of examples")
+    return same(value.degree)
+
+
+def _gradient_of_gathered(value: Value) -> Value:
+    if value.is_same or (value.kind is Kind.SUM and value.degree == -1):
+        return examples(degree=-1)
+    raise DoesNotSplit("gives examples a gradient of what all towers have")
+
+
+_MEANINGS: dict[str, Any] = {
+    "sum": _summed,
+    "gradient of sum": _gradient_of_sum,
+    "gather": _gathered,
+    "gradient of gather": _gradient_of_gathered,
+}
+SPECIAL: dict[str, Any] = {"PreventGradient": _exchanged}

@@ -1,0 +1,328 @@
+"""One pass over the operations of a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.splitting import control_flow, exchanges, variables
+from keras_towers.splitting.folding import LARGEST, folded
+from keras_towers.splitting.layouts import Layouts
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules import RULES, effects
+from keras_towers.splitting.sizes import EXAMPLES, Size
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Reason,
+    Value,
+    of_known,
+    other,
+    same,
+)
+
+Role: TypeAlias = Literal["weight", "state", "sum", "seed"]
+
+# Inputs that are sizes. All that matters of them is what is known.
+_SIZES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("Reshape", "Tile", "BroadcastTo", "Pad", "MirrorPad"), (1,)
+    ),
+    **dict.fromkeys(("Transpose", "TensorListFromTensor", "PadV2"), (1,)),
+    **dict.fromkeys(("Slice",), (1, 2)),
+    **dict.fromkeys(("StridedSlice",), (1, 2, 3)),
+    **dict.fromkeys(("StridedSliceGrad",), (0, 1, 2, 3)),
+    **dict.fromkeys(("Fill", "AvgPoolGrad", "AvgPool3DGrad"), (0,)),
+    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), (0, 1)),
+    **dict.fromkeys(("TensorListStack", "TensorListPopBack", "SplitV"), (1,)),
+    **dict.fromkeys(("ScatterNd", "TensorListGetItem"), (2,)),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), (0,)),
+    **dict.fromkeys(("DepthwiseConv2dNativeBackpropInput",), (0,)),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), (1,)),
+    **dict.fromkeys(("DepthwiseConv2dNativeBackpropFilter",), (1,)),
+    **dict.fromkeys(effects.STATELESS_DRAWS, (0,)),
+    **dict.fromkeys(effects.STATEFUL_DRAWS, (0,)),
+}
+# What they return follows from the shape of what is not known, if at all.
+_OF_SHAPES = frozenset(
+    (
+        *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
+        *("TensorListElementShape", "TensorListLength", "Assert"),
+    )
+)
+_HANDLES = (tf.resource, tf.variant)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """Random numbers of a step.
+
+    Attributes:
+        operation: what draws them.
+        value: what they are: rows of examples, or the same for all.
+        stateful: whether it keeps its own state, so that every tower draws
+            others.
+    """
+
+    operation: Any
+    value: Value
+    stateful: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What an operation of a step does besides computing."""
+
+    operation: Any
+    text: str
+
+
+class Interpreter:
+    """Finds out what every tensor of a graph is.
+
+    Args:
+        roles: what variables hold, by the keys of their handles: "weight",
+            "state", "seed": the same on all towers; "sum": the towers' values
+            have to be added up.
+
+    Attributes:
+        state: what variables hold now, by the keys of their handles.
+        written: the operations that wrote them last.
+        draws: the random numbers of the step.
+        effects: what it does besides.
+        unknown: types of operations without a rule.
+        layouts: the orders of rows of random numbers.
+    """
+
+    def __init__(self, roles: Mapping[Any, Role]):
+        self.roles = roles
+        self.state: dict[Any, Value] = {}
+        self.written: dict[Any, Any] = {}
+        self.draws: dict[Any, Draw] = {}
+        self.effects: dict[Any, Effect] = {}
+        self.unknown: set[str] = set()
+        self.layouts = Layouts()
+        self.count = 0
+
+    def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
+        """Return what the tensors of a graph are, by their names."""
+        values = {
+            tensor.name: value
+            for tensor, value in zip(graph.inputs, inputs, strict=True)
+        }
+        for operation in in_order(graph.get_operations(), values):
+            self.count += 1
+            for tensor, value in zip(
+                operation.outputs, self._outputs(operation, values), strict=True
+            ):
+                values.setdefault(tensor.name, value)
+        return values
+
+    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Return what the outputs of a graph are."""
+        values = self.run(graph, inputs)
+        return [values[tensor.name] for tensor in graph.outputs]
+
+    def _outputs(self, operation: Any, values: dict[str, Value]) -> list[Value]:
+        node = Node(operation, self.layouts)
+        if not node.num_outputs and not node.num_inputs:
+            return []
+        if node.type == "Const":
+            return [_constant(operation)]
+        if node.type == "Placeholder":
+            return [other("uses an input of which nothing is known", operation)]
+        given = [values[tensor.name] for tensor in operation.inputs]
+        try:
+            result = self._apply(node, given)
+        except DoesNotSplit as error:
+            result = other(str(error), operation)
+        outputs = (
+            list(result)
+            if isinstance(result, Sequence)
+            else [result] * node.num_outputs
+        )
+        return [
+            _completed(node, index, value, given)
+            for index, value in enumerate(outputs[: node.num_outputs])
+        ]
+
+    def _apply(self, node: Node, given: list[Value]) -> Value | Sequence[Value]:
+        special = _SPECIAL.get(node.type)
+        if special is not None:
+            return special(self, node, given)
+        results = folded(node, given)
+        if results is not None:
+            return results
+        sizes = _SIZES.get(node.type, ())
+        for index, value in enumerate(given):
+            if value.kind is not Kind.OTHER or node.type in _OF_SHAPES:
+                continue
+            if index not in sizes or value.known is None:
+                return [value.with_()] * node.num_outputs
+        rule = RULES.get(node.type)
+        if rule is not None:
+            if any(v.kind is Kind.HANDLE for v in given):
+                return self._unknown(node, given)
+            return rule(node, *given)
+        return self._unknown(node, given)
+
+    def _unknown(self, node: Node, given: list[Value]) -> Sequence[Value]:
+        """What has no rule does the same everywhere, or nobody knows what."""
+        count = node.num_outputs
+        if node.is_stateful:
+            text = f"{node.type} happens once for every tower"
+            self.effects.setdefault(
+                node.operation, Effect(node.operation, text)
+            )
+            return [
+                other(f"uses what {node.type} returns", node.operation)
+            ] * count
+        if all(v.is_same and not v.grows for v in given):
+            return [same()] * count
+        self.unknown.add(node.type)
+        text = f"does what is not known: {node.type}"
+        return [other(text, node.operation)] * count
+
+    def draw(self, node: Node, given: list[Value]) -> Value:
+        """Note random numbers, and return what they are."""
+        stateful = node.type in effects.STATEFUL_DRAWS
+        rest = given[1:]
+        if any(not v.is_same and v.kind is not Kind.HANDLE for v in rest):
+            raise DoesNotSplit(
+                "draws random numbers by what follows from the batch"
+            )
+        try:
+            value = effects.drawn(node, given[0])
+        except DoesNotSplit as error:
+            value = other(str(error), node.operation)
+        self.draws[node.operation] = Draw(node.operation, value, stateful)
+        return value
+
+
+Special: TypeAlias = (
+    "Callable[[Interpreter, Node, list[Value]], Value | Sequence[Value]]"
+)
+_SPECIAL: dict[str, Special] = {
+    **control_flow.SPECIAL,
+    **variables.SPECIAL,
+    **exchanges.SPECIAL,
+    **dict.fromkeys(
+        (*effects.STATELESS_DRAWS, *effects.STATEFUL_DRAWS), Interpreter.draw
+    ),
+}
+
+
+def in_order(
+    operations: Sequence[Any], known: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield operations, each after those whose outputs it takes.
+
+    The bodies of loops are not always built in this order.
+    """
+    done: set[str] = set()
+    for operation in operations:
+        waiting = [operation]
+        while waiting:
+            last = waiting[-1]
+            if last.name in done:
+                waiting.pop()
+                continue
+            ahead = [
+                tensor.op
+                for tensor in last.inputs
+                if tensor.op.name not in done and tensor.name not in known
+            ]
+            if ahead:
+                waiting += ahead
+                continue
+            done.add(waiting.pop().name)
+            yield last
+
+
+def _constant(operation: Any) -> Value:
+    proto = operation.get_attr("value")
+    size = 1
+    for dimension in proto.tensor_shape.dim:
+        size *= dimension.size
+    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
+    dtype = tf.as_dtype(proto.dtype)
+    if dtype in _HANDLES or dtype == tf.string:
+        return same(shape=shape)
+    if size > LARGEST:
+        # A constant of one number is kept as that.
+        if len(proto.tensor_content) > dtype.size:
+            return same(shape=shape)
+    array = tf.make_ndarray(proto)
+    if size > LARGEST or not (dtype.is_integer or dtype.is_bool or size == 1):
+        return same(0 if array.any() else None, shape=shape)
+    return of_known(np.array(array.tolist(), dtype=object).reshape(shape))
+
+
+def _completed(
+    node: Node, index: int, value: Value, given: Sequence[Value]
+) -> Value:
+    """Add what the trace knows of the shape, and check the rule by it.
+
+    What grows with the batch has to be the axis that the rule names.
+    """
+    if value.kind in (Kind.HANDLE, Kind.OPTIONAL):
+        return value
+    if value.kind is Kind.OTHER:
+        if value.reason is not None and value.reason.operation is None:
+            reason = Reason(value.reason.text, node.operation)
+            value = dataclasses.replace(value, reason=reason)
+        return value
+    if node.output_dtype(index) in _HANDLES:
+        return value
+    static = node.static_shape(index)
+    if static is None:
+        static = value.shape
+        if static is None:
+            if value.is_same and not any(v.grows for v in given):
+                return value
+            return other("makes a tensor of unknown rank", node.operation)
+        static = tuple(s if isinstance(s, int) else None for s in static)
+    own = value.shape
+    if own is not None and len(own) != len(static):
+        own = None
+    axis = value.rows.axis if value.rows is not None else None
+    sizes: list[Any] = []
+    for place, size in enumerate(static):
+        claimed = None if own is None else own[place]
+        if place == axis:
+            if size is not None:
+                return _lost(node)
+            assert value.rows is not None
+            sizes.append(value.rows.count * EXAMPLES)
+        elif size is not None:
+            if isinstance(claimed, Size) and claimed.power("n"):
+                return _lost(node)
+            sizes.append(size)
+        else:
+            if isinstance(claimed, Size) and claimed.power("n"):
+                return _lost(node)
+            sizes.append(claimed)
+    if None in sizes and not _may_be_open(value, given):
+        return _lost(node)
+    if value.known is not None and value.known.shape != tuple(sizes):
+        value = dataclasses.replace(value, known=None)
+    return dataclasses.replace(value, shape=tuple(sizes))
+
+
+def _may_be_open(value: Value, given: Sequence[Value]) -> bool:
+    """Whether a size that is not known is no number of examples."""
+    if not any(v.grows for v in given):
+        return True
+    # Some input has such a size, and no two that could be taken for another.
+    return any(v.shape is not None and None in v.shape for v in given)
+
+
+def _lost(node: Node) -> Value:
+    return other(
+        "moves the rows of examples where they cannot be followed",
+        node.operation,
+    )

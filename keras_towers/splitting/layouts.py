@@ -1,0 +1,38 @@
+"""In which order random numbers belong to examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_towers.splitting.values import DoesNotSplit, Rows, Value
+
+
+class Layouts:
+    """The orders of rows of draws that have several for each example.
+
+    A draw of m * n rows says nothing of which of them belong to an example. It
+    follows from what it is first combined with, and must hold of every other
+    use.
+    """
+
+    def __init__(self) -> None:
+        self._orders: dict[Any, tuple[int, int]] = {}
+
+    def order(self, draw: Any) -> tuple[int, int] | None:
+        """Return blocks and rows of a draw; None before its first use."""
+        return self._orders.get(draw)
+
+    def use(self, value: Value, outer: int, inner: int) -> None:
+        """A tensor is combined with rows in this order."""
+        draw = value.rows.draw if value.rows else None
+        if draw is None:
+            return
+        if self._orders.setdefault(draw, (outer, inner)) != (outer, inner):
+            raise DoesNotSplit("uses one draw in two orders of rows")
+
+    def resolved(self, rows: Rows) -> Rows:
+        """Return rows whose order is known, by the first use if by none."""
+        if rows.draw is None:
+            return rows
+        order = self._orders.setdefault(rows.draw, (1, rows.count))
+        return Rows(rows.axis, *order)

@@ -1,0 +1,32 @@
+"""Lines of the user's code, for messages."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_towers
+
+_OWN = tuple(
+    os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    for module in (keras, tf, keras_towers)
+)
+
+
+def line_of(operation: Any) -> str | None:
+    """Return the line that made an operation: "model.py:31: x = y / z".
+
+    It is the innermost line that is neither Keras's, TensorFlow's nor this
+    package's; None if there is none.
+    """
+    frames = operation.traceback if operation is not None else ()
+    for frame in reversed(list(frames)):
+        name = os.path.abspath(frame.filename)
+        if name.startswith(_OWN) or frame.filename.startswith("<frozen"):
+            continue
+        text = (frame.line or "").strip()
+        return f"{os.path.basename(name)}:{frame.lineno}: {text}".rstrip(": ")
+    return None

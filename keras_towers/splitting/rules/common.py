@@ -1,0 +1,265 @@
+"""What the rules of all families are made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keras_towers.splitting.folding import broadcast
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
+from keras_towers.splitting.values import (
+    Degree,
+    DoesNotSplit,
+    Kind,
+    Rows,
+    Shape,
+    Value,
+    common,
+    examples,
+    same,
+    total,
+)
+
+Rule: TypeAlias = "Callable[..., Value | Sequence[Value]]"
+RULES: dict[str, Rule] = {}
+
+_EXAMPLES_AND_SUMS = "gives every example a sum or mean over the batch"
+
+
+def rule(*types: str) -> Callable[[Rule], Rule]:
+    """Register what a function says of some types of operations.
+
+    It takes the operation and the values of its inputs, and returns the value
+    of each output, or one for all of them. It raises DoesNotSplit.
+    """
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(types, function))
+        return function
+
+    return add
+
+
+def refuse_sums(node: Node, values: Iterable[Value]) -> None:
+    """Refuse sums over the batch as inputs of what is not linear."""
+    values = list(values)
+    if any(value.kind is Kind.SUM for value in values):
+        mixed = any(value.kind is Kind.ROWS for value in values)
+        raise DoesNotSplit(
+            f"takes {node.type} of a sum or mean over the batch"
+            + (", together with examples" if mixed else "")
+        )
+
+
+def free(node: Node, *values: Value) -> Degree:
+    """Check that values do not scale with the number of examples."""
+    for value in values:
+        if not value.is_free:
+            raise DoesNotSplit(
+                f"takes {node.type} of what scales with the number of examples"
+            )
+    return 0
+
+
+def fixed(value: Value, what: str = "an axis") -> Any:
+    """Return entries that are known, without sizes: a list, or a number."""
+    known = value.known
+    if known is None or any(
+        isinstance(e, Size) or e is UNKNOWN for e in known.flat
+    ):
+        raise DoesNotSplit(
+            f"takes {what} that is not known before the step runs"
+        )
+    return known.tolist()
+
+
+def axes_of(node: Node, value: Value, rank: int) -> list[int]:
+    """Return axes, which are 0 or more."""
+    axes = np.ravel(np.asarray(fixed(value), dtype=object))
+    return sorted({int(axis) % rank for axis in axes}) if rank else []
+
+
+def rank_of(node: Node, index: int, value: Value) -> int:
+    """Return the rank of an input."""
+    rank = len(value.shape) if value.shape is not None else node.rank(index)
+    if rank is None:
+        raise DoesNotSplit(f"takes {node.type} of a tensor of unknown rank")
+    return rank
+
+
+def shape_of(node: Node, index: int, value: Value) -> Shape:
+    """Return the shape of an input."""
+    return (
+        value.shape
+        if value.shape is not None
+        else (None,) * rank_of(node, index, value)
+    )
+
+
+def without(shape: Shape | None, *axes: int) -> Shape | None:
+    """Return a shape without some axes."""
+    if shape is None:
+        return None
+    return tuple(d for axis, d in enumerate(shape) if axis not in axes)
+
+
+def replaced(shape: Shape | None, axis: int, size: Any) -> Shape | None:
+    """Return a shape with another size of an axis."""
+    if shape is None:
+        return None
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def rows_of(value: Value) -> Rows:
+    """Return where the examples are in what is known to have them."""
+    assert value.rows is not None
+    return value.rows
+
+
+def multiple(size: Any) -> int:
+    """Return how many rows each example has in an axis of this size."""
+    count = examples_in(size)
+    if not count:
+        raise DoesNotSplit(f"makes {size} rows of n examples")
+    return count
+
+
+def shapes_together(values: Iterable[Value]) -> Shape | None:
+    """Return the shape of an elementwise operation, if it is known."""
+    shapes = [value.shape for value in values]
+    if any(shape is None for shape in shapes):
+        return None
+    return tuple(functools.reduce(broadcast, shapes))  # type: ignore[arg-type]
+
+
+def aligned(
+    node: Node,
+    values: Sequence[Value],
+    degree: Degree,
+    ranks: Sequence[int] | None = None,
+) -> Value:
+    """Return the value of an elementwise operation on SAME and ROWS.
+
+    Args:
+        node: the operation.
+        values: its N inputs, which are broadcast.
+        degree: the degree of the output.
+        ranks: the N ranks; None: those of the inputs of the operation.
+    """
+    if ranks is None:
+        ranks = [rank_of(node, k, value) for k, value in enumerate(values)]
+    rank = max(ranks, default=0)
+    shape = shapes_together(values)
+    found: Rows | None = None
+    with_rows = []
+    for value, own in zip(values, ranks, strict=True):
+        if value.kind is not Kind.ROWS:
+            continue
+        rows = rows_of(value)
+        if rows.axis >= 0:
+            rows = Rows(
+                rows.axis + rank - own,
+                rows.outer,
+                rows.inner,
+                rows.uniform,
+                rows.draw,
+            )
+        with_rows.append((value, rows))
+        if found is None:
+            found = rows
+        elif found.axis != rows.axis:
+            raise DoesNotSplit("combines every example with every other")
+        elif found.count != rows.count:
+            raise DoesNotSplit(
+                "combines different numbers of rows of an example"
+            )
+        elif _is_open(found):
+            found = rows if not rows.uniform or found.uniform else found
+        elif not _is_open(rows) and found.place != rows.place:
+            raise DoesNotSplit(
+                "combines the rows of examples in different orders"
+            )
+    if found is None:
+        return same(degree, shape=shape)
+    if not _is_open(found):
+        for value, _ in with_rows:
+            node.layouts.use(value, found.outer, found.inner)
+        found = Rows(*found.place)
+    elif len({rows.draw for _, rows in with_rows} - {None}) > 1:
+        # Several draws, which nothing has given an order yet.
+        found = node.layouts.resolved(
+            next(r for _, r in with_rows if r.draw is not None)
+        )
+        for value, _ in with_rows:
+            node.layouts.use(value, found.outer, found.inner)
+    return Value(Kind.ROWS, degree, found, shape=shape)
+
+
+def _is_open(rows: Rows) -> bool:
+    """Whether any order of its rows may turn out to be the one."""
+    return rows.uniform or rows.draw is not None
+
+
+def added(
+    node: Node,
+    values: Sequence[Value],
+    verb: str = "adds",
+    ranks: Sequence[int] | None = None,
+) -> Value:
+    """Return the value of what is linear in all values together: a sum."""
+    if not any(value.kind is Kind.SUM for value in values):
+        return aligned(
+            node, values, common((v.degree for v in values), verb), ranks
+        )
+    if any(v.kind is Kind.ROWS and v.degree is not None for v in values):
+        raise DoesNotSplit(_EXAMPLES_AND_SUMS)
+    degree = common((v.degree_as_sum for v in values), verb)
+    return total(degree, shape=shapes_together(values))
+
+
+def spread(node: Node, value: Value, shape: Shape | None) -> Value:
+    """Return SAME that is repeated along new axes, maybe for every example."""
+    if shape is None:
+        raise DoesNotSplit("makes a tensor whose shape follows from the data")
+    grown = [
+        axis
+        for axis, size in enumerate(shape)
+        if isinstance(size, Size) and size.power("n") or size is UNKNOWN
+    ]
+    if not grown:
+        return value.with_(shape=shape)
+    if value.kind is Kind.SUM and value.degree is not None:
+        raise DoesNotSplit(_EXAMPLES_AND_SUMS)
+    if len(grown) > 1:
+        raise DoesNotSplit("makes a matrix of all pairs of examples")
+    count = multiple(shape[grown[0]])
+    return examples(grown[0], 1, count, value.degree, uniform=True, shape=shape)
+
+
+def dropped(value: Value, axes: Sequence[int]) -> Value:
+    """Return what is left without axes, none of which are of examples."""
+    shape = without(value.shape, *axes)
+    if value.kind is not Kind.ROWS:
+        return value.with_(shape=shape)
+    axis = rows_of(value).axis
+    return value.moved(axis - sum(a < axis for a in axes), shape=shape)
+
+
+def inserted(value: Value, axis: int, size: Any = 1) -> Value:
+    """Return a value with a new axis."""
+    shape = value.shape
+    if shape is not None:
+        shape = (*shape[:axis], size, *shape[axis:])
+    if value.kind is not Kind.ROWS:
+        return value.with_(shape=shape)
+    own = rows_of(value).axis
+    return value.moved(own + (0 <= axis <= own), shape=shape)
+
+
+def all_outputs(node: Node, value: Value) -> list[Value]:
+    """Return a value for every output."""
+    return [value] * node.num_outputs

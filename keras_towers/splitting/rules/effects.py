@@ -1,0 +1,97 @@
+"""Random numbers, and what an operation does besides computing."""
+
+from __future__ import annotations
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import rule
+from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Value,
+    examples,
+    same,
+)
+
+STATELESS_DRAWS = """
+StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal
+StatelessRandomNormalV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
+StatelessRandomUniformInt StatelessRandomUniformIntV2
+StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
+""".split()
+STATEFUL_DRAWS = """
+RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt
+StatefulUniform StatefulUniformInt StatefulStandardNormalV2
+StatefulTruncatedNormal
+""".split()
+OF_PARAMETERS = """
+StatelessMultinomial StatelessRandomGammaV2 StatelessRandomGammaV3
+StatelessRandomBinomial StatelessRandomPoisson
+StatelessParameterizedTruncatedNormal Multinomial RandomGamma RandomPoissonV2
+ParameterizedTruncatedNormal RandomGammaGrad
+""".split()
+
+
+def drawn(node: Node, target: Value) -> Value:
+    """Return the value of random numbers of a shape."""
+    static = node.static_shape()
+    shape = static if target.known is None else tuple(target.known)
+    if shape is None or (target.known is None and not target.is_same):
+        raise DoesNotSplit(
+            "draws as many random numbers as follow from the data"
+        )
+    grown = [
+        a
+        for a, s in enumerate(shape)
+        if isinstance(s, Size) and s.power("n") or s is UNKNOWN
+    ]
+    if not grown:
+        return same(shape=shape)
+    if len(grown) > 1:
+        raise DoesNotSplit("draws random numbers for all pairs of examples")
+    count = examples_in(shape[grown[0]])
+    if count is None:
+        raise DoesNotSplit("draws random numbers for some of the examples")
+    if count == 1:
+        return examples(grown[0], shape=shape)
+    return examples(grown[0], 1, count, draw=node.operation, shape=shape)
+
+
+@rule(
+    "StatelessRandomGetKeyCounter",
+    "StatelessRandomGetAlg",
+    "StatelessRandomGetKeyCounterAlg",
+)
+def _key(node: Node, *seed: Value) -> list[Value]:
+    if any(not s.is_same for s in seed):
+        raise DoesNotSplit("makes a seed of what follows from the batch")
+    return [same() for _ in range(node.num_outputs)]
+
+
+@rule("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle")
+def _shuffled(node: Node, value: Value, *seeds: Value) -> Value:
+    if value.grows or value.kind is not Kind.SAME:
+        raise DoesNotSplit("shuffles the examples of the batch")
+    return value.with_(shape=value.shape)
+
+
+@rule("Assert", "NoOp")
+def _nothing(node: Node, *values: Value) -> list[Value]:
+    return []
+
+
+@rule("OptionalFromValue")
+def _optional(node: Node, *values: Value) -> Value:
+    return Value(Kind.OPTIONAL, items=values)
+
+
+@rule("OptionalGetValue")
+def _held(node: Node, optional: Value) -> list[Value]:
+    if optional.kind is Kind.OPTIONAL:
+        return list(optional.items)
+    return [same(None) for _ in range(node.num_outputs)]
+
+
+@rule("OptionalNone", "OptionalHasValue")
+def _is_held(node: Node, *optional: Value) -> Value:
+    return same() if optional else same(None)

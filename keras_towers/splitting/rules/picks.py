@@ -1,0 +1,208 @@
+"""Picking rows by their indices, and adding up rows by their indices."""
+
+from __future__ import annotations
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import (
+    added,
+    fixed,
+    free,
+    rank_of,
+    refuse_sums,
+    rows_of,
+    rule,
+    shape_of,
+)
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Rows,
+    Shape,
+    Value,
+    same,
+    total,
+)
+
+_FROM_OTHERS = "picks rows of other examples of the batch"
+
+
+def picked(
+    node: Node, values: Value, places: Value, axis: int, skipped: int
+) -> Value:
+    """Return the value of rows that are picked along an axis.
+
+    Args:
+        node: the operation.
+        values: what they are picked from.
+        places: indices of rows.
+        axis: the axis of ``values`` that they count.
+        skipped: number of axes that both have in common, in front.
+    """
+    free(node, places)
+    if places.kind is Kind.SUM:
+        raise DoesNotSplit("picks rows by a sum over the batch")
+    first = shape_of(node, 0, values)
+    rank = rank_of(node, 1, places)
+    later = shape_of(node, 1, places)
+    shape: Shape = (*first[:axis], *later[skipped:], *first[axis + 1 :])
+    if values.kind is Kind.SUM:
+        if places.kind is Kind.ROWS and values.degree is not None:
+            raise DoesNotSplit(
+                "gives every example a sum or mean over the batch"
+            )
+        return values.with_(shape=shape)
+    found: list[tuple[int, Value]] = []
+    if values.kind is Kind.ROWS:
+        own = rows_of(values).axis
+        if own == axis:
+            raise DoesNotSplit(_FROM_OTHERS)
+        found.append((own if own < axis else own + rank - skipped - 1, values))
+    if places.kind is Kind.ROWS:
+        own = rows_of(places).axis
+        at = own if own < skipped else axis + own - skipped
+        found.append((at, places))
+    if not found:
+        return same(values.degree, shape=shape)
+    if len({at for at, _ in found}) > 1:
+        raise DoesNotSplit("combines every example with every other")
+    at = found[0][0]
+    rows = _one_order(node, [value for _, value in found])
+    moved = Rows(
+        at, rows.outer, rows.inner, rows.uniform and len(found) == 1, rows.draw
+    )
+    return Value(Kind.ROWS, values.degree, moved, shape=shape)
+
+
+def _one_order(node: Node, values: list[Value]) -> Rows:
+    every = [rows_of(value) for value in values]
+    if len({rows.count for rows in every}) > 1:
+        raise DoesNotSplit("combines different numbers of rows of an example")
+    known = [rows for rows in every if not rows.uniform and rows.draw is None]
+    if len({(rows.outer, rows.inner) for rows in known}) > 1:
+        raise DoesNotSplit("combines the rows of examples in different orders")
+    if known:
+        for value in values:
+            node.layouts.use(value, known[0].outer, known[0].inner)
+        return known[0]
+    return node.layouts.resolved(every[0]) if len(every) > 1 else every[0]
+
+
+@rule("GatherV2", "Gather")
+def _gathered(node: Node, values: Value, places: Value, *along: Value) -> Value:
+    axis, skipped = 0, 0
+    if along:
+        axis = int(fixed(along[0])) % rank_of(node, 0, values)
+        skipped = node.attr("batch_dims") % max(rank_of(node, 1, places), 1)
+    return picked(node, values, places, axis, skipped)
+
+
+@rule("GatherNd")
+def _gathered_at(node: Node, values: Value, places: Value) -> Value:
+    refuse_sums(node, (places,))
+    free(node, places)
+    if values.kind is Kind.ROWS:
+        raise DoesNotSplit(_FROM_OTHERS)
+    if values.kind is Kind.SUM and places.kind is Kind.ROWS:
+        raise DoesNotSplit("gives every example a sum or mean over the batch")
+    shape: Shape | None = None
+    if values.shape is not None and places.shape is not None:
+        depth = places.shape[-1]
+        if isinstance(depth, int):
+            shape = (*places.shape[:-1], *values.shape[depth:])
+    if places.kind is Kind.ROWS:
+        return places.with_(degree=values.degree, shape=shape)
+    return values.with_(shape=shape)
+
+
+def scattered(
+    node: Node, places: Value, rows: Value, shape: Shape | None
+) -> Value:
+    """Return the value of rows that are added up by their indices."""
+    free(node, places)
+    if places.kind is Kind.SUM:
+        raise DoesNotSplit("adds up rows by a sum over the batch")
+    if Kind.ROWS not in (places.kind, rows.kind):
+        return rows.with_(shape=shape)
+    if rows.kind is Kind.SUM:
+        raise DoesNotSplit("adds sums over the batch up by examples")
+    if places.rows and rows.rows:
+        if places.rows.axis != rows.rows.axis:
+            raise DoesNotSplit("combines every example with every other")
+        _one_order(node, [places, rows])
+    return total(rows.degree, shape=shape)
+
+
+@rule("UnsortedSegmentSum", "SegmentSum")
+def _segments(node: Node, rows: Value, segments: Value, *count: Value) -> Value:
+    if rows.kind is Kind.ROWS and segments.kind is not Kind.ROWS:
+        axis = rows_of(rows).axis
+        if axis >= rank_of(node, 1, segments):
+            shape = node.static_shape()
+            rank = rank_of(node, 1, segments)
+            return rows.moved(
+                axis - rank + 1, shape=_outputs(rows, shape, axis - rank + 1)
+            )
+    if count and count[0].grows or not all(c.is_same for c in count):
+        raise DoesNotSplit("makes a segment for every example")
+    if node.type == "SegmentSum" and segments.kind is Kind.ROWS:
+        raise DoesNotSplit("makes as many segments as follow from the data")
+    return scattered(node, segments, rows, node.static_shape())
+
+
+def _outputs(rows: Value, shape: Shape | None, axis: int) -> Shape | None:
+    if shape is None or rows.shape is None:
+        return None
+    own = rows.shape[rows_of(rows).axis]
+    return (*shape[:axis], own, *shape[axis + 1 :])
+
+
+@rule("ScatterNd")
+def _scattered(node: Node, places: Value, rows: Value, target: Value) -> Value:
+    if target.grows:
+        raise DoesNotSplit("makes a row for every example by its index")
+    return scattered(node, places, rows, node.static_shape())
+
+
+@rule("TensorScatterAdd", "TensorScatterSub")
+def _added_to(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
+    if tensor.kind is Kind.ROWS:
+        raise DoesNotSplit("writes rows of other examples of the batch")
+    rest = scattered(node, places, rows, tensor.shape)
+    rank = rank_of(node, 0, tensor)
+    return added(node, (tensor, rest), "adds", [rank, rank])
+
+
+@rule("TensorScatterUpdate", "TensorScatterMax", "TensorScatterMin")
+def _written(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
+    if not all(v.kind is Kind.SAME for v in (tensor, places, rows)):
+        raise DoesNotSplit(
+            "writes rows where examples say, of which the last one stays"
+        )
+    free(node, places)
+    if tensor.degree != rows.degree and None not in (
+        tensor.degree,
+        rows.degree,
+    ):
+        raise DoesNotSplit("joins values that scale differently")
+    return tensor.with_(shape=tensor.shape)
+
+
+@rule("Bincount", "DenseBincount")
+def _counted(node: Node, places: Value, size: Value, weights: Value) -> Value:
+    refuse_sums(node, (places, weights))
+    free(node, places)
+    if not size.is_same or size.grows:
+        raise DoesNotSplit(
+            "counts values up to a number that follows from the batch"
+        )
+    if places.kind is not Kind.ROWS and weights.kind is not Kind.ROWS:
+        return same(weights.degree or 0)
+    if node.type == "DenseBincount" and node.rank(0) == 2:
+        if rows_of(places).axis:
+            raise DoesNotSplit("counts along the examples of the batch")
+        shape = node.static_shape()
+        size_ = None if places.shape is None else places.shape[0]
+        return places.with_(
+            degree=0, shape=None if shape is None else (size_, shape[1])
+        )
+    return total(weights.degree or 0, shape=node.static_shape())

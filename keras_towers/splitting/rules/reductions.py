@@ -1,0 +1,243 @@
+"""Operations over whole axes."""
+
+from __future__ import annotations
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import (
+    all_outputs,
+    axes_of,
+    dropped,
+    fixed,
+    free,
+    rank_of,
+    refuse_sums,
+    replaced,
+    rows_of,
+    rule,
+    shape_of,
+    shapes_together,
+    without,
+)
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Shape,
+    Value,
+    power,
+    product,
+    same,
+    total,
+)
+
+_WHAT = {
+    "Max": "takes the largest value of the batch",
+    "Min": "takes the smallest value of the batch",
+    "All": "asks whether all examples of the batch are something",
+    "Any": "asks whether any example of the batch is something",
+    "Prod": "multiplies the examples of the batch",
+    "EuclideanNorm": "takes a norm over the batch",
+}
+
+
+@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+def _reduced(node: Node, value: Value, over: Value) -> Value:
+    rank = rank_of(node, 0, value)
+    axes = axes_of(node, over, rank)
+    keeps = node.attr("keep_dims")
+    shape: Shape | None = value.shape
+    if keeps:
+        for axis in axes:
+            shape = replaced(shape, axis, 1)
+    else:
+        shape = without(shape, *axes)
+    if value.kind is Kind.SUM:
+        if node.type not in ("Sum", "Mean"):
+            raise DoesNotSplit(
+                f"takes {node.type} of a sum or mean over the batch"
+            )
+        return value.with_(shape=shape)
+    if node.type == "Prod":
+        free(node, value)
+    if value.kind is not Kind.ROWS:
+        return value.with_(shape=shape)
+    rows = rows_of(value)
+    if rows.axis not in axes:
+        if keeps:
+            return value.with_(shape=shape)
+        return dropped(value, axes).with_(
+            rows=dropped(value, axes).rows, shape=shape
+        )
+    if rows.uniform:
+        counted = node.type in ("Sum", "Prod")
+        if node.type in ("Prod", "EuclideanNorm"):
+            raise DoesNotSplit(_WHAT[node.type])
+        return same(product(value.degree, int(counted)), shape=shape)
+    if node.type not in ("Sum", "Mean"):
+        raise DoesNotSplit(_WHAT[node.type])
+    fewer = -int(node.type == "Mean")
+    return total(product(value.degree, fewer), shape=shape)
+
+
+@rule("ArgMax", "ArgMin")
+def _place_of_extreme(node: Node, value: Value, over: Value) -> Value:
+    refuse_sums(node, (value,))
+    axis = int(fixed(over)) % rank_of(node, 0, value)
+    if value.kind is Kind.ROWS and rows_of(value).axis == axis:
+        raise DoesNotSplit("asks which example of the batch is the largest")
+    return dropped(value, [axis]).with_(
+        degree=0, shape=without(value.shape, axis)
+    )
+
+
+@rule("BiasAddGrad")
+def _bias_gradient(node: Node, value: Value) -> Value:
+    shape = shape_of(node, 0, value)
+    axis = 1 if node.attr("data_format") == b"NCHW" else len(shape) - 1
+    if value.kind is not Kind.ROWS:
+        return value.with_(shape=(shape[axis],))
+    if rows_of(value).axis == axis:
+        raise DoesNotSplit("adds examples as a bias")
+    degree = (
+        product(value.degree, 1) if rows_of(value).uniform else value.degree
+    )
+    kind = same if rows_of(value).uniform else total
+    return kind(degree, shape=(shape[axis],))
+
+
+@rule("L2Loss")
+def _half_squares(node: Node, value: Value) -> Value:
+    if value.kind is Kind.SUM:
+        raise DoesNotSplit(
+            "takes the norm of a sum over the batch, such as a gradient"
+        )
+    kind = total if value.kind is Kind.ROWS else same
+    return kind(power(value.degree, 2), shape=())
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
+def _accumulated(node: Node, value: Value, along: Value) -> Value:
+    axis = int(fixed(along)) % rank_of(node, 0, value)
+    if value.kind is Kind.ROWS and rows_of(value).axis == axis:
+        raise DoesNotSplit("accumulates along the batch")
+    if node.type != "Cumsum":
+        refuse_sums(node, (value,))
+        free(node, value)
+    return value.with_(shape=value.shape)
+
+
+@rule("Softmax", "LogSoftmax")
+def _softmax(node: Node, logits: Value) -> Value:
+    refuse_sums(node, (logits,))
+    free(node, logits)
+    _refuse_last(node, logits)
+    return logits.with_(degree=0, shape=logits.shape)
+
+
+@rule("TopKV2", "TopK")
+def _largest(node: Node, value: Value, *count: Value) -> list[Value]:
+    refuse_sums(node, (value,))
+    _refuse_last(node, value)
+    if any(not k.is_same for k in count):
+        raise DoesNotSplit(
+            "takes a number of largest values that follows from the batch"
+        )
+    shape = node.static_shape()
+    places = value.with_(degree=0, shape=shape)
+    return [value.with_(shape=shape), places]
+
+
+@rule("SoftmaxCrossEntropyWithLogits")
+def _cross_entropy(node: Node, logits: Value, labels: Value) -> list[Value]:
+    values = logits, labels
+    refuse_sums(node, values)
+    free(node, *values)
+    for value in values:
+        _refuse_last(node, value)
+    shape = shapes_together(values)
+    return _per_example(node, logits if logits.rows else labels, shape)
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits")
+def _sparse_cross_entropy(
+    node: Node, logits: Value, labels: Value
+) -> list[Value]:
+    refuse_sums(node, (logits, labels))
+    free(node, logits, labels)
+    _refuse_last(node, logits)
+    if logits.rows and labels.rows and logits.rows.place != labels.rows.place:
+        if not (logits.rows.uniform or labels.rows.uniform):
+            raise DoesNotSplit(
+                "combines the rows of examples in different orders"
+            )
+    for value, like in ((logits, labels), (labels, logits)):
+        if value.rows and like.rows and not like.rows.uniform:
+            node.layouts.use(value, like.rows.outer, like.rows.inner)
+    given = logits if logits.rows and not logits.rows.uniform else labels
+    return _per_example(node, given if given.rows else logits, logits.shape)
+
+
+def _per_example(node: Node, like: Value, shape: Shape | None) -> list[Value]:
+    """A loss for each row, and the gradient of the logits."""
+    losses = None if shape is None else shape[:-1]
+    return [
+        like.with_(degree=0, shape=losses),
+        like.with_(degree=0, shape=shape),
+    ]
+
+
+@rule("InTopKV2", "InTopK")
+def _is_among_largest(
+    node: Node, logits: Value, targets: Value, *count: Value
+) -> Value:
+    refuse_sums(node, (logits, targets))
+    free(node, logits)
+    _refuse_last(node, logits)
+    return aligned_first(node, logits, targets)
+
+
+def aligned_first(node: Node, logits: Value, targets: Value) -> Value:
+    """Return a value for each row of logits and of targets."""
+    from keras_towers.splitting.rules.common import aligned
+
+    rows = (
+        dropped(logits, [1])
+        if logits.kind is Kind.ROWS
+        else same(shape=without(logits.shape, 1))
+    )
+    return aligned(node, (rows, targets), 0, [1, 1])
+
+
+def _refuse_last(node: Node, value: Value) -> None:
+    if (
+        value.kind is Kind.ROWS
+        and rows_of(value).axis == rank_of(node, 0, value) - 1
+    ):
+        raise DoesNotSplit(f"takes {node.type} over the examples of the batch")
+
+
+@rule("HistogramFixedWidth")
+def _histogram(node: Node, value: Value, *ends: Value) -> Value:
+    refuse_sums(node, (value,))
+    if any(not end.is_same for end in ends):
+        raise DoesNotSplit(
+            "takes a histogram over ends that follow from the batch"
+        )
+    free(node, value)
+    return total(0) if value.kind is Kind.ROWS else same()
+
+
+@rule("NthElement")
+def _nth(node: Node, value: Value, place: Value) -> Value:
+    refuse_sums(node, (value,))
+    _refuse_last(node, value)
+    return dropped(value, [rank_of(node, 0, value) - 1])
+
+
+@rule("InvertPermutation")
+def _inverted(node: Node, value: Value) -> Value:
+    if not value.is_same or value.grows:
+        raise DoesNotSplit("reorders the examples of the batch")
+    return value.with_(shape=value.shape)
+
+
+_ = all_outputs

@@ -1,0 +1,79 @@
+"""Asking for shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import rule
+from keras_towers.splitting.sizes import UNKNOWN
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Value,
+    of_known,
+    same,
+)
+
+
+@rule("Shape", "ShapeN", "Size", "Rank")
+def _shapes(node: Node, *values: Value) -> Sequence[Value]:
+    results = []
+    for index, value in enumerate(values):
+        shape = value.shape
+        if shape is None:
+            rank = node.rank(index)
+            if node.type == "Rank" and rank is not None:
+                results.append(of_known(rank))
+                continue
+            if value.is_same:
+                results.append(same())
+                continue
+            raise DoesNotSplit("uses a shape that follows from the data")
+        sizes = [UNKNOWN if size is None else size for size in shape]
+        if node.type == "Rank":
+            results.append(of_known(len(sizes)))
+        elif node.type == "Size":
+            whole = 1
+            for size in sizes:
+                whole = size * whole
+            results.append(
+                of_known(whole) if whole is not UNKNOWN else _unknown(value)
+            )
+        else:
+            results.append(_vector(value, sizes))
+    return results
+
+
+def _vector(value: Value, sizes: list[object]) -> Value:
+    vector = of_known(np.array(sizes, dtype=object))
+    if UNKNOWN in sizes and not value.grows and value.kind is Kind.SAME:
+        return same(known=vector.known, shape=vector.shape)
+    return vector
+
+
+def _unknown(value: Value) -> Value:
+    if value.kind is Kind.SAME and not value.grows:
+        return same(shape=())
+    raise DoesNotSplit("uses a size that follows from the data")
+
+
+@rule("BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset")
+def _of_shapes(node: Node, *shapes: Value) -> list[Value]:
+    if any(s.grows or not s.is_same for s in shapes):
+        raise DoesNotSplit("uses a shape that follows from the data")
+    return [same() for _ in range(node.num_outputs)]
+
+
+@rule("TensorListElementShape", "TensorListLength")
+def _of_list(node: Node, elements: Value) -> Value:
+    if node.type == "TensorListElementShape" and elements.shape is not None:
+        sizes = [UNKNOWN if size is None else size for size in elements.shape]
+        return _vector(elements, sizes)
+    if elements.rows is not None and elements.rows.axis < 0:
+        from keras_towers.splitting.sizes import EXAMPLES
+
+        return of_known(EXAMPLES)
+    return same()

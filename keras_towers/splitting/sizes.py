@@ -1,0 +1,193 @@
+"""Sizes in terms of the number of examples, computed exactly.
+
+The shape of a traced tensor is known but for the number of examples, and
+perhaps other sizes, such as the length of the longest text of a batch. What a
+step computes from shapes is computed here from symbols.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+
+class Unknown:
+    """A size, number or truth that is not known before the step runs."""
+
+    def _unknown(self, *_: object) -> Unknown:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = __abs__ = _unknown
+    __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _unknown
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = _unknown
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNKNOWN = Unknown()
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A number times powers of symbols.
+
+    Attributes:
+        number: the number.
+        powers: symbols and their powers, in the order of the symbols.
+    """
+
+    number: Any
+    powers: tuple[tuple[str, int], ...]
+
+    def power(self, symbol: str) -> int:
+        """The power of a symbol."""
+        return dict(self.powers).get(symbol, 0)
+
+    def __mul__(self, other: Any) -> Dimension:
+        if isinstance(other, Unknown):
+            return UNKNOWN
+        other = other if isinstance(other, Size) else Size(other, ())
+        powers = dict(self.powers)
+        for symbol, power in other.powers:
+            powers[symbol] = powers.get(symbol, 0) + power
+        return _size(self.number * other.number, powers)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Dimension:
+        return self * _inverse(other)
+
+    def __rtruediv__(self, other: Any) -> Dimension:
+        return _inverse(self) * other
+
+    def __floordiv__(self, other: Any) -> Dimension:
+        return _whole(self / other)
+
+    def __rfloordiv__(self, other: Any) -> Dimension:
+        return UNKNOWN
+
+    def __mod__(self, other: Any) -> Dimension:
+        return UNKNOWN if _whole(self / other) is UNKNOWN else 0
+
+    def __rmod__(self, other: Any) -> Dimension:
+        return UNKNOWN
+
+    def __add__(self, other: Any) -> Dimension:
+        if isinstance(other, Size) and other.powers == self.powers:
+            return _size(self.number + other.number, dict(self.powers))
+        return UNKNOWN if isinstance(other, (Size, Unknown)) or other else self
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dimension:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Dimension:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Dimension:
+        return -self + other
+
+    def __pow__(self, power: Any) -> Dimension:
+        if not isinstance(power, int) or power < 0:
+            return UNKNOWN
+        result: Dimension = 1
+        for _ in range(power):
+            result = result * self
+        return result
+
+    def __abs__(self) -> Dimension:
+        return self if self.number >= 0 else -self
+
+    def __repr__(self) -> str:
+        factors = [s if p == 1 else f"{s}^{p}" for s, p in self.powers]
+        return "*".join(
+            [*([] if self.number == 1 else [str(self.number)]), *factors]
+        )
+
+
+Dimension: TypeAlias = "int | bool | float | Fraction | Size | Unknown"
+
+_EXAMPLES = "n"
+# The number of examples of a tower.
+EXAMPLES = Size(1, ((_EXAMPLES, 1),))
+
+
+def symbol(name: str) -> Size:
+    """Return a size that is the same on all towers, but not known."""
+    return Size(1, ((name, 1),))
+
+
+def degree_of(size: Any) -> int | None:
+    """Return the power of the number of examples; None if it is not known."""
+    if isinstance(size, Unknown):
+        return None
+    return size.power(_EXAMPLES) if isinstance(size, Size) else 0
+
+
+def examples_in(size: Any) -> int | None:
+    """Return m for a size of m times the number of examples, or None."""
+    if isinstance(size, Size) and size.powers == EXAMPLES.powers:
+        return size.number if isinstance(size.number, int) else None
+    return None
+
+
+def _size(number: Any, powers: dict[str, int]) -> Dimension:
+    if isinstance(number, Fraction) and number.denominator == 1:
+        number = int(number)
+    left = tuple(sorted((s, p) for s, p in powers.items() if p))
+    return Size(number, left) if left and number else number
+
+
+def _inverse(size: Any) -> Any:
+    if isinstance(size, Unknown):
+        return size
+    if not isinstance(size, Size):
+        return Fraction(size) ** -1 if size else UNKNOWN
+    return _size(Fraction(size.number) ** -1, {s: -p for s, p in size.powers})
+
+
+def _whole(size: Any) -> Any:
+    """What has no remainder whatever its symbols are, else unknown."""
+    number = size.number if isinstance(size, Size) else size
+    powers = size.powers if isinstance(size, Size) else ()
+    if not isinstance(number, int) or any(p < 0 for _, p in powers):
+        return UNKNOWN
+    return size
+
+
+def compared(
+    compare: Callable[[Any, Any], bool], a: Any, b: Any
+) -> bool | Unknown:
+    """Compare sizes by an operator, such as ``operator.lt``.
+
+    A symbol is at least 1. It is taken to differ from every number that is
+    known: a dimension of one example is broadcast as that of several.
+    """
+    if UNKNOWN in (a, b):
+        return UNKNOWN
+    difference = a - b
+    if isinstance(difference, Unknown):
+        ends = _ends(a), _ends(b)
+        if compare in (operator.eq, operator.ne) and None in ends:
+            return compare(0, 1)
+        results = {
+            compare(x, y) for x in ends[0] or (a,) for y in ends[1] or (b,)
+        }
+        return results.pop() if len(results) == 1 else UNKNOWN
+    if isinstance(difference, Size):
+        return compare(difference.number, 0)
+    return compare(difference, 0)
+
+
+def _ends(size: Any) -> tuple[Any, Any] | None:
+    """The smallest and the largest value of a symbol; None for a number."""
+    if not isinstance(size, Size):
+        return None
+    ends = size.number, size.number * float("inf")
+    rises = all(power > 0 for _, power in size.powers)
+    return ends if rises else (-float("inf"), float("inf"))

@@ -1,0 +1,117 @@
+"""The indices of a strided slice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.sizes import UNKNOWN, Size
+from keras_towers.splitting.values import DoesNotSplit
+
+# Ends that mean "to the end", as functions of Keras write them.
+_FAR = (2**31 - 1, 2**63 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """What a slice takes of one axis.
+
+    Attributes:
+        axis: the axis of the whole tensor; None for an axis that is new.
+        begin: the first index.
+        size: the number of entries; None for all.
+        stride: the distance of two entries.
+        dropped: whether one entry is taken, without its axis.
+    """
+
+    axis: int | None
+    begin: Any = 0
+    size: Any = None
+    stride: int = 1
+    dropped: bool = False
+
+
+_MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+
+
+def _entries(node: Node, count: int) -> list[str | None]:
+    """What each entry of a specification means: a mask, or None."""
+    masks = {name: node.attr(f"{name}_mask") for name in _MASKS}
+    found: list[str | None] = []
+    for k in range(count):
+        names = ("ellipsis", "new_axis", "shrink_axis")
+        found.append(next((n for n in names if masks[n] >> k & 1), None))
+    return found
+
+
+def index_of(node: Node, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
+    """Return the index in numpy's terms of a slice with known ends."""
+    index: list[Any] = []
+    for k, meaning in enumerate(_entries(node, len(strides))):
+        if meaning == "ellipsis":
+            index.append(Ellipsis)
+        elif meaning == "new_axis":
+            index.append(None)
+        elif meaning == "shrink_axis":
+            index.append(int(begin[k]))
+        else:
+            first = None if node.attr("begin_mask") >> k & 1 else int(begin[k])
+            last = None if node.attr("end_mask") >> k & 1 else int(end[k])
+            index.append(slice(first, last, int(strides[k])))
+    return tuple(index)
+
+
+def spans(
+    node: Node,
+    shape: Sequence[Any],
+    begin: Any,
+    end: Any,
+    strides: Any,
+) -> list[Span]:
+    """Return what a slice of a tensor takes, axis by axis."""
+    if begin is None or end is None or strides is None:
+        raise DoesNotSplit("takes a slice whose ends follow from the data")
+    meanings = _entries(node, len(strides))
+    named = sum(m not in ("ellipsis", "new_axis") for m in meanings)
+    found: list[Span] = []
+    axis = 0
+    for k, meaning in enumerate(meanings):
+        if meaning == "ellipsis":
+            for _ in range(len(shape) - named):
+                found.append(Span(axis))
+                axis += 1
+        elif meaning == "new_axis":
+            found.append(Span(None))
+        elif meaning == "shrink_axis":
+            found.append(Span(axis, begin[k], 1, dropped=True))
+            axis += 1
+        else:
+            first = None if node.attr("begin_mask") >> k & 1 else begin[k]
+            last = None if node.attr("end_mask") >> k & 1 else end[k]
+            found.append(_span(axis, shape[axis], first, last, strides[k]))
+            axis += 1
+    found += [Span(a) for a in range(axis, len(shape))]
+    return found
+
+
+def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:
+    stride = stride if isinstance(stride, int) else 0
+    if (
+        isinstance(size, int)
+        and isinstance(first, int | None)
+        and isinstance(last, int | None)
+        and stride
+    ):
+        taken = range(size)[slice(first, last, stride)]
+        return Span(axis, taken.start, len(taken), stride)
+    begin = 0 if first is None else first
+    if last is None or last == size or last in _FAR:
+        last = size
+    if stride == 1 and begin == 0 and last == size:
+        return Span(axis)
+    exact = [isinstance(e, Size) or e == 0 for e in (begin, last)]
+    if not all(exact) or stride < 1:
+        return Span(axis, UNKNOWN, UNKNOWN, stride or 0)
+    return Span(axis, begin, last - begin, stride)

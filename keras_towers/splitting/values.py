@@ -1,0 +1,294 @@
+"""What a tensor of a tower's step is to the tensor of one device.
+
+Tower k has n_k of the N examples of the global batch. A value of degree d is
+one for which ``global = tower's * (N / n_k) ** d``:
+
+* SAME: the same on all towers; of degree 1, such as a tower's number of
+  examples, it has to be scaled.
+* ROWS: entries along one axis belong to examples. The towers' rows, one after
+  the other, are those of the global batch.
+* SUM: a sum over examples: the towers' values have to be added up. What is
+  SAME of degree d is a SUM of degree d - 1, too, as the n_k add up to N. A
+  mean over examples is a SUM of degree -1.
+* OTHER: nothing that is known, with the reason.
+
+What is zero has every degree, which is written as None. Compare the sharding
+specifications of GSPMD (arXiv 2105.04663) and the placements of DTensor:
+replicated, sharded and partial; here a mean is told from a sum, since towers
+have different numbers of examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keras_towers.splitting.sizes import (
+    EXAMPLES,
+    UNKNOWN,
+    Size,
+    degree_of,
+)
+
+Degree: TypeAlias = "int | Fraction | None"
+Shape: TypeAlias = "tuple[Any, ...]"
+
+
+class DoesNotSplit(Exception):
+    """What a step does that does not split: "multiplies two sums"."""
+
+
+class Kind(enum.Enum):
+    """The kinds of values; see above."""
+
+    SAME = "same"
+    ROWS = "rows"
+    SUM = "sum"
+    OTHER = "other"
+    # A variable, or another resource; ``key`` tells which.
+    HANDLE = "handle"
+    # An optional of several tensors, which are its ``items``.
+    OPTIONAL = "optional"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where the examples are in a tensor.
+
+    An index along the axis is (block, example, row): ``outer`` blocks, each of
+    all examples, of which each has ``inner`` rows.
+
+    Attributes:
+        axis: the axis; -1: no axis of the tensor but the place in a list, or
+            the round of a loop.
+        uniform: whether all entries along the axis are alike. Then there is one
+            block, but any other division would be as true.
+        draw: tells the random numbers which the tensor consists of. Their order
+            is not known before they are used: see ``Layouts``.
+    """
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+    uniform: bool = False
+    draw: Any = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows of each example."""
+        return self.outer * self.inner
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Axis, blocks and rows."""
+        return self.axis, self.outer, self.inner
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a value is OTHER: what happens, and the operation that does it."""
+
+    text: str
+    operation: Any = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of a tensor.
+
+    Attributes:
+        kind: what it is to the tensor of one device.
+        degree: how it scales with the number of examples; None: it is zero.
+        rows: of ROWS: where the examples are.
+        reason: of OTHER: why.
+        shape: its dimensions; None for one that is not known.
+        known: its entries, as far as they are known: an array of objects.
+        key: of HANDLE: what it is a handle of.
+        items: of OPTIONAL: what it holds.
+    """
+
+    kind: Kind
+    degree: Degree = 0
+    rows: Rows | None = None
+    reason: Reason | None = None
+    shape: Shape | None = dataclasses.field(default=None, compare=False)
+    known: Any = dataclasses.field(default=None, compare=False)
+    key: Any = None
+    items: tuple[Any, ...] = ()
+
+    def with_(self, **changes: Any) -> Value:
+        """Return the value of another tensor: entries and shape are not kept."""
+        changes = {"known": None, "shape": None, **changes}
+        return dataclasses.replace(self, **changes)
+
+    def moved(self, axis: int, **changes: Any) -> Value:
+        """Return the same rows along another axis."""
+        assert self.rows is not None
+        return self.with_(
+            rows=dataclasses.replace(self.rows, axis=axis), **changes
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it does not scale with the number of examples."""
+        return self.degree in (0, None)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all towers have the value that one device has."""
+        return self.kind is Kind.SAME and self.is_free
+
+    @property
+    def degree_as_sum(self) -> Degree:
+        """The degree, if it is taken for a sum over examples."""
+        if self.kind is Kind.SAME and self.degree is not None:
+            return self.degree - 1
+        return self.degree
+
+    @property
+    def grows(self) -> bool:
+        """Whether its shape, or what is known of it, tells how many examples."""
+        sizes = [] if self.known is None else list(self.known.flat)
+        return any(
+            degree_of(s) != 0
+            for s in (*(self.shape or ()), *sizes)
+            if s is not None
+        )
+
+    def __repr__(self) -> str:
+        place = f" {self.rows.place}" if self.rows else ""
+        why = f": {self.reason.text}" if self.reason else ""
+        return f"{self.kind.value}({self.degree}){place}{why}"
+
+
+def same(degree: Degree = 0, **details: Any) -> Value:
+    """Return a value that all towers have."""
+    return Value(Kind.SAME, degree, **details)
+
+
+def total(degree: Degree = 0, **details: Any) -> Value:
+    """Return a sum over examples."""
+    return Value(Kind.SUM, degree, **details)
+
+
+def examples(
+    axis: int = 0,
+    outer: int = 1,
+    inner: int = 1,
+    degree: Degree = 0,
+    *,
+    uniform: bool = False,
+    draw: Any = None,
+    **details: Any,
+) -> Value:
+    """Return a value with rows for each example."""
+    rows = Rows(axis, outer, inner, uniform, draw)
+    return Value(Kind.ROWS, degree, rows, **details)
+
+
+def other(text: str, operation: Any = None, **details: Any) -> Value:
+    """Return a value of which nothing is known."""
+    return Value(Kind.OTHER, reason=Reason(text, operation), **details)
+
+
+def handle(key: Any) -> Value:
+    """Return a handle of a variable or another resource."""
+    return Value(Kind.HANDLE, key=key)
+
+
+def of_known(entries: Any) -> Value:
+    """Return the value of a tensor whose entries are known: sizes, numbers."""
+    known = np.asarray(entries, dtype=object)
+    details: dict[str, Any] = {"known": known, "shape": known.shape}
+    degrees = {degree_of(entry) for entry in known.flat if not _is_zero(entry)}
+    if not degrees:
+        return same(None, **details)
+    if len(degrees) > 1 or None in degrees:
+        return other("uses sizes that scale differently", **details)
+    return same(degrees.pop(), **details)
+
+
+def _is_zero(entry: Any) -> bool:
+    return (
+        not isinstance(entry, (Size, str, bytes))
+        and entry is not UNKNOWN
+        and not entry
+    )
+
+
+def product(*degrees: Degree) -> Degree:
+    """Return the degree of a product."""
+    known = [d for d in degrees if d is not None]
+    return sum(known) if len(known) == len(degrees) else None
+
+
+def power(degree: Degree, exponent: Any) -> Degree:
+    """Return the degree of a power."""
+    if degree is None or not degree:
+        return degree
+    return degree * Fraction(exponent).limit_denominator(64)
+
+
+def common(degrees: Iterable[Degree], verb: str = "adds") -> Degree:
+    """Return the degree that all have."""
+    known = {d for d in degrees if d is not None}
+    if len(known) > 1:
+        raise DoesNotSplit(
+            f"{verb} values that scale differently with the number of "
+            "examples, such as a sum and a mean"
+        )
+    return known.pop() if known else None
+
+
+def joined(a: Value, b: Value) -> Value:
+    """Return what may be either of two values."""
+    shape = _joined_shapes(a.shape, b.shape)
+    if a == b:
+        return a.with_(shape=shape)
+    for value in (a, b):
+        if value.kind is Kind.OTHER:
+            return value.with_(shape=shape)
+    if a.kind is b.kind is Kind.OPTIONAL and len(a.items) == len(b.items):
+        pairs = zip(a.items, b.items, strict=True)
+        return a.with_(items=tuple(joined(v, w) for v, w in pairs))
+    if {a.kind, b.kind} & {Kind.HANDLE, Kind.OPTIONAL}:
+        return other("uses one of several variables")
+    try:
+        return _either(a, b).with_(shape=shape)
+    except DoesNotSplit as error:
+        return other(str(error), shape=shape)
+
+
+def _either(a: Value, b: Value) -> Value:
+    for zero, value in ((a, b), (b, a)):
+        if zero.degree is None and zero.kind is Kind.SAME:
+            return value
+    verb = "is one of two"
+    if Kind.SUM in (a.kind, b.kind):
+        if Kind.ROWS in (a.kind, b.kind):
+            raise DoesNotSplit("is either a sum over the batch or an example")
+        return total(common((a.degree_as_sum, b.degree_as_sum), verb))
+    degree = common((a.degree, b.degree), verb)
+    if a.kind is b.kind is Kind.SAME:
+        return same(degree)
+    if a.rows is None or b.rows is None or a.rows.axis != b.rows.axis:
+        raise DoesNotSplit("holds examples along one axis or another")
+    if a.rows.place != b.rows.place and not (a.rows.uniform or b.rows.uniform):
+        raise DoesNotSplit("holds examples in different orders")
+    return (b if a.rows.uniform else a).with_(degree=degree)
+
+
+def _joined_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(d if d == e else None for d, e in zip(a, b, strict=True))
+
+
+def examples_size(rows: Rows) -> Any:
+    """Return the size of the axis of examples."""
+    return rows.count * EXAMPLES

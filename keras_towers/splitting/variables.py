@@ -1,0 +1,167 @@
+"""Reading and writing variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import added
+from keras_towers.splitting.rules.picks import picked, scattered
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Value,
+    handle,
+    other,
+    same,
+    total,
+)
+
+if TYPE_CHECKING:
+    from keras_towers.splitting.interpreter import Interpreter
+
+
+def initial(interpreter: Interpreter, key: Any) -> Value:
+    """Return what a variable holds before the step."""
+    return total() if interpreter.roles.get(key) == "sum" else same()
+
+
+def current(interpreter: Interpreter, key: Any) -> Value:
+    """Return what a variable holds now."""
+    return interpreter.state.get(key) or initial(interpreter, key)
+
+
+def _key(node: Node, value: Value) -> Any:
+    if value.kind is not Kind.HANDLE or value.key is None:
+        raise DoesNotSplit("uses a variable that is chosen when the step runs")
+    return value.key
+
+
+def _read(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
+    if given[0].kind is Kind.HANDLE and given[0].key not in interpreter.roles:
+        raise DoesNotSplit("reads a variable that is not known")
+    value = current(interpreter, _key(node, given[0]))
+    return value.with_(shape=node.static_shape())
+
+
+def write(
+    interpreter: Interpreter, node: Node, given: Value, value: Value
+) -> None:
+    """Note that a variable holds another value."""
+    key = _key(node, given)
+    if value.kind is Kind.ROWS:
+        value = other(
+            "keeps examples of the batch in a variable", node.operation
+        )
+    interpreter.state[key] = value.with_()
+    interpreter.written[key] = node.operation
+
+
+def _assign(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Sequence[Value]:
+    write(interpreter, node, given[0], given[1])
+    return []
+
+
+def _assign_add(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Sequence[Value]:
+    change = given[1]
+    before = current(interpreter, _key(node, given[0]))
+    write(interpreter, node, given[0], _sum(node, before, change))
+    return []
+
+
+def _sum(node: Node, before: Value, change: Value) -> Value:
+    for value in (change, before):
+        if value.kind is Kind.OTHER:
+            return value
+    try:
+        return added(
+            node,
+            (before.with_(shape=()), change.with_(shape=())),
+            "adds",
+            [0, 0],
+        )
+    except DoesNotSplit as error:
+        return other(str(error), node.operation)
+
+
+def _scatter_add(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Sequence[Value]:
+    target, places, rows = given
+    before = current(interpreter, _key(node, target))
+    change = next((v for v in (places, rows) if v.kind is Kind.OTHER), None)
+    if change is None:
+        try:
+            change = scattered(node, places, rows, None)
+        except DoesNotSplit as error:
+            change = other(str(error), node.operation)
+    write(interpreter, node, target, _sum(node, before, change))
+    return []
+
+
+def _scatter(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Sequence[Value]:
+    target, *rest = given
+    value = other(
+        "writes rows of a variable where examples say", node.operation
+    )
+    if all(
+        v.is_same for v in (current(interpreter, _key(node, target)), *rest)
+    ):
+        value = same()
+    write(interpreter, node, target, value)
+    return []
+
+
+def _gather(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
+    value = _read(interpreter, node, given).with_()
+    if given[1].kind is Kind.OTHER:
+        return given[1]
+    if value.kind is Kind.OTHER:
+        return value
+    static = node.static_shape()
+    later = given[1].shape
+    rank = 1
+    if static is not None and later is not None:
+        rank = 1 + len(static) - len(later)
+    tail = (None,) if static is None or later is None else static[len(later) :]
+    value = value.with_(shape=(None, *tail)[: max(rank, 1)])
+    return picked(node, value, given[1], 0, 0)
+
+
+def _shape(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
+    return same()
+
+
+def _handle(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Sequence[Value]:
+    return [handle(None)] * node.num_outputs
+
+
+_SCATTERS = "Update Mul Div Min Max NdUpdate NdAdd NdSub".split()
+SPECIAL: dict[str, Any] = {
+    "ReadVariableOp": _read,
+    "ResourceGather": _gather,
+    "AssignVariableOp": _assign,
+    "AssignAddVariableOp": _assign_add,
+    "AssignSubVariableOp": _assign_add,
+    "ResourceScatterAdd": _scatter_add,
+    "ResourceScatterSub": _scatter_add,
+    "VariableShape": _shape,
+    **{f"ResourceScatter{name}": _scatter for name in _SCATTERS},
+    **dict.fromkeys(
+        (
+            *("VarHandleOp", "HashTableV2", "MutableHashTableV2"),
+            *("AnonymousHashTable", "AnonymousMutableHashTable"),
+            *("FIFOQueueV2", "AnonymousSeedGenerator"),
+        ),
+        _handle,
+    ),
+}
