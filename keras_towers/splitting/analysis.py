@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from keras_towers.splitting.interpreter import Draw, Effect, Interpreter, Role
-from keras_towers.splitting.values import Degree, Kind, Value
+from keras_towers.splitting.interpreter import Draw, Effect, Interpreter
+from keras_towers.splitting.values import Degree, Kind, Value, same, total
 
 What: TypeAlias = Literal["gradient", "log", "state"]
 
@@ -41,13 +41,13 @@ class Variable:
 
     Attributes:
         name: its name, for messages.
-        role: what it holds: see ``Interpreter``.
-        merges: whether the towers' values become their mean.
+        merge: what the towers' values become before anything but a step reads
+            them: their "sum"; their "mean", weighted by the towers' numbers of
+            examples; None: one of them, as all have to be the same.
     """
 
     name: str
-    role: Role = "state"
-    merges: bool = True
+    merge: Literal["sum", "mean"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,36 +106,64 @@ def analyse(
         variables: the variables, by the keys of their handles.
         results: what the step hands on.
     """
-    roles = {key: variable.role for key, variable in variables.items()}
-    interpreter = Interpreter(roles)
+    results = list(results)
+    # A step follows another: what towers hold may already be a mean.
+    means = {k for k, variable in variables.items() if variable.merge == "mean"}
+    analysis, _ = _pass(graph, inputs, variables, results, means)
+    if analysis.is_proven or not means:
+        return analysis
+    # Or all towers write the same, which says more.
+    apart: set[Any] = set()
+    while True:
+        analysis, not_same = _pass(graph, inputs, variables, results, apart)
+        if not_same <= apart:
+            return analysis
+        apart |= not_same
+
+
+def _pass(
+    graph: Any,
+    inputs: Sequence[Value],
+    variables: Mapping[Any, Variable],
+    results: Sequence[Result],
+    apart: set[Any],
+) -> tuple[Analysis, set[Any]]:
+    """Analyse a step, before which variables that are apart hold means.
+
+    Returns:
+        The analysis, and the variables with means that are not the same on all
+        towers after it.
+    """
+    initial = {
+        key: total()
+        if variable.merge == "sum"
+        else total(MEAN)
+        if key in apart
+        else same()
+        for key, variable in variables.items()
+    }
+    interpreter = Interpreter(initial)
     values = interpreter.run(graph, inputs)
     found = _Differences()
     for result in results:
         value = values[result.tensor.name]
-        found.check(
-            result.what,
-            result.name,
-            _why_not(value, result),
-            value,
-            result.tensor.op,
-        )
+        why = _why_not(value, result)
+        found.check(result.what, result.name, why, value, result.tensor.op)
+    not_same = set()
     for key, operation in interpreter.written.items():
-        value = interpreter.state[key]
-        variable = variables[key]
-        found.check(
-            "state",
-            variable.name,
-            _why_no_state(value, variable),
-            value,
-            operation,
-        )
-    return Analysis(
+        value, variable = interpreter.state[key], variables[key]
+        why = _why_no_state(value, variable)
+        found.check("state", variable.name, why, value, operation)
+        if variable.merge == "mean" and not value.is_same:
+            not_same.add(key)
+    analysis = Analysis(
         found.all(),
         tuple(interpreter.draws.values()),
         tuple(interpreter.effects.values()),
         frozenset(interpreter.unknown),
         interpreter.count,
     )
+    return analysis, not_same
 
 
 class _Differences:
@@ -190,10 +218,8 @@ def _why_no_sum(value: Value, degree: int) -> str | None:
 
 
 def _why_no_state(value: Value, variable: Variable) -> str | None:
-    if variable.role == "sum":
-        return _why_no_sum(value, SUM)
-    if variable.merges:
-        return _why_no_sum(value, MEAN)
+    if variable.merge is not None:
+        return _why_no_sum(value, SUM if variable.merge == "sum" else MEAN)
     if value.is_same:
         return None
     return _why_no_sum(value, MEAN) or "is a mean over the tower's examples"

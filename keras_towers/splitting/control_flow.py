@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import aligned
 from keras_towers.splitting.values import (
@@ -110,14 +112,12 @@ def _loop(
 ) -> list[Value]:
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
-    values = [_forgotten(value) for value in given]
+    values = list(given)
     for _ in range(_ROUNDS):
         before = dict(interpreter.state)
         after = interpreter.call(body, values)
-        # What was known of the first round is not known of the others.
-        results = [
-            _forgotten(joined(v, w)) for v, w in zip(values, after, strict=True)
-        ]
+        # What was known of the first round may not be known of the others.
+        results = [joined(v, w) for v, w in zip(values, after, strict=True)]
         interpreter.state = _joined_states(
             interpreter, before, interpreter.state
         )
@@ -144,14 +144,11 @@ def _loop(
     ]
 
 
-def _forgotten(value: Value) -> Value:
-    if value.kind in (Kind.HANDLE, Kind.OPTIONAL):
-        return value
-    return value.with_(shape=value.shape)
-
-
 def _alike(a: Sequence[Value], b: Sequence[Value]) -> bool:
-    return all(v == w and v.shape == w.shape for v, w in zip(a, b, strict=True))
+    return all(
+        v == w and v.shape == w.shape and np.array_equal(v.known, w.known)
+        for v, w in zip(a, b, strict=True)
+    )
 
 
 def _joined_states(

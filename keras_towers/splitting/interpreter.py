@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +24,6 @@ from keras_towers.splitting.values import (
     other,
     same,
 )
-
-Role: TypeAlias = Literal["weight", "state", "sum", "seed"]
 
 # Inputs that are sizes. All that matters of them is what is known.
 _SIZES: dict[str, tuple[int, ...]] = {
@@ -51,7 +49,14 @@ _SIZES: dict[str, tuple[int, ...]] = {
 _OF_SHAPES = frozenset(
     (
         *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
-        *("TensorListElementShape", "TensorListLength", "Assert"),
+        *("TensorListElementShape", "TensorListLength"),
+    )
+)
+# They hand sizes on, whatever these are.
+_CARRIERS = frozenset(
+    (
+        *("TensorListPushBack", "TensorListPopBack", "TensorListSetItem"),
+        *("TensorListGetItem", "IdentityN", "OptionalFromValue"),
     )
 )
 _HANDLES = (tf.resource, tf.variant)
@@ -85,9 +90,7 @@ class Interpreter:
     """Finds out what every tensor of a graph is.
 
     Args:
-        roles: what variables hold, by the keys of their handles: "weight",
-            "state", "seed": the same on all towers; "sum": the towers' values
-            have to be added up.
+        initial: what variables hold at first, by the keys of their handles.
 
     Attributes:
         state: what variables hold now, by the keys of their handles.
@@ -98,8 +101,8 @@ class Interpreter:
         layouts: the orders of rows of random numbers.
     """
 
-    def __init__(self, roles: Mapping[Any, Role]):
-        self.roles = roles
+    def __init__(self, initial: Mapping[Any, Value]):
+        self.initial = initial
         self.state: dict[Any, Value] = {}
         self.written: dict[Any, Any] = {}
         self.draws: dict[Any, Draw] = {}
@@ -159,9 +162,14 @@ class Interpreter:
             return results
         sizes = _SIZES.get(node.type, ())
         for index, value in enumerate(given):
-            if value.kind is not Kind.OTHER or node.type in _OF_SHAPES:
+            if value.kind is not Kind.OTHER:
                 continue
-            if index not in sizes or value.known is None:
+            if node.type in _OF_SHAPES and value.shape is not None:
+                continue
+            if node.type == "Assert":
+                continue
+            carried = index in sizes or node.type in _CARRIERS
+            if not carried or value.known is None:
                 return [value.with_()] * node.num_outputs
         rule = RULES.get(node.type)
         if rule is not None:
@@ -275,6 +283,9 @@ def _completed(
         if value.reason is not None and value.reason.operation is None:
             reason = Reason(value.reason.text, node.operation)
             value = dataclasses.replace(value, reason=reason)
+        static = node.static_shape(index)
+        if value.shape is None and static is not None and None not in static:
+            value = dataclasses.replace(value, shape=static)
         return value
     if node.output_dtype(index) in _HANDLES:
         return value

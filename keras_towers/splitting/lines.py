@@ -16,15 +16,21 @@ _OWN = tuple(
 )
 
 
-def line_of(operation: Any) -> str | None:
+def line_of(operation: Any, begins: str) -> str | None:
     """Return the line that made an operation: "model.py:31: x = y / z".
 
     It is the innermost line that is neither Keras's, TensorFlow's nor this
     package's; None if there is none.
+
+    Args:
+        operation: the operation, or None.
+        begins: the file that calls the step: what calls that does not count.
     """
     frames = operation.traceback if operation is not None else ()
     for frame in reversed(list(frames)):
         name = os.path.abspath(frame.filename)
+        if name == begins:
+            return None
         if name.startswith(_OWN) or frame.filename.startswith("<frozen"):
             continue
         text = (frame.line or "").strip()

@@ -245,23 +245,38 @@ def common(degrees: Iterable[Degree], verb: str = "adds") -> Degree:
     return known.pop() if known else None
 
 
+def nothing() -> Value:
+    """Return the value of the elements of an empty list."""
+    return same(None, key="nothing")
+
+
 def joined(a: Value, b: Value) -> Value:
     """Return what may be either of two values."""
-    shape = _joined_shapes(a.shape, b.shape)
+    for empty, value in ((a, b), (b, a)):
+        if empty.kind is Kind.SAME and empty.key == "nothing":
+            return value
+    details: dict[str, Any] = {
+        "shape": _joined_shapes(a.shape, b.shape),
+        "known": a.known if _are_alike(a.known, b.known) else None,
+    }
     if a == b:
-        return a.with_(shape=shape)
+        return a.with_(**details)
     for value in (a, b):
         if value.kind is Kind.OTHER:
-            return value.with_(shape=shape)
+            return value.with_(**details)
     if a.kind is b.kind is Kind.OPTIONAL and len(a.items) == len(b.items):
         pairs = zip(a.items, b.items, strict=True)
         return a.with_(items=tuple(joined(v, w) for v, w in pairs))
     if {a.kind, b.kind} & {Kind.HANDLE, Kind.OPTIONAL}:
         return other("uses one of several variables")
     try:
-        return _either(a, b).with_(shape=shape)
+        return _either(a, b).with_(**details)
     except DoesNotSplit as error:
-        return other(str(error), shape=shape)
+        return other(str(error), **details)
+
+
+def _are_alike(a: Any, b: Any) -> bool:
+    return a is not None and b is not None and np.array_equal(a, b)
 
 
 def _either(a: Value, b: Value) -> Value:

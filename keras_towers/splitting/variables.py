@@ -15,21 +15,18 @@ from keras_towers.splitting.values import (
     handle,
     other,
     same,
-    total,
 )
 
 if TYPE_CHECKING:
     from keras_towers.splitting.interpreter import Interpreter
 
 
-def initial(interpreter: Interpreter, key: Any) -> Value:
-    """Return what a variable holds before the step."""
-    return total() if interpreter.roles.get(key) == "sum" else same()
-
-
 def current(interpreter: Interpreter, key: Any) -> Value:
     """Return what a variable holds now."""
-    return interpreter.state.get(key) or initial(interpreter, key)
+    value = interpreter.state.get(key) or interpreter.initial.get(key)
+    if value is None:
+        raise DoesNotSplit("uses a variable that is not known")
+    return value
 
 
 def _key(node: Node, value: Value) -> Any:
@@ -39,8 +36,6 @@ def _key(node: Node, value: Value) -> Any:
 
 
 def _read(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
-    if given[0].kind is Kind.HANDLE and given[0].key not in interpreter.roles:
-        raise DoesNotSplit("reads a variable that is not known")
     value = current(interpreter, _key(node, given[0]))
     return value.with_(shape=node.static_shape())
 
@@ -50,6 +45,7 @@ def write(
 ) -> None:
     """Note that a variable holds another value."""
     key = _key(node, given)
+    current(interpreter, key)
     if value.kind is Kind.ROWS:
         value = other(
             "keeps examples of the batch in a variable", node.operation

@@ -48,9 +48,16 @@ class GraphFunction:
         graph: its graph; captured tensors are its last inputs. For XLA it was
             traced inside of ``compat.xla_context()``.
         way: how it is called.
+        shapes: the shapes of its first inputs, where they are known better
+            than to the graph.
     """
 
-    def __init__(self, graph: Any, way: Way = "called"):
+    def __init__(
+        self,
+        graph: Any,
+        way: Way = "called",
+        shapes: Sequence[tf.TensorShape] = (),
+    ):
         self._shapes = [output.shape for output in graph.outputs]
         self._order = list(range(len(graph.inputs)))
         if way == "xla":
@@ -66,7 +73,7 @@ class GraphFunction:
         )
         self._function = compat.function_from_graph(
             f"{graph.name}_{next(_numbers)}",
-            _optimised(graph) if optimised else graph,
+            _optimised(graph, shapes) if optimised else graph,
             _ATTRIBUTES[way],
         )
         config = _config()
@@ -115,13 +122,20 @@ def _config() -> Any:
     return config
 
 
-def _optimised(graph: Any) -> Any:
+def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
     """Return a flat graph as TensorFlow runs it, with the same ends."""
     ends = [*graph.inputs, *graph.outputs]
     kept = {tensor.op.name for tensor in ends}
     kept |= {operation.name for operation in graph.control_outputs}
     meta = tf.compat.v1.MetaGraphDef()
-    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=True))
+    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=not shapes))
+    known = {
+        tensor.op.name: shape.as_proto()
+        for tensor, shape in zip(graph.inputs, shapes, strict=False)
+    }
+    for node in meta.graph_def.node:
+        if node.name in known:
+            node.attr["shape"].shape.CopyFrom(known[node.name])
     # What TensorFlow takes for the results of a graph.
     meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
     config = _config()

@@ -163,7 +163,11 @@ class StepTraces:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
         try:
-            trace = TracedStep(self._config, step, tower, data, **options)
+            trace = TracedStep(
+                *(self._config, step, tower, data),
+                any_size=not _has_fixed_size(self._model),
+                **options,
+            )
             if self._attributes.hold_tensors_of(trace.graph):
                 raise CannotSplit("keeps tensors in attributes")
             return trace
@@ -212,3 +216,9 @@ class StepTraces:
                 f"preparing {towers} towers for the first step of {name!r}: "
                 f"the first of them took {seconds:.0f} s ..."
             )
+
+
+def _has_fixed_size(model: keras.Model) -> bool:
+    """Whether a model takes batches of one size only."""
+    inputs = getattr(model, "inputs", None) or ()
+    return any(x.shape and x.shape[0] is not None for x in inputs)

@@ -48,13 +48,16 @@ class TracedStep:
         data: Any,
         shared: bool = True,
         way: Way = "called",
+        any_size: bool = False,
     ):
         xla = way == "xla"
+        self._any_size = any_size
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
         self._tower = dataclasses.replace(
             tower,
+            share=self._share(tower),
             shared=self._refuse if shared else None,
             cut=self._refuse_cut,
             reads=self._read_outside if xla else None,
@@ -62,12 +65,18 @@ class TracedStep:
         self.data: Any = data
         self.captured: Captured
         inputs = self._inputs(data, tower)
+        of_data = sum(isinstance(v, tf.Tensor) for v in checks.leaves_of(data))
 
         def run(*inside: tf.Tensor) -> list[tf.Tensor]:
             with compat.xla_context() if xla else contextlib.nullcontext():
                 return self._run(step, inside)
 
-        self.graph: Any = self._traced(run, inputs)
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+        if any_size:
+            # The number of examples is not to become part of the trace, as a
+            # number like any other.
+            specs[:of_data] = [_of_any_size(spec) for spec in specs[:of_data]]
+        self.graph: Any = self._traced(run, specs)
         captures = checks.captures_of(self.graph)
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}
         if shared:
@@ -79,15 +88,15 @@ class TracedStep:
                 checks.check_update(call)
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
-        self._function = GraphFunction(self.graph, way)
+        shapes = [tensor.shape for tensor in inputs]
+        self._function = GraphFunction(self.graph, way, shapes)
         if xla:
             device = config.devices[tower.local_index]
             self._function.check_xla([*inputs, *captures], device)
 
     def _traced(
-        self, run: Callable[..., Any], inputs: Sequence[tf.Tensor]
+        self, run: Callable[..., Any], specs: Sequence[tf.TensorSpec]
     ) -> Any:
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
         try:
             trace = compat.func_graph_from_py_func
             graph = trace("tower_step", run, specs, {})
@@ -112,8 +121,14 @@ class TracedStep:
 
     def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
         """What differs between towers besides their variables."""
-        values = [*checks.leaves_of(data), tower.share, tower.live]
+        values = [*checks.leaves_of(data), self._share(tower), tower.live]
         return [value for value in values if isinstance(value, tf.Tensor)]
+
+    def _share(self, tower: tower_lib.Tower) -> Any:
+        """A tower's share, which depends on the number of examples."""
+        if self._any_size and isinstance(tower.share, float):
+            return tf.constant(tower.share, tf.float64)
+        return tower.share
 
     def _run(
         self,
@@ -172,6 +187,12 @@ class TracedStep:
         return dataclasses.replace(
             self.captured, output=output, updates=updates
         )
+
+
+def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:
+    if not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _results(captured: Captured) -> Any:

@@ -13,13 +13,13 @@ from keras_towers.splitting.values import (
     Kind,
     Value,
     joined,
-    same,
+    nothing,
 )
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def _empty(node: Node, *options: Value) -> Value:
-    return same(None)
+    return nothing()
 
 
 @rule("TensorListFromTensor")

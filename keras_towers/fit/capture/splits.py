@@ -1,0 +1,86 @@
+"""Whether the step of a tower, as it is traced, splits over towers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.fit.capture import checks
+from keras_towers.fit.capture.trace import TracedStep
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.splitting import (
+    MEAN,
+    SUM,
+    Analysis,
+    Result,
+    Variable,
+    analyse,
+)
+from keras_towers.splitting.sizes import EXAMPLES, symbol
+from keras_towers.splitting.values import Value, examples, handle, other, same
+
+_MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
+
+
+def analysed(trace: TracedStep, tower: tower_lib.Tower) -> Analysis:
+    """Return what is known of a traced step of training."""
+    inputs: list[Value] = [
+        _of_data(leaf, index)
+        for index, leaf in enumerate(checks.leaves_of(trace.data))
+        if isinstance(leaf, tf.Tensor)
+    ]
+    inputs += [same(1, shape=())] * isinstance(tower.share, tf.Tensor)
+    inputs += [same(shape=())] * isinstance(tower.live, tf.Tensor)
+    variables: dict[Any, Variable] = {}
+    for outside, inside in trace.graph.captures:
+        if outside.dtype == tf.resource:
+            variables[inside.name] = _variable(outside, inside)
+            inputs.append(handle(inside.name))
+        else:
+            inputs.append(same())
+    return analyse(trace.graph, inputs, variables, _results(trace, tower))
+
+
+def _of_data(leaf: tf.Tensor, index: int) -> Value:
+    if leaf.shape.rank is None:
+        return other("gets data of unknown rank")
+    if leaf.shape.rank == 0:
+        return same(shape=())
+    if leaf.shape[0] is not None:
+        return other("gets batches of a fixed size")
+    sizes = [
+        symbol(f"size{index}.{axis}") if size is None else size
+        for axis, size in enumerate(leaf.shape)
+    ]
+    return examples(shape=(EXAMPLES, *sizes[1:]))
+
+
+def _variable(outside: Any, inside: Any) -> Variable:
+    owner = checks.owner_of(outside)
+    if isinstance(owner, variables_lib.TowerVariable):
+        return Variable(owner.name, _MERGES.get(owner.merge))
+    return Variable(inside.op.name)
+
+
+def _results(trace: TracedStep, tower: tower_lib.Tower) -> Iterator[Result]:
+    captured = trace.captured
+    weighted = captured.loss_is_weighted or not tower.average
+    degree = SUM if weighted else MEAN
+    for call in captured.updates:
+        for name, grad in zip(call.names, call.grads, strict=True):
+            if isinstance(grad, tf.IndexedSlices):
+                yield Result("gradient", name, grad.values, degree, True)
+            elif grad is not None:
+                yield Result("gradient", name, grad, degree)
+    known = {
+        id(leaf)
+        for _, result in captured.results
+        for leaf in tf.nest.flatten(result)
+    }
+    for path, leaf in keras.tree.flatten_with_path(captured.output):
+        if isinstance(leaf, tf.Tensor) and id(leaf) not in known:
+            yield Result("log", "/".join(map(str, path)) or "loss", leaf)
