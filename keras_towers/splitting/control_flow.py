@@ -10,8 +10,8 @@ import numpy as np
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import aligned
 from keras_towers.splitting.values import (
-    DoesNotSplit,
     Kind,
+    NotFollowed,
     Value,
     joined,
     other,
@@ -30,7 +30,7 @@ def graph_of(node: Node, name: str) -> Any:
     function = node.operation.graph._get_function(name)
     graph = getattr(function, "graph", None)
     if graph is None:
-        raise DoesNotSplit("calls a function whose operations are not known")
+        raise NotFollowed("calls a function whose operations are not known")
     return graph
 
 
@@ -126,7 +126,11 @@ def _loop(
         values = results
     else:
         return [
-            other("goes round a loop that cannot be followed", node.operation)
+            other(
+                "goes round a loop that cannot be followed",
+                node.operation,
+                is_open=True,
+            )
         ] * len(given)
     (goes_on,) = interpreter.call(condition, values)
     if goes_on.is_same:

@@ -18,7 +18,6 @@ from keras_towers.splitting.sizes import EXAMPLES, Size
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
-    Reason,
     Value,
     of_known,
     other,
@@ -137,12 +136,12 @@ class Interpreter:
         if node.type == "Const":
             return [_constant(operation)]
         if node.type == "Placeholder":
-            return [other("uses an input of which nothing is known", operation)]
+            return [other("uses an unknown input", operation, is_open=True)]
         given = [values[tensor.name] for tensor in operation.inputs]
         try:
             result = self._apply(node, given)
         except DoesNotSplit as error:
-            result = other(str(error), operation)
+            result = other(str(error), operation, error.is_open)
         outputs = (
             list(result)
             if isinstance(result, Sequence)
@@ -193,7 +192,7 @@ class Interpreter:
             return [same()] * count
         self.unknown.add(node.type)
         text = f"does what is not known: {node.type}"
-        return [other(text, node.operation)] * count
+        return [other(text, node.operation, is_open=True)] * count
 
     def draw(self, node: Node, given: list[Value]) -> Value:
         """Note random numbers, and return what they are."""
@@ -281,7 +280,7 @@ def _completed(
         return value
     if value.kind is Kind.OTHER:
         if value.reason is not None and value.reason.operation is None:
-            reason = Reason(value.reason.text, node.operation)
+            reason = dataclasses.replace(value.reason, operation=node.operation)
             value = dataclasses.replace(value, reason=reason)
         static = node.static_shape(index)
         if value.shape is None and static is not None and None not in static:
@@ -295,7 +294,8 @@ def _completed(
         if static is None:
             if value.is_same and not any(v.grows for v in given):
                 return value
-            return other("makes a tensor of unknown rank", node.operation)
+            text = "makes a tensor of unknown rank"
+            return other(text, node.operation, is_open=True)
         static = tuple(s if isinstance(s, int) else None for s in static)
     own = value.shape
     if own is not None and len(own) != len(static):
@@ -336,4 +336,5 @@ def _lost(node: Node) -> Value:
     return other(
         "moves the rows of examples where they cannot be followed",
         node.operation,
+        is_open=True,
     )

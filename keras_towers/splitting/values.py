@@ -42,6 +42,14 @@ Shape: TypeAlias = "tuple[Any, ...]"
 class DoesNotSplit(Exception):
     """What a step does that does not split: "multiplies two sums"."""
 
+    is_open = False
+
+
+class NotFollowed(DoesNotSplit):
+    """What a step does that may split, as nobody knows."""
+
+    is_open = True
+
 
 class Kind(enum.Enum):
     """The kinds of values; see above."""
@@ -91,10 +99,17 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a value is OTHER: what happens, and the operation that does it."""
+    """Why a value is OTHER: what happens, and the operation that does it.
+
+    Attributes:
+        text: what the step does: "multiplies two sums".
+        operation: the operation that does it.
+        is_open: whether it may split nevertheless, as nobody knows.
+    """
 
     text: str
     operation: Any = dataclasses.field(default=None, compare=False)
+    is_open: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +206,12 @@ def examples(
     return Value(Kind.ROWS, degree, rows, **details)
 
 
-def other(text: str, operation: Any = None, **details: Any) -> Value:
+def other(
+    text: str, operation: Any = None, is_open: bool = False, **details: Any
+) -> Value:
     """Return a value of which nothing is known."""
-    return Value(Kind.OTHER, reason=Reason(text, operation), **details)
+    reason = Reason(text, operation, is_open)
+    return Value(Kind.OTHER, reason=reason, **details)
 
 
 def handle(key: Any) -> Value:

@@ -141,7 +141,7 @@ def _handle(
     return [handle(None)] * node.num_outputs
 
 
-_SCATTERS = "Update Mul Div Min Max NdUpdate NdAdd NdSub".split()
+_SCATTERS = ["Update", "Mul", "Div", "Min", "Max", "NdUpdate", "NdAdd", "NdSub"]
 SPECIAL: dict[str, Any] = {
     "ReadVariableOp": _read,
     "ResourceGather": _gather,

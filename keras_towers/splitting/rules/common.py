@@ -15,6 +15,7 @@ from keras_towers.splitting.values import (
     Degree,
     DoesNotSplit,
     Kind,
+    NotFollowed,
     Rows,
     Shape,
     Value,
@@ -71,7 +72,7 @@ def fixed(value: Value, what: str = "an axis") -> Any:
     if known is None or any(
         isinstance(e, Size) or e is UNKNOWN for e in known.flat
     ):
-        raise DoesNotSplit(
+        raise NotFollowed(
             f"takes {what} that is not known before the step runs"
         )
     return known.tolist()
@@ -87,7 +88,7 @@ def rank_of(node: Node, index: int, value: Value) -> int:
     """Return the rank of an input."""
     rank = len(value.shape) if value.shape is not None else node.rank(index)
     if rank is None:
-        raise DoesNotSplit(f"takes {node.type} of a tensor of unknown rank")
+        raise NotFollowed(f"takes {node.type} of a tensor of unknown rank")
     return rank
 
 
@@ -224,7 +225,7 @@ def added(
 def spread(node: Node, value: Value, shape: Shape | None) -> Value:
     """Return SAME that is repeated along new axes, maybe for every example."""
     if shape is None:
-        raise DoesNotSplit("makes a tensor whose shape follows from the data")
+        raise NotFollowed("makes a tensor whose shape follows from the data")
     grown = [
         axis
         for axis, size in enumerate(shape)

@@ -13,23 +13,41 @@ from keras_towers.splitting.values import (
     same,
 )
 
-STATELESS_DRAWS = """
-StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal
-StatelessRandomNormalV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
-StatelessRandomUniformInt StatelessRandomUniformIntV2
-StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
-""".split()
-STATEFUL_DRAWS = """
-RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt
-StatefulUniform StatefulUniformInt StatefulStandardNormalV2
-StatefulTruncatedNormal
-""".split()
-OF_PARAMETERS = """
-StatelessMultinomial StatelessRandomGammaV2 StatelessRandomGammaV3
-StatelessRandomBinomial StatelessRandomPoisson
-StatelessParameterizedTruncatedNormal Multinomial RandomGamma RandomPoissonV2
-ParameterizedTruncatedNormal RandomGammaGrad
-""".split()
+STATELESS_DRAWS = [
+    "StatelessRandomUniform",
+    "StatelessRandomUniformV2",
+    "StatelessRandomNormal",
+    "StatelessRandomNormalV2",
+    "StatelessTruncatedNormal",
+    "StatelessTruncatedNormalV2",
+    "StatelessRandomUniformInt",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformFullInt",
+    "StatelessRandomUniformFullIntV2",
+]
+STATEFUL_DRAWS = [
+    "RandomUniform",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomUniformInt",
+    "StatefulUniform",
+    "StatefulUniformInt",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+]
+OF_PARAMETERS = [
+    "StatelessMultinomial",
+    "StatelessRandomGammaV2",
+    "StatelessRandomGammaV3",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+    "StatelessParameterizedTruncatedNormal",
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaGrad",
+]
 
 
 def drawn(node: Node, target: Value) -> Value:

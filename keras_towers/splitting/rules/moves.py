@@ -33,6 +33,7 @@ from keras_towers.splitting.slices import Span, spans
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    NotFollowed,
     Rows,
     Shape,
     Value,
@@ -57,12 +58,12 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
         return value.with_(shape=shape)
     before = shape_of(node, 0, value)
     if shape is None:
-        raise DoesNotSplit(
+        raise NotFollowed(
             "reshapes so that the rows of examples cannot be followed"
         )
     grown = [axis for axis, size in enumerate(shape) if examples_in(size)]
     if len(grown) != 1:
-        raise DoesNotSplit(
+        raise NotFollowed(
             "reshapes so that the rows of examples cannot be followed"
         )
     axis = grown[0]
@@ -103,7 +104,7 @@ def _outer_of_draw(
 
 def _entries(sizes: Sequence[Any]) -> int:
     if not all(isinstance(size, int) for size in sizes):
-        raise DoesNotSplit(
+        raise NotFollowed(
             "reshapes so that the rows of examples cannot be followed"
         )
     return math.prod(sizes)
@@ -167,7 +168,7 @@ def _squeezed(node: Node, value: Value) -> Value:
     named = {axis % len(shape) for axis in node.attr("squeeze_dims")}
     gone = named or {axis for axis, size in enumerate(shape) if size == 1}
     if not named and None in shape:
-        raise DoesNotSplit(
+        raise NotFollowed(
             "squeezes axes that are not known before the step runs"
         )
     if value.rows is not None and value.rows.axis in gone:
@@ -178,7 +179,7 @@ def _squeezed(node: Node, value: Value) -> Value:
 @rule("Tile")
 def _tiled(node: Node, value: Value, times: Value) -> Value:
     if times.known is None:
-        raise DoesNotSplit("repeats a tensor as often as follows from the data")
+        raise NotFollowed("repeats a tensor as often as follows from the data")
     before = shape_of(node, 0, value)
     counts = list(times.known)
     shape = tuple(
@@ -259,7 +260,7 @@ def _filled_like(node: Node, value: Value) -> Value:
     if shape is None:
         shape = node.static_shape()
         if value.kind is Kind.OTHER and (shape is None or None in shape):
-            raise DoesNotSplit(
+            raise NotFollowed(
                 "makes a tensor whose shape follows from the data"
             )
     return (
@@ -442,7 +443,7 @@ def _rows_of_span(node: Node, value: Value, span: Span, axis: int) -> Value:
 def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
     *ends, value = values
     if target.known is None:
-        raise DoesNotSplit(
+        raise NotFollowed(
             "takes a slice of a tensor whose shape follows from the data"
         )
     shape = tuple(target.known)
@@ -463,7 +464,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
                 )
             return _whole(value, span.axis, span.begin, shape)
         axis += not span.dropped
-    raise DoesNotSplit("takes a slice that cannot be followed")
+    raise NotFollowed("takes a slice that cannot be followed")
 
 
 def _zeros_around(node: Node, value: Value, shape: Shape) -> Value:
@@ -512,7 +513,7 @@ def _padded(node: Node, value: Value, widths: Value, *fill: Value) -> Value:
         _check_fill(value, fill[0])
     before = shape_of(node, 0, value)
     if widths.known is None:
-        raise DoesNotSplit("pads by what follows from the data")
+        raise NotFollowed("pads by what follows from the data")
     pads = widths.known
     sign = -1 if node.type == "MirrorPadGrad" else 1
     shape = tuple(
@@ -577,15 +578,37 @@ def inserted_at(lengths: Value, axis: int, rank: int) -> Value:
     return lengths.moved(axis, shape=(*shape[:axis], size, *shape[axis + 1 :]))
 
 
-_MATRICES = """
-MatrixBandPart MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart
-MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV3 FFT RFFT IRFFT
-IFFT FFT2D IFFT2D RFFT2D IRFFT2D
-""".split()
-_OF_MATRICES = """
-MatrixInverse Cholesky Qr Svd SelfAdjointEigV2 MatrixDeterminant
-LogMatrixDeterminant Lu MatrixExponential MatrixSquareRoot
-""".split()
+_MATRICES = [
+    "MatrixBandPart",
+    "MatrixDiag",
+    "MatrixDiagV2",
+    "MatrixDiagV3",
+    "MatrixDiagPart",
+    "MatrixDiagPartV2",
+    "MatrixDiagPartV3",
+    "MatrixSetDiag",
+    "MatrixSetDiagV3",
+    "FFT",
+    "RFFT",
+    "IRFFT",
+    "IFFT",
+    "FFT2D",
+    "IFFT2D",
+    "RFFT2D",
+    "IRFFT2D",
+]
+_OF_MATRICES = [
+    "MatrixInverse",
+    "Cholesky",
+    "Qr",
+    "Svd",
+    "SelfAdjointEigV2",
+    "MatrixDeterminant",
+    "LogMatrixDeterminant",
+    "Lu",
+    "MatrixExponential",
+    "MatrixSquareRoot",
+]
 
 
 @rule(*_MATRICES, *_OF_MATRICES)

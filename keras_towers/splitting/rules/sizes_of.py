@@ -10,8 +10,8 @@ from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
 from keras_towers.splitting.sizes import UNKNOWN
 from keras_towers.splitting.values import (
-    DoesNotSplit,
     Kind,
+    NotFollowed,
     Value,
     of_known,
     same,
@@ -31,7 +31,7 @@ def _shapes(node: Node, *values: Value) -> Sequence[Value]:
             if value.is_same:
                 results.append(same())
                 continue
-            raise DoesNotSplit("uses a shape that follows from the data")
+            raise NotFollowed("uses a shape that follows from the data")
         sizes = [UNKNOWN if size is None else size for size in shape]
         if node.type == "Rank":
             results.append(of_known(len(sizes)))
@@ -57,13 +57,13 @@ def _vector(value: Value, sizes: list[object]) -> Value:
 def _unknown(value: Value) -> Value:
     if value.kind is Kind.SAME and not value.grows:
         return same(shape=())
-    raise DoesNotSplit("uses a size that follows from the data")
+    raise NotFollowed("uses a size that follows from the data")
 
 
 @rule("BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset")
 def _of_shapes(node: Node, *shapes: Value) -> list[Value]:
     if any(s.grows or not s.is_same for s in shapes):
-        raise DoesNotSplit("uses a shape that follows from the data")
+        raise NotFollowed("uses a shape that follows from the data")
     return [same() for _ in range(node.num_outputs)]
 
 
