@@ -85,15 +85,17 @@ def _reason(node: Node, chosen: Value) -> Value | None:
 def _one_of(
     node: Node, chosen: Value, values: Sequence[Value], reason: Value | None
 ) -> Value:
-    if chosen.rows is not None and chosen.rows.axis < 0:
+    kinds = {value.kind for value in values}
+    if (
+        chosen.rows is not None
+        and chosen.rows.axis < 0
+        and kinds <= {Kind.SAME, Kind.ROWS}
+    ):
         # Every example has a round of a loop, in which it may choose.
-        if all(v.kind in (Kind.SAME, Kind.ROWS) for v in values):
-            return aligned(
-                node,
-                [chosen, *values],
-                joined_all(values).degree,
-                [0] * (1 + len(values)),
-            ).with_(shape=values[0].shape, rows=chosen.rows)
+        ranks = [0] * (1 + len(values))
+        degree = joined_all(values).degree
+        result = aligned(node, [chosen, *values], degree, ranks)
+        return result.with_(shape=values[0].shape)
     if reason is not None and not all(v.kind is Kind.HANDLE for v in values):
         return reason
     return joined_all(values)

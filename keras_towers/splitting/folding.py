@@ -51,7 +51,7 @@ def _fold(*types: str) -> Callable[[Fold], Fold]:
     return add
 
 
-def _elementwise(function: Callable[..., Any]) -> Fold:
+def _elementwise(function: Any) -> Fold:
     vectorized = np.frompyfunc(function, function.__code__.co_argcount, 1)
     return lambda node, *arrays: vectorized(*arrays)
 

@@ -259,10 +259,9 @@ def _constant(operation: Any) -> Value:
     dtype = tf.as_dtype(proto.dtype)
     if dtype in _HANDLES or dtype == tf.string:
         return same(shape=shape)
-    if size > LARGEST:
-        # A constant of one number is kept as that.
-        if len(proto.tensor_content) > dtype.size:
-            return same(shape=shape)
+    # A constant of one number is kept as that.
+    if size > LARGEST and len(proto.tensor_content) > dtype.size:
+        return same(shape=shape)
     array = tf.make_ndarray(proto)
     if size > LARGEST or not (dtype.is_integer or dtype.is_bool or size == 1):
         return same(0 if array.any() else None, shape=shape)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_towers
 
 _OWN = tuple(
-    os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
     for module in (keras, tf, keras_towers)
 )
 

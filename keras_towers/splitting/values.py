@@ -137,7 +137,7 @@ class Value:
     items: tuple[Any, ...] = ()
 
     def with_(self, **changes: Any) -> Value:
-        """Return the value of another tensor: entries and shape are not kept."""
+        """Return the value of a tensor of other entries and another shape."""
         changes = {"known": None, "shape": None, **changes}
         return dataclasses.replace(self, **changes)
 
@@ -167,7 +167,7 @@ class Value:
 
     @property
     def grows(self) -> bool:
-        """Whether its shape, or what is known of it, tells how many examples."""
+        """Whether its shape or entries depend on the number of examples."""
         sizes = [] if self.known is None else list(self.known.flat)
         return any(
             degree_of(s) != 0

@@ -52,9 +52,9 @@ def _stacked(node: Node, elements: Value, *options: Value) -> Value:
 
 @rule("TensorListGetItem")
 def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
-    if elements.rows is not None and elements.rows.axis < 0:
-        if index.key != "round":
-            raise DoesNotSplit("picks one example of the batch")
+    loops = elements.rows is not None and elements.rows.axis < 0
+    if loops and index.key != "round":
+        raise DoesNotSplit("picks one example of the batch")
     return elements
 
 

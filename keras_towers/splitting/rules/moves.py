@@ -28,7 +28,13 @@ from keras_towers.splitting.rules.common import (
     spread,
     without,
 )
-from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN, Size, examples_in
+from keras_towers.splitting.sizes import (
+    EXAMPLES,
+    UNKNOWN,
+    Size,
+    degree_of,
+    examples_in,
+)
 from keras_towers.splitting.slices import Span, spans
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -49,8 +55,7 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
     shape = _target(node, value, target)
     if value.kind is not Kind.ROWS:
         if value.kind is Kind.SAME and shape is not None:
-            grown = [s for s in shape if isinstance(s, Size) and s.power("n")]
-            if grown:
+            if any(degree_of(size) != 0 for size in shape if size is not None):
                 raise DoesNotSplit("reshapes by the number of examples")
         return value.with_(shape=shape)
     rows = rows_of(value)
@@ -274,9 +279,8 @@ def _one_hot(
 ) -> Value:
     refuse_sums(node, (indices,))
     free(node, indices)
-    if depth.known is None or not isinstance(depth.known[()], int):
-        if not depth.is_same:
-            raise DoesNotSplit("makes one column for every example")
+    if not depth.is_same:
+        raise DoesNotSplit("makes one column for every example")
     if not (on.kind is off.kind is Kind.SAME):
         raise DoesNotSplit("fills with what follows from the batch")
     degree = common((on.degree, off.degree), "chooses between")

@@ -164,11 +164,9 @@ def _sparse_cross_entropy(
     refuse_sums(node, (logits, labels))
     free(node, logits, labels)
     _refuse_last(node, logits)
-    if logits.rows and labels.rows and logits.rows.place != labels.rows.place:
-        if not (logits.rows.uniform or labels.rows.uniform):
-            raise DoesNotSplit(
-                "combines the rows of examples in different orders"
-            )
+    placed = [v.rows for v in (logits, labels) if v.rows and not v.rows.uniform]
+    if len({rows.place for rows in placed}) > 1:
+        raise DoesNotSplit("combines the rows of examples in different orders")
     for value, like in ((logits, labels), (labels, logits)):
         if value.rows and like.rows and not like.rows.uniform:
             node.layouts.use(value, like.rows.outer, like.rows.inner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def _shapes(node: Node, *values: Value) -> Sequence[Value]:
         if node.type == "Rank":
             results.append(of_known(len(sizes)))
         elif node.type == "Size":
-            whole = 1
+            whole: Any = 1
             for size in sizes:
                 whole = size * whole
             results.append(
