@@ -28,6 +28,7 @@ from keras_towers.transport import Transport
 Batches: TypeAlias = Literal["split", "each"]
 Extent: TypeAlias = Literal["tower", "global"]
 Updates: TypeAlias = Literal["once", "each", "sharded"]
+OnDifference: TypeAlias = Literal["warn", "error", "ignore"]
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.
@@ -55,6 +56,7 @@ class StepOptions:
     exact: bool = False
     batch_norm: Extent | None = None
     random: Extent | None = None
+    on_difference: OnDifference = "warn"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

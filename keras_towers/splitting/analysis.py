@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from keras_towers.splitting.interpreter import Draw, Effect, Interpreter
 from keras_towers.splitting.values import Degree, Kind, Value, same, total
 
-What: TypeAlias = Literal["gradient", "log", "state"]
+What: TypeAlias = Literal["gradient", "log", "metric", "state"]
 
 MEAN = -1
 SUM = 0
@@ -55,16 +55,18 @@ class Difference:
     """Something that the towers' values do not add up to.
 
     Attributes:
-        what: "gradient", "log" or "state".
+        what: "gradient", "log", "metric" (a sum) or "state".
         names: the names of what differs.
         text: why: "takes the largest value of the batch".
         operation: the operation that does it.
+        is_open: whether they may add up nevertheless, as nobody knows.
     """
 
     what: What
     names: tuple[str, ...]
     text: str
     operation: Any
+    is_open: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +155,8 @@ def _pass(
     for key, operation in interpreter.written.items():
         value, variable = interpreter.state[key], variables[key]
         why = _why_no_state(value, variable)
-        found.check("state", variable.name, why, value, operation)
+        what: What = "metric" if variable.merge == "sum" else "state"
+        found.check(what, variable.name, why, value, operation)
         if variable.merge == "mean" and not value.is_same:
             not_same.add(key)
     analysis = Analysis(
@@ -170,26 +173,24 @@ class _Differences:
     """Differences, of which those with one cause are one."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[What, str, Any], list[str]] = {}
+        self._names: dict[tuple[What, str, Any, bool], list[str]] = {}
 
     def check(
-        self,
-        what: What,
-        name: str,
-        why: str | None,
-        value: Value,
-        operation: Any,
+        self, what: What, name: str, why: str | None, value: Value, at: Any
     ) -> None:
+        """Note what differs, by an operation or the cause of its value."""
         if why is None:
             return
-        if value.reason is not None:
-            operation = value.reason.operation or operation
-        self._names.setdefault((what, why, operation), []).append(name)
+        reason = value.reason
+        cause = at if reason is None else reason.operation or at
+        is_open = reason is not None and reason.is_open
+        self._names.setdefault((what, why, cause, is_open), []).append(name)
 
     def all(self) -> tuple[Difference, ...]:
+        """Return them, each with the names of what differs."""
         return tuple(
-            Difference(what, tuple(names), text, operation)
-            for (what, text, operation), names in self._names.items()
+            Difference(what, tuple(names), text, operation, is_open)
+            for (what, text, operation, is_open), names in self._names.items()
         )
 
 

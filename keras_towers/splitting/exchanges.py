@@ -10,6 +10,8 @@ from keras_towers.splitting.rules.common import RULES, rows_of
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    NotFollowed,
+    Rows,
     Value,
     examples,
     same,
@@ -71,7 +73,38 @@ def _gradient_of_gathered(value: Value) -> Value:
     raise DoesNotSplit("gives examples a gradient of what all towers have")
 
 
+def _granted_input(value: Value) -> Value:
+    """Examples, as if all were alike: then towers compute the same."""
+    if value.rows is None:
+        return value.with_(shape=value.shape)
+    rows = Rows(value.rows.axis, 1, value.rows.count, uniform=True)
+    return value.with_(rows=rows, shape=value.shape)
+
+
+def _gradient_of_granted_input(value: Value) -> Value:
+    if value.rows is None:
+        return value.with_(shape=value.shape)
+    if value.rows.count > 1:
+        raise NotFollowed("takes statistics of several rows of each example")
+    return value.with_(rows=Rows(value.rows.axis), shape=value.shape)
+
+
+def _granted(value: Value) -> Value:
+    return value.with_(shape=value.shape)
+
+
+def _gradient_of_granted(value: Value) -> Value:
+    """A sum over the tower's examples stands for that over all."""
+    if value.kind is Kind.SUM and value.degree is not None:
+        return same(value.degree + 1, shape=value.shape)
+    return value.with_(shape=value.shape)
+
+
 _MEANINGS: dict[str, Any] = {
+    "granted input": _granted_input,
+    "gradient of granted input": _gradient_of_granted_input,
+    "granted": _granted,
+    "gradient of granted": _gradient_of_granted,
     "sum": _summed,
     "gradient of sum": _gradient_of_sum,
     "gather": _gathered,

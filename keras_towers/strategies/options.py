@@ -15,7 +15,13 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import Batches, Extent, StepOptions, Updates
+from keras_towers.fit.contract import (
+    Batches,
+    Extent,
+    OnDifference,
+    StepOptions,
+    Updates,
+)
 from keras_towers.reduction import (
     CommunicationHook,
     CompressionName,
@@ -61,6 +67,9 @@ class Options(StepOptions):
         random: ``"tower"``: Dropout and other random layers draw an own stream
             on each tower (None: this). ``"global"``: each tower gets its rows
             of the draw that one device would have made.
+        on_difference: what happens where the analysis of a step finds that it
+            differs from that of one device, or does not know: ``"warn"`` (once,
+            with the line), ``"error"`` (before the first step), ``"ignore"``.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -127,6 +136,7 @@ class StepKeywords(TypedDict, total=False):
     exact: bool
     batch_norm: Extent | None
     random: Extent | None
+    on_difference: OnDifference
 
 
 class AllReduceKeywords(StepKeywords, total=False):

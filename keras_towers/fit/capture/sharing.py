@@ -22,7 +22,7 @@ import tensorflow as tf
 from keras_towers import compat, devices, settings
 from keras_towers._notices import announce
 from keras_towers.fit import told
-from keras_towers.fit.capture import checks
+from keras_towers.fit.capture import checks, splits, verdict
 from keras_towers.fit.capture.capture import capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import Uncompilable, Way
@@ -124,6 +124,7 @@ class StepTraces:
             alone = self._config.transport.size == 1
             way: Way = "called" if alone else "inlined"
             self._shared = self._traced(*given, way=way)
+            self._judge(self._shared, tower)
         except CannotShare as error:
             self._log_own_traces(error)
         return self._shared
@@ -138,6 +139,7 @@ class StepTraces:
                 try:
                     checks.check_parts(self._pieces, self._shares)
                     self._shared = self._traced(tower, *given, way="xla")
+                    self._judge(self._shared, tower)
                     return self._shared
                 except CannotSplit:
                     raise
@@ -181,6 +183,13 @@ class StepTraces:
                     f"fails in a function ({name}: {error})"
                 ) from error
             raise
+
+    def _judge(self, trace: TracedStep, tower: tower_lib.Tower) -> None:
+        """Find out whether the towers do together what one device does."""
+        if tower.share is None or self._config.on_difference == "ignore":
+            return
+        analysis = splits.analysed(trace)
+        verdict.decide(self._config, self._model, tower.training, analysis)
 
     def _check(self) -> None:
         """Check for differences that are known before the step is traced."""

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from keras_towers.fit.capture import checks
 from keras_towers.fit.capture.trace import TracedStep
-from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.splitting import (
     MEAN,
@@ -26,15 +25,15 @@ from keras_towers.splitting.values import Value, examples, handle, other, same
 _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
 
 
-def analysed(trace: TracedStep, tower: tower_lib.Tower) -> Analysis:
-    """Return what is known of a traced step of training."""
+def analysed(trace: TracedStep) -> Analysis:
+    """Return what is known of a traced step."""
     inputs: list[Value] = [
         _of_data(leaf, index)
         for index, leaf in enumerate(checks.leaves_of(trace.data))
         if isinstance(leaf, tf.Tensor)
     ]
-    inputs += [same(1, shape=())] * isinstance(tower.share, tf.Tensor)
-    inputs += [same(shape=())] * isinstance(tower.live, tf.Tensor)
+    inputs += [same(1, shape=())] * isinstance(trace.tower.share, tf.Tensor)
+    inputs += [same(shape=())] * isinstance(trace.tower.live, tf.Tensor)
     variables: dict[Any, Variable] = {}
     for outside, inside in trace.graph.captures:
         if outside.dtype == tf.resource:
@@ -42,7 +41,7 @@ def analysed(trace: TracedStep, tower: tower_lib.Tower) -> Analysis:
             inputs.append(handle(inside.name))
         else:
             inputs.append(same())
-    return analyse(trace.graph, inputs, variables, _results(trace, tower))
+    return analyse(trace.graph, inputs, variables, _results(trace))
 
 
 def _of_data(leaf: tf.Tensor, index: int) -> Value:
@@ -62,13 +61,13 @@ def _of_data(leaf: tf.Tensor, index: int) -> Value:
 def _variable(outside: Any, inside: Any) -> Variable:
     owner = checks.owner_of(outside)
     if isinstance(owner, variables_lib.TowerVariable):
-        return Variable(owner.name, _MERGES.get(owner.merge))
+        return Variable(owner.name.partition(":")[0], _MERGES.get(owner.merge))
     return Variable(inside.op.name)
 
 
-def _results(trace: TracedStep, tower: tower_lib.Tower) -> Iterator[Result]:
+def _results(trace: TracedStep) -> Iterator[Result]:
     captured = trace.captured
-    weighted = captured.loss_is_weighted or not tower.average
+    weighted = captured.loss_is_weighted or not trace.tower.average
     degree = SUM if weighted else MEAN
     for call in captured.updates:
         for name, grad in zip(call.names, call.grads, strict=True):

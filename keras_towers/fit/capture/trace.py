@@ -30,6 +30,7 @@ class TracedStep:
         graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
             ``live``, then ``captures``.
         data: the tower's part of the batch, in the trace.
+        tower: the tower, in the trace.
         captured: output and updates of the step, in the trace.
         captures: for each tower its handles of variables and other tensors that
             the trace captured.
@@ -55,7 +56,7 @@ class TracedStep:
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
-        self._tower = dataclasses.replace(
+        self.tower = dataclasses.replace(
             tower,
             share=self._share(tower),
             shared=self._refuse if shared else None,
@@ -137,7 +138,7 @@ class TracedStep:
     ) -> list[tf.Tensor]:
         """The step as a function of tensors, in its own graph."""
         given = iter(inputs)
-        tower = self._tower
+        tower = self.tower
         self.data = _filled(self.data, given)
         tower.share = _filled(tower.share, given)
         tower.live = _filled(tower.live, given)

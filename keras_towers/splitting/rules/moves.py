@@ -54,9 +54,9 @@ from keras_towers.splitting.values import (
 def _reshaped(node: Node, value: Value, target: Value) -> Value:
     shape = _target(node, value, target)
     if value.kind is not Kind.ROWS:
-        if value.kind is Kind.SAME and shape is not None:
-            if any(degree_of(size) != 0 for size in shape if size is not None):
-                raise DoesNotSplit("reshapes by the number of examples")
+        sizes = [size for size in shape or () if size is not None]
+        if value.kind is Kind.SAME and any(map(degree_of, sizes)):
+            raise DoesNotSplit("reshapes by the number of examples")
         return value.with_(shape=shape)
     rows = rows_of(value)
     if rows.axis < 0:

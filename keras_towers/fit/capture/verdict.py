@@ -1,0 +1,140 @@
+"""What the analysis of a step means: told once, before the step runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import keras
+
+from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
+from keras_towers.fit import told
+from keras_towers.fit.capture import capture
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.splitting import Analysis, Difference
+from keras_towers.splitting.lines import line_of
+
+PROVEN = "proven to be that of one device"
+
+_verdicts: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def verdicts_of(strategy: Strategy) -> dict[str, str]:
+    """Return what is known of the steps of a strategy, by their names."""
+    return _verdicts.setdefault(strategy, {})
+
+
+def decide(
+    config: TowerConfig,
+    model: keras.Model,
+    training: bool,
+    analysis: Analysis,
+) -> None:
+    """Tell where a step differs from that of one device, or may.
+
+    Raises:
+        TowerError: it does, and ``on_difference`` is ``"error"``.
+    """
+    step = f"the {'training' if training else 'evaluation'} step of "
+    step += repr(model.name)
+    known = [d for d in analysis.differences if not d.is_open]
+    found = known or analysis.differences
+    verdict = PROVEN
+    if known:
+        verdict = "differs from that of one device"
+    elif found or analysis.effects:
+        verdict = "not proven to be that of one device"
+    verdicts_of(config.strategy)[step] = verdict
+    if config.on_difference == "ignore" or config.batches == "each":
+        return
+    messages = [
+        f"{config.name}: {step} {_verb(same[0])} {_cause(same[0])}, so that "
+        f"{_what(same)} {'may differ' if same[0].is_open else 'differ'} from "
+        f"one device's. {_remedy(same)}"
+        for same in _by_cause(found)
+    ]
+    messages += [
+        f"{config.name}: {step} has an effect: {effect.text}"
+        f"{_at(effect.operation)}, not once for the batch."
+        for effect in analysis.effects
+    ]
+    if not messages:
+        return
+    if config.on_difference == "error":
+        raise TowerError("\n".join(messages))
+    if config.peers.rank == 0:
+        for message in messages:
+            told.differs("couples", "the step", message, once=message)
+
+
+def _by_cause(differences: Sequence[Difference]) -> list[list[Difference]]:
+    """Group what differs for one reason."""
+    groups: dict[tuple[str, str | None], list[Difference]] = {}
+    for difference in differences:
+        line = line_of(difference.operation, capture.__file__)
+        groups.setdefault((difference.text, line), []).append(difference)
+    return list(groups.values())
+
+
+def _verb(difference: Difference) -> str:
+    return "may differ: it" if difference.is_open else "differs: it"
+
+
+def _cause(difference: Difference) -> str:
+    text = difference.text
+    if text.startswith(("is ", "has ", "scales ")):
+        # The result itself, however it is computed.
+        text = f"hands on what {text}"
+    return f"{text}{_at(difference.operation)}"
+
+
+def _at(operation: object) -> str:
+    line = line_of(operation, capture.__file__)
+    if line is not None:
+        return f" ({line})"
+    name = getattr(operation, "name", "")
+    return f" (in {name.rpartition('/')[0] or name})" if name else ""
+
+
+def _what(differences: Sequence[Difference]) -> str:
+    """Name what differs: "the gradients of 'a' and 3 more, and the loss"."""
+    parts = []
+    called = {
+        "gradient": "the gradients of ",
+        "log": "the logs ",
+        "metric": "the metrics ",
+        "state": "the state ",
+    }
+    for what, article in called.items():
+        names = [n for d in differences if d.what == what for n in d.names]
+        if names:
+            more = f" and {len(names) - 2} more" if len(names) > 3 else ""
+            shown = names[:2] if more else names
+            parts.append(article + ", ".join(map(repr, shown)) + more)
+    return " and ".join(parts)
+
+
+def _remedy(differences: Sequence[Difference]) -> str:
+    first = differences[0]
+    if first.is_open:
+        return (
+            "keras_towers.verify(model, x, y) compares a few steps with those "
+            'of one device; on_difference="ignore" does without this message.'
+        )
+    if any("not their mean" in d.text for d in differences):
+        return (
+            "average=False adds the towers' gradients up, for a loss that is a "
+            "sum."
+        )
+    if {d.what for d in differences} <= {"log"}:
+        return (
+            "Report the result of a keras.metrics metric instead, or use "
+            "keras_towers.gather."
+        )
+    return (
+        "keras_towers.gather(x) gives every tower the rows of all towers; "
+        "exact=True computes Keras's own losses and layers so."
+    )
