@@ -93,7 +93,10 @@ def _one_of(
     ):
         # Every example has a round of a loop, in which it may choose.
         ranks = [0] * (1 + len(values))
-        degree = joined_all(values).degree
+        either = joined_all(values)
+        if either.kind is Kind.OTHER:
+            return either
+        degree = either.degree
         result = aligned(node, [chosen, *values], degree, ranks)
         return result.with_(shape=values[0].shape)
     if reason is not None and not all(v.kind is Kind.HANDLE for v in values):
@@ -115,6 +118,7 @@ def _loop(
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
     values = list(given)
+    at_first = dict(interpreter.state)
     for _ in range(_ROUNDS):
         before = dict(interpreter.state)
         after = interpreter.call(body, values)
@@ -144,6 +148,9 @@ def _loop(
             node.operation,
         )
     assert reason is not None
+    for key, value in interpreter.state.items():
+        if value != (at_first.get(key) or interpreter.initial.get(key)):
+            interpreter.state[key] = reason
     return [
         value if value == first and value.is_same else reason
         for value, first in zip(values, given, strict=True)

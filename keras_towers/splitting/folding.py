@@ -11,7 +11,7 @@ import numpy as np
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.sizes import UNKNOWN, Size, compared
 from keras_towers.splitting.slices import index_of
-from keras_towers.splitting.values import Value, of_known
+from keras_towers.splitting.values import Value, of_known, same
 
 # Of more entries it is not worth it.
 LARGEST = 512
@@ -35,12 +35,22 @@ def folded(node: Node, values: Sequence[Value]) -> list[Value] | None:
         return None
     try:
         result = fold(node, *(value.known for value in values))
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
         return None
+    if all(v.is_same and not v.grows for v in values):
+        # What is not known of it is not known of any tower, and the same.
+        return [_same_known(entries) for entries in results]
     return [of_known(entries) for entries in results]
+
+
+def _same_known(entries: Any) -> Value:
+    known = np.asarray(entries, dtype=object)
+    if UNKNOWN in known.flat:
+        return same(known=known, shape=known.shape)
+    return of_known(known)
 
 
 def _fold(*types: str) -> Callable[[Fold], Fold]:
@@ -128,7 +138,17 @@ for _type, _compare in {
 
 @_fold("Cast", "Identity", "Snapshot", "StopGradient")
 def _same(node: Node, array: Any) -> Any:
-    if node.type == "Cast" and node.output_dtype(0).is_bool:
+    dtype = node.output_dtype(0)
+    if node.type == "Cast" and dtype.is_integer:
+        fits = [
+            isinstance(entry, Size)
+            or entry is UNKNOWN
+            or dtype.min <= entry <= dtype.max
+            for entry in array.flat
+        ]
+        if not all(fits):
+            raise ValueError("wraps around")
+    if node.type == "Cast" and dtype.is_bool:
         return np.frompyfunc(lambda a: compared(operator.ne, a, 0), 1, 1)(array)
     return array
 

@@ -315,7 +315,7 @@ def _completed(
         else:
             if isinstance(claimed, Size) and claimed.power("n"):
                 return _lost(node)
-            sizes.append(claimed)
+            sizes.append(claimed if isinstance(claimed, (int, Size)) else None)
     if None in sizes and not _may_be_open(value, given):
         return _lost(node)
     if value.known is not None and value.known.shape != tuple(sizes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_towers.splitting.values import DoesNotSplit, Rows, Value
+from keras_towers.splitting.values import DoesNotSplit, Rows
 
 
 class Layouts:
@@ -22,12 +22,12 @@ class Layouts:
         """Return blocks and rows of a draw; None before its first use."""
         return self._orders.get(draw)
 
-    def use(self, value: Value, outer: int, inner: int) -> None:
-        """A tensor is combined with rows in this order."""
-        draw = value.rows.draw if value.rows else None
-        if draw is None:
+    def use(self, rows: Rows, outer: int, inner: int) -> None:
+        """Rows are combined with others in this order."""
+        if rows.draw is None:
             return
-        if self._orders.setdefault(draw, (outer, inner)) != (outer, inner):
+        order = outer, inner
+        if self._orders.setdefault(rows.draw, order) != order:
             raise DoesNotSplit("uses one draw in two orders of rows")
 
     def resolved(self, rows: Rows) -> Rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -165,23 +165,29 @@ def compared(
 ) -> bool | Unknown:
     """Compare sizes by an operator, such as ``operator.lt``.
 
-    A symbol is at least 1. It is taken to differ from every number that is
-    known: a dimension of one example is broadcast as that of several.
+    A symbol is 1 or more, and nothing else is known of it.
     """
     if UNKNOWN in (a, b):
         return UNKNOWN
     difference = a - b
     if isinstance(difference, Unknown):
         ends = _ends(a), _ends(b)
-        if compare in (operator.eq, operator.ne) and None in ends:
-            return compare(0, 1)
-        results = {
-            compare(x, y) for x in ends[0] or (a,) for y in ends[1] or (b,)
-        }
+        lists = [e or (s,) for e, s in zip(ends, (a, b), strict=True)]
+        results = {compare(x, y) for x in lists[0] for y in lists[1]}
+        if compare in (operator.eq, operator.ne):
+            results |= _of_equal(compare, *lists)
         return results.pop() if len(results) == 1 else UNKNOWN
     if isinstance(difference, Size):
         return compare(difference.number, 0)
     return compare(difference, 0)
+
+
+def _of_equal(
+    compare: Callable[[Any, Any], bool], a: Sequence[Any], b: Sequence[Any]
+) -> set[bool]:
+    """What a comparison says if two sizes are equal, where they may be."""
+    apart = max(a) < min(b) or max(b) < min(a)
+    return set() if apart else {compare(0, 0)}
 
 
 def _ends(size: Any) -> tuple[Any, Any] | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, Size
+from keras_towers.splitting.sizes import UNKNOWN, compared
 from keras_towers.splitting.values import DoesNotSplit
 
 # Ends that mean "to the end", as functions of Keras write them.
@@ -111,7 +112,22 @@ def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:
         last = size
     if stride == 1 and begin == 0 and last == size:
         return Span(axis)
-    exact = [isinstance(e, Size) or e == 0 for e in (begin, last)]
-    if not all(exact) or stride < 1:
+    begin, last = _from_end(begin, size), _from_end(last, size)
+    inside = [
+        compared(operator.le, *pair) is True
+        for pair in ((0, begin), (begin, last), (last, size))
+    ]
+    if not all(inside) or stride < 1:
         return Span(axis, UNKNOWN, UNKNOWN, stride or 0)
-    return Span(axis, begin, last - begin, stride)
+    length = last - begin if stride == 1 else UNKNOWN
+    return Span(axis, begin, length, stride)
+
+
+def _from_end(end: Any, size: Any) -> Any:
+    """An index that may be counted from the end."""
+    if end is None or size is None:
+        return UNKNOWN
+    negative = compared(operator.lt, end, 0)
+    if negative is UNKNOWN:
+        return UNKNOWN
+    return size + end if negative else end

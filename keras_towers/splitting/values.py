@@ -247,9 +247,17 @@ def product(*degrees: Degree) -> Degree:
 
 def power(degree: Degree, exponent: Any) -> Degree:
     """Return the degree of a power."""
-    if degree is None or not degree:
+    if degree is None:
+        # The power of zero that is no positive one is not zero.
+        return None if exponent > 0 else 0
+    if not degree:
         return degree
-    return degree * Fraction(exponent).limit_denominator(64)
+    fraction = Fraction(exponent).limit_denominator(64)
+    if abs(fraction - Fraction(exponent)) > 1e-9:
+        raise DoesNotSplit(
+            "takes a power of what scales with the number of examples"
+        )
+    return degree * fraction
 
 
 def common(degrees: Iterable[Degree], verb: str = "adds") -> Degree:

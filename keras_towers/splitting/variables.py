@@ -11,6 +11,7 @@ from keras_towers.splitting.rules.picks import picked, scattered
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    NotFollowed,
     Value,
     handle,
     other,
@@ -119,6 +120,8 @@ def _gather(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
     value = _read(interpreter, node, given).with_()
     if given[1].kind is Kind.OTHER:
         return given[1]
+    if node.attr("batch_dims"):
+        raise NotFollowed("picks rows of rows of a variable")
     if value.kind is Kind.OTHER:
         return value
     static = node.static_shape()

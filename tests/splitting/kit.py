@@ -2,7 +2,8 @@
 
 A tensor of a given kind is made for one device and for towers with different
 numbers of examples. A function of such tensors is traced once. What the
-analysis says of its outputs has to hold of the numbers.
+analysis says of its outputs, and of everything on the way to them, has to hold
+of the numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.splitting.interpreter import Interpreter
-from keras_towers.splitting.sizes import EXAMPLES
+from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN, Size
 from keras_towers.splitting.values import Kind, Rows, Value
+from tests.splitting.kit_numbers import Made, assert_alike, made, whole_of
 
-TOWERS = (5, 3)
+# Numbers of examples of the towers: uneven, and one that is alone.
+TOWERS = ((5, 2), (2, 3, 1))
+_SPECIAL = (tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +49,16 @@ class Given:
 
 
 def rows(
-    *shape: int, outer: int = 1, inner: int = 1, degree: Any = 0, **options: Any
+    *shape: int,
+    outer: int = 1,
+    inner: int = 1,
+    degree: Any = 0,
+    uniform: bool = False,
+    draw: Any = None,
+    **options: Any,
 ) -> Given:
     """An input with rows of examples where the shape has -1."""
-    place = Rows(shape.index(-1), outer, inner)
+    place = Rows(shape.index(-1), outer, inner, uniform, draw)
     return Given(Value(Kind.ROWS, degree, place), shape, **options)
 
 
@@ -62,133 +72,152 @@ def total(*shape: int, degree: Any = 0, **options: Any) -> Given:
     return Given(Value(Kind.SUM, degree), shape, **options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function of tensors, and what the analysis says of it.
+
+    Attributes:
+        run: returns its outputs, and all tensors on the way to them.
+        values: what they are.
+        count: the number of its outputs.
+        types: the types of its operations.
+        interpreter: the analysis.
+    """
+
+    run: Any
+    values: list[Value]
+    count: int
+    types: frozenset[str]
+    interpreter: Interpreter
+
+
+def traced(function: Callable[..., Any], *given: Given) -> Traced:
+    """Trace a function and analyse it."""
+    count = 0
+
+    def all_of(*arguments: Any) -> Any:
+        nonlocal count
+        outputs = tf.nest.flatten(function(*arguments))
+        outputs = [tf.convert_to_tensor(o) for o in outputs if o is not None]
+        count = len(outputs)
+        graph = tf.compat.v1.get_default_graph()
+        return outputs + [
+            tensor
+            for operation in graph.get_operations()
+            if operation.type not in ("Placeholder", "Const", "Identity")
+            for tensor in operation.outputs
+            if tensor.dtype not in _SPECIAL
+        ]
+
+    run = tf.function(all_of, autograph=False).get_concrete_function(
+        *(g.spec for g in given)
+    )
+    interpreter = Interpreter({})
+    graph: Any = run.graph
+    values = interpreter.call(graph, [g.described for g in given])
+    types = frozenset(operation.type for operation in _operations(graph))
+    return Traced(run, values, count, types, interpreter)
+
+
+def _operations(graph: Any) -> list[Any]:
+    found = list(graph.get_operations())
+    for function in graph._functions.values():
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            found += _operations(inner)
+    return found
+
+
 def check(
     function: Callable[..., Any],
     *given: Given,
-    towers: Sequence[int] = TOWERS,
+    towers: Sequence[Sequence[int]] = TOWERS,
     seed: int = 0,
-    tolerance: float = 2e-4,
+    tolerance: float = 3e-4,
+    contains: str | None = None,
 ) -> list[Value]:
-    """Check what the analysis says of a function; return what it says."""
-    traced = tf.function(function, autograph=False).get_concrete_function(
-        *(g.spec for g in given)
-    )
-    graph: Any = traced.graph
-    inputs = [g.described for g in given]
-    values = Interpreter({}).call(graph, inputs)
+    """Check what the analysis says of a function; return what it says.
+
+    Args:
+        function: takes tensors, and returns some.
+        given: what they are.
+        towers: the towers' numbers of examples, several times.
+        seed: of the entries.
+        tolerance: of floating point numbers.
+        contains: a type of operation that has to be in it.
+    """
+    trace = traced(function, *given)
+    assert contains is None or contains in trace.types, sorted(trace.types)
     generator = np.random.default_rng(seed)
-    made = [_made(g, towers, generator) for g in given]
-    whole = tf.nest.flatten(traced(*(tf.constant(one) for one, _ in made)))
+    order = trace.interpreter.layouts.order
+    for counts in towers:
+        inputs = [made(g, counts, generator, order) for g in given]
+        compare(trace, inputs, counts, tolerance)
+    return trace.values[: trace.count]
+
+
+def compare(
+    trace: Traced, inputs: list[Made], counts: Sequence[int], tolerance: float
+) -> None:
+    """Compare what is said of a trace with what it does."""
+    whole = trace.run(*(tf.constant(one.whole) for one in inputs))
     parts = [
-        tf.nest.flatten(traced(*(tf.constant(each[k]) for _, each in made)))
-        for k in range(len(towers))
+        trace.run(*(tf.constant(one.parts[k]) for one in inputs))
+        for k in range(len(counts))
     ]
-    for index, value in enumerate(values):
+    for index, value in enumerate(trace.values):
+        actual = np.asarray(whole[index])
         mine = [np.asarray(part[index]) for part in parts]
-        expected = _global(value, mine, towers)
+        said = f"{value} of towers with {counts}"
+        for array, count in zip(
+            (actual, *mine), (sum(counts), *counts), strict=True
+        ):
+            _check_sizes(value, array, count)
+        expected = whole_of(value, mine, counts, tolerance, said)
         if expected is None:
             continue
-        actual = np.asarray(whole[index])
-        assert actual.shape == expected.shape, (value, actual.shape)
-        if actual.dtype.kind in "fc":
-            np.testing.assert_allclose(
-                expected, actual, rtol=tolerance, atol=tolerance, err_msg=str(value)
-            )
-        else:
-            np.testing.assert_array_equal(expected, actual, str(value))
-    return values
+        assert actual.shape == expected.shape, (said, actual.shape)
+        assert_alike(actual, expected, tolerance, said)
 
 
-def proven(function: Callable[..., Any], *given: Given, **options: Any) -> Value:
+def _check_sizes(value: Value, array: Any, count: int) -> None:
+    """Check the shape and the entries that are known."""
+    if count == 1:
+        # One example is broadcast, which changes the shapes of nothing else.
+        return
+    pairs = []
+    if value.shape is not None:
+        assert len(value.shape) == array.ndim, (value, value.shape, array.shape)
+        pairs += list(zip(value.shape, array.shape, strict=True))
+    if value.known is not None:
+        pairs += list(zip(value.known.flat, array.flat, strict=True))
+    for said, actual in pairs:
+        number = evaluated(said, count)
+        assert number is None or number == actual, (value, said, actual)
+
+
+def evaluated(said: Any, count: int) -> Any:
+    """Return a size for a number of examples; None: it is not known."""
+    if said is None or said is UNKNOWN:
+        return None
+    if not isinstance(said, Size):
+        return said
+    if any(symbol != "n" for symbol, _ in said.powers):
+        return None
+    return said.number * count ** said.power("n")
+
+
+def proven(
+    function: Callable[..., Any], *given: Given, **options: Any
+) -> Value:
     """Check a function of one output, of which something has to be known."""
     (value,) = check(function, *given, **options)
     assert value.kind is not Kind.OTHER, value
     return value
 
 
-def refused(function: Callable[..., Any], *given: Given) -> str:
+def refused(function: Callable[..., Any], *given: Given, **options: Any) -> str:
     """Check that nothing is said of a function; return why."""
-    (value,) = check(function, *given)
+    (value,) = check(function, *given, **options)
     assert value.reason is not None, value
     return value.reason.text
-
-
-def _scale(value: Value, count: int, towers: Sequence[int]) -> float:
-    degree = float(value.degree or 0)
-    return (count / sum(towers)) ** degree
-
-
-def _random(given: Given, shape: Sequence[int], generator: Any) -> Any:
-    if given.dtype == "bool":
-        return generator.integers(0, 2, shape).astype(bool)
-    if given.dtype.startswith(("int", "uint")):
-        return generator.integers(int(given.low), int(given.high), shape).astype(given.dtype)
-    return generator.uniform(given.low, given.high, shape).astype(given.dtype)
-
-
-def _made(given: Given, towers: Sequence[int], generator: Any) -> tuple[Any, list[Any]]:
-    """Make a tensor of one device and those of the towers."""
-    value = given.value
-    if value.rows is None:
-        if value.kind is Kind.SAME:
-            one = _random(given, given.shape, generator)
-            each = [_like(one * _scale(value, n, towers), one) for n in towers]
-            return one, each
-        each = [_random(given, given.shape, generator) for _ in towers]
-        whole = sum(
-            part / _scale(value, n, towers)
-            for part, n in zip(each, towers, strict=True)
-        )
-        return _like(whole, each[0]), each
-    place = value.rows
-    axis = place.axis
-    shape = [s for s in given.shape]
-    split = [*shape[:axis], place.outer, sum(towers), place.inner, *shape[axis + 1 :]]
-    one = _random(given, split, generator)
-    bounds = np.cumsum(towers)[:-1]
-    each = [
-        _like(
-            part.reshape([*shape[:axis], -1, *shape[axis + 1 :]])
-            * _scale(value, n, towers),
-            one,
-        )
-        for part, n in zip(np.split(one, bounds, axis + 1), towers, strict=True)
-    ]
-    return one.reshape([*shape[:axis], -1, *shape[axis + 1 :]]), each
-
-
-def _like(array: Any, other: Any) -> Any:
-    return np.asarray(array).astype(other.dtype)
-
-
-def _global(value: Value, parts: list[Any], towers: Sequence[int]) -> Any:
-    """What one device has to have, if the towers have these; None: anything."""
-    if value.kind is Kind.OTHER:
-        return None
-    scaled = parts
-    if value.degree:
-        scaled = [
-            part / _scale(value, n, towers)
-            for part, n in zip(parts, towers, strict=True)
-        ]
-    if value.degree is None:
-        for part in parts:
-            assert not part.any()
-    if value.kind is Kind.SAME:
-        np.testing.assert_allclose(scaled[0], scaled[1], rtol=2e-4, atol=2e-4) if scaled[0].dtype.kind in "fc" else np.testing.assert_array_equal(scaled[0], scaled[1])
-        return scaled[0]
-    if value.kind is Kind.SUM:
-        return sum(scaled)
-    place = value.rows
-    assert place is not None
-    axis = place.axis
-    blocks = []
-    for part, n in zip(scaled, towers, strict=True):
-        shape = part.shape
-        assert shape[axis] == place.count * n, (value, shape)
-        blocks.append(
-            part.reshape([*shape[:axis], place.outer, n, place.inner, *shape[axis + 1 :]])
-        )
-    joined = np.concatenate(blocks, axis + 1)
-    shape = parts[0].shape
-    return joined.reshape([*shape[:axis], -1, *shape[axis + 1 :]])

@@ -13,6 +13,9 @@ from keras_towers.splitting.rules import (
     lists as lists,
 )
 from keras_towers.splitting.rules import (
+    matrices as matrices,
+)
+from keras_towers.splitting.rules import (
     moves as moves,
 )
 from keras_towers.splitting.rules import (

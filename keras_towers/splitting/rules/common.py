@@ -187,22 +187,39 @@ def aligned(
     if found is None:
         return same(degree, shape=shape)
     if not _is_open(found):
-        for value, _ in with_rows:
-            node.layouts.use(value, found.outer, found.inner)
+        for _, rows in with_rows:
+            node.layouts.use(rows, found.outer, found.inner)
         found = Rows(*found.place)
     elif len({rows.draw for _, rows in with_rows} - {None}) > 1:
         # Several draws, which nothing has given an order yet.
         found = node.layouts.resolved(
             next(r for _, r in with_rows if r.draw is not None)
         )
-        for value, _ in with_rows:
-            node.layouts.use(value, found.outer, found.inner)
+        for _, rows in with_rows:
+            node.layouts.use(rows, found.outer, found.inner)
     return Value(Kind.ROWS, degree, found, shape=shape)
 
 
 def _is_open(rows: Rows) -> bool:
     """Whether any order of its rows may turn out to be the one."""
     return rows.uniform or rows.draw is not None
+
+
+def one_order(node: Node, values: Iterable[Value]) -> Rows:
+    """Return the rows that several values have along one axis."""
+    every = [value.rows for value in values if value.rows is not None]
+    if len({rows.count for rows in every}) > 1:
+        raise DoesNotSplit("combines different numbers of rows of an example")
+    known = [rows for rows in every if not _is_open(rows)]
+    if len({(rows.outer, rows.inner) for rows in known}) > 1:
+        raise DoesNotSplit("combines the rows of examples in different orders")
+    drawn = [rows for rows in every if rows.draw is not None]
+    first = (known or drawn or every)[0]
+    if len({rows.draw for rows in drawn}) > 1 or (known and drawn):
+        first = node.layouts.resolved(first)
+        for rows in drawn:
+            node.layouts.use(rows, first.outer, first.inner)
+    return first
 
 
 def added(
@@ -235,6 +252,8 @@ def spread(node: Node, value: Value, shape: Shape | None) -> Value:
         return value.with_(shape=shape)
     if value.kind is Kind.SUM and value.degree is not None:
         raise DoesNotSplit(_EXAMPLES_AND_SUMS)
+    if value.kind is Kind.ROWS:
+        raise DoesNotSplit("repeats every example for every other")
     if len(grown) > 1:
         raise DoesNotSplit("makes a matrix of all pairs of examples")
     count = multiple(shape[grown[0]])

@@ -90,6 +90,10 @@ def _key(node: Node, *seed: Value) -> list[Value]:
 def _shuffled(node: Node, value: Value, *seeds: Value) -> Value:
     if value.grows or value.kind is not Kind.SAME:
         raise DoesNotSplit("shuffles the examples of the batch")
+    if any(not seed.is_same for seed in seeds):
+        raise DoesNotSplit("makes a seed of what follows from the batch")
+    if node.is_stateful:
+        raise DoesNotSplit("shuffles in another order on every tower")
     return value.with_(shape=value.shape)
 
 

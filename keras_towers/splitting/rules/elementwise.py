@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
@@ -135,10 +136,19 @@ rule("Relu", "Abs", "LeakyRelu", "ComplexAbs")(
     _elementwise(lambda node, value: value.degree)
 )
 rule("Sign", "Angle")(_elementwise(lambda node, value: 0))
+
+
+def _power(exponent: float) -> Callable[..., Degree]:
+    def degree(node: Node, value: Value) -> Degree:
+        if exponent < 0 and node.dtype(0).is_integer:
+            return free(node, value)
+        return power(value.degree, exponent)
+
+    return degree
+
+
 for _type, _exponent in _POWERS.items():
-    rule(_type)(
-        _elementwise(lambda node, value, e=_exponent: power(value.degree, e))
-    )
+    rule(_type)(_elementwise(_power(_exponent)))
 _COMPARISONS = "Less LessEqual Greater GreaterEqual Equal NotEqual"
 
 
@@ -182,7 +192,7 @@ def _raised(node: Node, base: Value, exponent: Value) -> Value:
     known = exponent.known
     if known is not None and known.size == 1:
         (number,) = known.flat
-        if isinstance(number, (int, float)):
+        if isinstance(number, (int, float)) and not node.dtype(0).is_integer:
             if number == 1:
                 return base.with_(shape=shapes_together((base, exponent)))
             refuse_sums(node, (base,))
@@ -268,7 +278,7 @@ rule("ReciprocalGrad", "InvGrad")(_linear_in(1, lambda d: power(d, 2)))
     *("Identity", "Neg", "StopGradient", "PreventGradient", "Snapshot"),
     *("CheckNumerics", "CheckNumericsV2", "Real", "Imag", "Conj"),
     *("PlaceholderWithDefault", "DeepCopy", "EnsureShape"),
-    *("OptimizationBarrier", "DebugIdentityV2", "Copy"),
+    *("DebugIdentityV2", "Copy"),
 )
 def _as_it_is(node: Node, value: Value) -> Value:
     keeps = node.type in ("Identity", "StopGradient", "Snapshot")
@@ -280,16 +290,35 @@ def _as_they_are(node: Node, *values: Value) -> list[Value]:
     return list(values)
 
 
-@rule("Cast", "Bitcast")
+@rule("Cast")
 def _cast(node: Node, value: Value) -> Value:
     to, of = node.output_dtype(0), node.dtype(0)
-    keeps_fractions = to.is_floating or to.is_complex
-    if not keeps_fractions and (of.is_floating or of.is_complex or to.is_bool):
+    if not _keeps(of, to):
         if value.kind is Kind.SUM and value.degree is not None:
             raise DoesNotSplit("rounds a sum or mean over the batch")
         free(node, value)
-    counts = value.known if not of.is_floating and node.type == "Cast" else None
+    counts = None if of.is_floating or of.is_complex else value.known
     return value.with_(shape=value.shape, known=counts)
+
+
+def _keeps(of: Any, to: Any) -> bool:
+    """Whether a cast leaves numbers what they are, but for rounding errors."""
+    if of.is_complex:
+        return bool(to.is_complex)
+    if to.is_floating or to.is_complex:
+        return True
+    if not (of.is_integer and to.is_integer):
+        return False
+    return bool(of.min >= to.min and of.max <= to.max)
+
+
+@rule("Bitcast")
+def _other_type(node: Node, value: Value) -> Value:
+    refuse_sums(node, (value,))
+    if node.dtype(0).size != node.output_dtype(0).size:
+        raise DoesNotSplit("reads the bytes of numbers")
+    degree = free(node, value)
+    return value.with_(degree=degree, shape=value.shape)
 
 
 @rule("AddV2", "Add", "Sub", "AddN", "AccumulateNV2")
@@ -330,6 +359,12 @@ def _times(node: Node, *values: Value) -> Value:
 
 @rule("RealDiv", "Div", "DivNoNan", "Xdivy")
 def _divided(node: Node, a: Value, b: Value) -> Value:
+    if node.dtype(0).is_integer:
+        refuse_sums(node, (a, b))
+        return aligned(node, (a, b), free(node, a, b))
+    if b.degree is None and node.type in ("RealDiv", "Div"):
+        refuse_sums(node, (a, b))
+        return aligned(node, (a, b), a.degree or 0)
     below = 0 if b.degree is None else power(b.degree, -1)
     degree = product(a.degree, below)
     if b.kind is Kind.SUM:

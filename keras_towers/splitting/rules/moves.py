@@ -26,10 +26,8 @@ from keras_towers.splitting.rules.common import (
     rule,
     shape_of,
     spread,
-    without,
 )
 from keras_towers.splitting.sizes import (
-    EXAMPLES,
     UNKNOWN,
     Size,
     degree_of,
@@ -45,7 +43,6 @@ from keras_towers.splitting.values import (
     Value,
     common,
     examples,
-    of_known,
     same,
 )
 
@@ -55,7 +52,7 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
     shape = _target(node, value, target)
     if value.kind is not Kind.ROWS:
         sizes = [size for size in shape or () if size is not None]
-        if value.kind is Kind.SAME and any(map(degree_of, sizes)):
+        if value.kind is Kind.SAME and any(degree_of(s) != 0 for s in sizes):
             raise DoesNotSplit("reshapes by the number of examples")
         return value.with_(shape=shape)
     rows = rows_of(value)
@@ -78,7 +75,7 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
         return value.moved(axis, shape=shape)
     if rows.draw is not None:
         outer = _outer_of_draw(node, rows, ahead, ahead_now, count)
-        node.layouts.use(value, outer, rows.count // outer)
+        node.layouts.use(rows, outer, rows.count // outer)
         rows = Rows(rows.axis, outer, rows.count // outer)
     blocks = ahead * rows.outer
     if blocks % ahead_now or count % (blocks // ahead_now):
@@ -172,7 +169,7 @@ def _squeezed(node: Node, value: Value) -> Value:
     shape = shape_of(node, 0, value)
     named = {axis % len(shape) for axis in node.attr("squeeze_dims")}
     gone = named or {axis for axis, size in enumerate(shape) if size == 1}
-    if not named and None in shape:
+    if not named and not all(isinstance(size, int) for size in shape):
         raise NotFollowed(
             "squeezes axes that are not known before the step runs"
         )
@@ -191,10 +188,17 @@ def _tiled(node: Node, value: Value, times: Value) -> Value:
         None if UNKNOWN in (s, c) or s is None else s * c
         for s, c in zip(before, counts, strict=True)
     )
-    if value.kind is not Kind.ROWS:
-        return spread(node, value, shape)
-    rows = rows_of(value)
     grown = [a for a, c in enumerate(counts) if not isinstance(c, int)]
+    if value.kind is not Kind.ROWS:
+        if not grown:
+            return value.with_(shape=shape)
+        if any(before[axis] is None for axis in grown):
+            raise NotFollowed("repeats rows of which nobody knows how many")
+        result = spread(node, value, shape)
+        if any(before[axis] == 1 for axis in grown) or result.rows is None:
+            return result
+        return result.with_(rows=Rows(*result.rows.place), shape=shape)
+    rows = rows_of(value)
     if grown:
         raise DoesNotSplit("repeats every example for every other")
     if rows.axis < 0:
@@ -219,7 +223,9 @@ def _broadcast(node: Node, value: Value, target: Value) -> Value:
     shape = _known_shape(node, target)
     if value.kind is not Kind.ROWS:
         return spread(node, value, shape)
-    rank = len(shape) if shape is not None else node.output_rank() or 0
+    rank = len(shape) if shape is not None else node.output_rank()
+    if rank is None:
+        raise NotFollowed("makes a tensor of unknown rank")
     rows = rows_of(value)
     grown = [a for a, s in enumerate(shape or ()) if examples_in(s)]
     axis = (
@@ -264,10 +270,8 @@ def _filled_like(node: Node, value: Value) -> Value:
         )
     if shape is None:
         shape = node.static_shape()
-        if value.kind is Kind.OTHER and (shape is None or None in shape):
-            raise NotFollowed(
-                "makes a tensor whose shape follows from the data"
-            )
+    if value.kind is Kind.OTHER and (shape is None or None in shape):
+        raise NotFollowed("makes a tensor whose shape follows from the data")
     return (
         spread(node, same(degree), shape) if shape is not None else same(degree)
     )
@@ -407,6 +411,7 @@ def _part(value: Value, axis: int, begin: Any, size: Any) -> Value:
 def _strided(node: Node, value: Value, *ends: Value) -> Value:
     shape = shape_of(node, 0, value)
     taken = spans(node, shape, *(end.known for end in ends))
+    _check_ends(value, taken, ends)
     result_shape: list[Any] = []
     result: Value | None = None
     for span in taken:
@@ -431,6 +436,22 @@ def _strided(node: Node, value: Value, *ends: Value) -> Value:
     return result.with_(shape=tuple(result_shape), rows=result.rows)
 
 
+def _check_ends(
+    value: Value, taken: Sequence[Span], ends: Sequence[Value]
+) -> None:
+    """Refuse a slice of no examples whose ends follow from their number."""
+    if all(end.is_same for end in ends):
+        return
+    for span in taken:
+        if value.rows is not None and span.axis == value.rows.axis:
+            continue
+        sizes = [span.begin, 0 if span.size is None else span.size]
+        if span.axis is not None and any(degree_of(s) != 0 for s in sizes):
+            raise DoesNotSplit(
+                "takes a slice whose ends follow from the number of examples"
+            )
+
+
 def _rows_of_span(node: Node, value: Value, span: Span, axis: int) -> Value:
     if span.dropped:
         raise DoesNotSplit("takes one example of the batch")
@@ -451,10 +472,12 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
             "takes a slice of a tensor whose shape follows from the data"
         )
     shape = tuple(target.known)
+    taken = spans(node, shape, *(end.known for end in ends))
+    _check_ends(value, taken, ends)
     if value.kind is not Kind.ROWS:
         return _zeros_around(node, value, shape)
     axis = 0
-    for span in spans(node, shape, *(end.known for end in ends)):
+    for span in taken:
         if (
             axis == rows_of(value).axis
             and not span.dropped
@@ -466,7 +489,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
                 raise DoesNotSplit(
                     "takes every other row of the batch, or reverses it"
                 )
-            return _whole(value, span.axis, span.begin, shape)
+            return _whole(node, value, span.axis, span.begin, shape)
         axis += not span.dropped
     raise NotFollowed("takes a slice that cannot be followed")
 
@@ -480,9 +503,11 @@ def _zeros_around(node: Node, value: Value, shape: Shape) -> Value:
     return value.with_(shape=shape)
 
 
-def _whole(value: Value, axis: int, begin: Any, shape: Shape) -> Value:
+def _whole(
+    node: Node, value: Value, axis: int, begin: Any, shape: Shape
+) -> Value:
     """Blocks of rows among blocks of zeros: the gradient of a part."""
-    rows = rows_of(value)
+    rows = node.layouts.resolved(rows_of(value))
     first = 0 if begin == 0 else examples_in(begin)
     count = multiple(shape[axis])
     if first is None or first % rows.inner or count % rows.inner:
@@ -496,6 +521,13 @@ def _slice(node: Node, value: Value, begin: Value, size: Value) -> Value:
     if begin.known is None or size.known is None:
         raise DoesNotSplit("takes a slice whose ends follow from the data")
     before = shape_of(node, 0, value)
+    own = rows_of(value).axis if value.rows is not None else None
+    for axis, (f, s) in enumerate(zip(begin.known, size.known, strict=True)):
+        grows = degree_of(f) != 0 or degree_of(s) != 0
+        if axis != own and grows and not (begin.is_same and size.is_same):
+            raise DoesNotSplit(
+                "takes a slice whose ends follow from the number of examples"
+            )
     shape = tuple(
         (None if b is None else b - f)
         if s == -1
@@ -514,11 +546,17 @@ def _slice(node: Node, value: Value, begin: Value, size: Value) -> Value:
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _padded(node: Node, value: Value, widths: Value, *fill: Value) -> Value:
     if fill:
-        _check_fill(value, fill[0])
+        value = _filled_around(value, fill[0])
     before = shape_of(node, 0, value)
     if widths.known is None:
         raise NotFollowed("pads by what follows from the data")
     pads = widths.known
+    own = rows_of(value).axis if value.rows is not None else None
+    for axis, ends in enumerate(pads):
+        if axis != own and any(degree_of(end) != 0 for end in ends):
+            if value.degree is None:
+                continue
+            raise DoesNotSplit("pads by the number of examples")
     sign = -1 if node.type == "MirrorPadGrad" else 1
     shape = tuple(
         None if s is None or UNKNOWN in (a, b) else s + sign * (a + b)
@@ -536,17 +574,19 @@ def _padded(node: Node, value: Value, widths: Value, *fill: Value) -> Value:
         return value.with_(shape=shape)
     # Zeros for other blocks of the batch: the gradient of a slice.
     if node.type == "Pad" and not rows.uniform:
-        return _whole(value, rows.axis, ahead, shape)
+        return _whole(node, value, rows.axis, ahead, shape)
     raise DoesNotSplit("adds rows to the batch")
 
 
-def _check_fill(value: Value, fill: Value) -> None:
+def _filled_around(value: Value, fill: Value) -> Value:
+    """What a tensor is if it is put among others of one entry."""
     if fill.kind is not Kind.SAME:
         raise DoesNotSplit("pads with what follows from the batch")
-    if value.kind is Kind.SUM and fill.degree is not None:
-        common((value.degree, fill.degree_as_sum), "joins")
-    else:
-        common((value.degree, fill.degree), "joins")
+    own, outside = value.degree, fill.degree
+    if value.kind is Kind.SUM:
+        outside = fill.degree_as_sum
+    degree = common((own, outside), "joins")
+    return value.with_(degree=degree, shape=value.shape)
 
 
 @rule("ReverseV2", "Roll")
@@ -562,6 +602,7 @@ def _reversed(node: Node, value: Value, *options: Value) -> Value:
 @rule("ReverseSequence")
 def _reversed_sequences(node: Node, value: Value, lengths: Value) -> Value:
     refuse_sums(node, (lengths,))
+    free(node, lengths)
     batch, along = node.attr("batch_dim"), node.attr("seq_dim")
     rank = rank_of(node, 0, value)
     if value.rows is not None and value.rows.axis == along:
@@ -580,82 +621,3 @@ def inserted_at(lengths: Value, axis: int, rank: int) -> Value:
     shape = [1] * rank
     size = None if lengths.shape is None else lengths.shape[0]
     return lengths.moved(axis, shape=(*shape[:axis], size, *shape[axis + 1 :]))
-
-
-_MATRICES = [
-    "MatrixBandPart",
-    "MatrixDiag",
-    "MatrixDiagV2",
-    "MatrixDiagV3",
-    "MatrixDiagPart",
-    "MatrixDiagPartV2",
-    "MatrixDiagPartV3",
-    "MatrixSetDiag",
-    "MatrixSetDiagV3",
-    "FFT",
-    "RFFT",
-    "IRFFT",
-    "IFFT",
-    "FFT2D",
-    "IFFT2D",
-    "RFFT2D",
-    "IRFFT2D",
-]
-_OF_MATRICES = [
-    "MatrixInverse",
-    "Cholesky",
-    "Qr",
-    "Svd",
-    "SelfAdjointEigV2",
-    "MatrixDeterminant",
-    "LogMatrixDeterminant",
-    "Lu",
-    "MatrixExponential",
-    "MatrixSquareRoot",
-]
-
-
-@rule(*_MATRICES, *_OF_MATRICES)
-def _of_matrix(node: Node, value: Value, *options: Value) -> list[Value]:
-    vectors = node.type.startswith(
-        ("MatrixDiag", "MatrixSet")
-    ) or node.type in ("FFT", "RFFT", "IRFFT", "IFFT")
-    own = (
-        1
-        if vectors and "Part" not in node.type and "Set" not in node.type
-        else 2
-    )
-    if any(not o.is_same for o in options):
-        raise DoesNotSplit(f"takes {node.type} by what follows from the batch")
-    if (
-        value.kind is Kind.ROWS
-        and rows_of(value).axis >= rank_of(node, 0, value) - own
-    ):
-        raise DoesNotSplit(f"takes {node.type} of a matrix of examples")
-    if node.type in _OF_MATRICES:
-        refuse_sums(node, (value,))
-        free(node, value)
-    shapes = [node.static_shape(k) for k in range(node.num_outputs)]
-    return [value.with_(shape=_like_first(value, s)) for s in shapes]
-
-
-def _like_first(value: Value, shape: Shape | None) -> Shape | None:
-    """A shape of the trace, with the sizes in front that a tensor has."""
-    if shape is None or value.shape is None:
-        return shape
-    ahead = value.shape[: max(len(shape) - 2, 1)]
-    return (*ahead, *shape[len(ahead) :])
-
-
-@rule("MatrixSolve", "MatrixTriangularSolve")
-def _solved(node: Node, matrix: Value, right: Value) -> Value:
-    refuse_sums(node, (matrix, right))
-    free(node, matrix)
-    result = aligned(node, (matrix, right), right.degree)
-    rank = max(rank_of(node, 0, matrix), rank_of(node, 1, right))
-    if result.rows is not None and result.rows.axis >= rank - 2:
-        raise DoesNotSplit("solves equations of examples together")
-    return result.with_(shape=right.shape, rows=result.rows)
-
-
-_ = (EXAMPLES, of_known, without)

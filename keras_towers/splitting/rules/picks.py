@@ -7,6 +7,7 @@ from keras_towers.splitting.rules.common import (
     added,
     fixed,
     free,
+    one_order,
     rank_of,
     refuse_sums,
     rows_of,
@@ -19,6 +20,7 @@ from keras_towers.splitting.values import (
     Rows,
     Shape,
     Value,
+    common,
     same,
     total,
 )
@@ -66,25 +68,11 @@ def picked(
     if len({at for at, _ in found}) > 1:
         raise DoesNotSplit("combines every example with every other")
     at = found[0][0]
-    rows = _one_order(node, [value for _, value in found])
+    rows = one_order(node, [value for _, value in found])
     moved = Rows(
         at, rows.outer, rows.inner, rows.uniform and len(found) == 1, rows.draw
     )
     return Value(Kind.ROWS, values.degree, moved, shape=shape)
-
-
-def _one_order(node: Node, values: list[Value]) -> Rows:
-    every = [rows_of(value) for value in values]
-    if len({rows.count for rows in every}) > 1:
-        raise DoesNotSplit("combines different numbers of rows of an example")
-    known = [rows for rows in every if not rows.uniform and rows.draw is None]
-    if len({(rows.outer, rows.inner) for rows in known}) > 1:
-        raise DoesNotSplit("combines the rows of examples in different orders")
-    if known:
-        for value in values:
-            node.layouts.use(value, known[0].outer, known[0].inner)
-        return known[0]
-    return node.layouts.resolved(every[0]) if len(every) > 1 else every[0]
 
 
 @rule("GatherV2", "Gather")
@@ -92,7 +80,8 @@ def _gathered(node: Node, values: Value, places: Value, *along: Value) -> Value:
     axis, skipped = 0, 0
     if along:
         axis = int(fixed(along[0])) % rank_of(node, 0, values)
-        skipped = node.attr("batch_dims") % max(rank_of(node, 1, places), 1)
+        skipped = node.attr("batch_dims")
+        skipped += rank_of(node, 1, places) if skipped < 0 else 0
     return picked(node, values, places, axis, skipped)
 
 
@@ -110,6 +99,8 @@ def _gathered_at(node: Node, values: Value, places: Value) -> Value:
         if isinstance(depth, int):
             shape = (*places.shape[:-1], *values.shape[depth:])
     if places.kind is Kind.ROWS:
+        if rows_of(places).axis == rank_of(node, 1, places) - 1:
+            raise DoesNotSplit("picks a row by the indices of all examples")
         return places.with_(degree=values.degree, shape=shape)
     return values.with_(shape=shape)
 
@@ -125,10 +116,12 @@ def scattered(
         return rows.with_(shape=shape)
     if rows.kind is Kind.SUM:
         raise DoesNotSplit("adds sums over the batch up by examples")
-    if places.rows and rows.rows:
+    if places.rows is None:
+        raise DoesNotSplit("puts parts of examples among others")
+    if rows.rows is not None:
         if places.rows.axis != rows.rows.axis:
             raise DoesNotSplit("combines every example with every other")
-        _one_order(node, [places, rows])
+        one_order(node, [places, rows])
     return total(rows.degree, shape=shape)
 
 
@@ -179,12 +172,8 @@ def _written(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
             "writes rows where examples say, of which the last one stays"
         )
     free(node, places)
-    if tensor.degree != rows.degree and None not in (
-        tensor.degree,
-        rows.degree,
-    ):
-        raise DoesNotSplit("joins values that scale differently")
-    return tensor.with_(shape=tensor.shape)
+    degree = common((tensor.degree, rows.degree), "joins")
+    return same(degree, shape=tensor.shape)
 
 
 @rule("Bincount", "DenseBincount")
@@ -195,14 +184,31 @@ def _counted(node: Node, places: Value, size: Value, weights: Value) -> Value:
         raise DoesNotSplit(
             "counts values up to a number that follows from the batch"
         )
-    if places.kind is not Kind.ROWS and weights.kind is not Kind.ROWS:
-        return same(weights.degree or 0)
-    if node.type == "DenseBincount" and node.rank(0) == 2:
-        if rows_of(places).axis:
-            raise DoesNotSplit("counts along the examples of the batch")
-        shape = node.static_shape()
-        size_ = None if places.shape is None else places.shape[0]
-        return places.with_(
-            degree=0, shape=None if shape is None else (size_, shape[1])
+    binary = node.type == "DenseBincount" and node.attr("binary_output")
+    degree = 0 if binary or weights.degree is None else weights.degree
+    shape = node.static_shape()
+    if Kind.ROWS not in (places.kind, weights.kind):
+        return same(degree, shape=shape)
+    if places.kind is not Kind.ROWS:
+        raise DoesNotSplit("counts weights of examples")
+    if weights.kind is Kind.ROWS:
+        if rows_of(weights).axis != rows_of(places).axis:
+            raise DoesNotSplit("combines every example with every other")
+        places = places.with_(
+            rows=one_order(node, (places, weights)), shape=places.shape
         )
-    return total(weights.degree or 0, shape=node.static_shape())
+    if node.type == "DenseBincount" and rank_of(node, 0, places) == 2:
+        if rows_of(places).axis == 0:
+            if shape is not None and places.shape is not None:
+                shape = (places.shape[0], *shape[1:])
+            whole = places.with_(degree=degree, shape=shape)
+            return whole.with_(rows=_not_uniform(node, places), shape=shape)
+        raise DoesNotSplit("counts along the examples of the batch")
+    if binary:
+        raise DoesNotSplit("asks whether any example of the batch is something")
+    return total(degree, shape=shape)
+
+
+def _not_uniform(node: Node, value: Value) -> Rows:
+    rows = node.layouts.resolved(rows_of(value))
+    return Rows(*rows.place)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules.common import rank_of, rule
+from keras_towers.splitting.rules.common import one_order, rank_of, rule
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -55,9 +55,10 @@ def _einsum(node: Node, *values: Value) -> Value:
         return [*before, *(dots[len(dots) - count :] if has else ()), *after]
 
     named = [labels(t, h) for t, h in zip(terms, hidden, strict=True)]
-    if any(len(set(label)) < len(label) for label in named):
+    after = labels(out, len(dots))
+    if any(len(set(label)) < len(label) for label in (*named, after)):
         raise DoesNotSplit("takes the diagonal of an axis")
-    return contracted(node, values, named, labels(out, len(dots)))
+    return contracted(node, values, named, after)
 
 
 def contracted(
@@ -99,7 +100,7 @@ def contracted(
     if len(found) > 1:
         raise DoesNotSplit("combines every example with every other")
     ((name, with_rows),) = found.items()
-    rows = _one_order(node, with_rows)
+    rows = one_order(node, with_rows)
     if name == "a loop":
         return Value(Kind.ROWS, degree, rows, shape=shape)
     if name in out:
@@ -110,24 +111,6 @@ def contracted(
     if rows.uniform:
         return same(product(degree, 1), shape=shape)
     return total(degree, shape=shape)
-
-
-def _one_order(node: Node, values: Sequence[Value]) -> Rows:
-    """Return the rows that several factors have along one axis."""
-    every = [value.rows for value in values if value.rows is not None]
-    if len({rows.count for rows in every}) > 1:
-        raise DoesNotSplit("combines different numbers of rows of an example")
-    known = [rows for rows in every if not rows.uniform and rows.draw is None]
-    if len({(rows.outer, rows.inner) for rows in known}) > 1:
-        raise DoesNotSplit("sums over the rows of examples in different orders")
-    drawn = [rows for rows in every if rows.draw is not None]
-    first = (known or drawn or every)[0]
-    if known or len(every) > 1:
-        if not known and drawn:
-            first = node.layouts.resolved(first)
-        for value in values:
-            node.layouts.use(value, first.outer, first.inner)
-    return first
 
 
 def _shape(

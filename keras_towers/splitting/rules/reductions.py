@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
-    all_outputs,
+    aligned,
     axes_of,
     dropped,
     fixed,
@@ -15,7 +15,6 @@ from keras_towers.splitting.rules.common import (
     rows_of,
     rule,
     shape_of,
-    shapes_together,
     without,
 )
 from keras_towers.splitting.values import (
@@ -50,6 +49,11 @@ def _reduced(node: Node, value: Value, over: Value) -> Value:
             shape = replaced(shape, axis, 1)
     else:
         shape = without(shape, *axes)
+    whole = node.dtype(0).is_integer and node.type == "Mean"
+    if whole and value.kind is not Kind.SAME:
+        raise DoesNotSplit("rounds a mean over the batch")
+    if whole:
+        free(node, value)
     if value.kind is Kind.SUM:
         if node.type not in ("Sum", "Mean"):
             raise DoesNotSplit(
@@ -106,6 +110,8 @@ def _bias_gradient(node: Node, value: Value) -> Value:
 
 @rule("L2Loss")
 def _half_squares(node: Node, value: Value) -> Value:
+    if value.degree is None:
+        return same(None, shape=())
     if value.kind is Kind.SUM:
         raise DoesNotSplit(
             "takes the norm of a sum over the batch, such as a gradient"
@@ -153,8 +159,8 @@ def _cross_entropy(node: Node, logits: Value, labels: Value) -> list[Value]:
     free(node, *values)
     for value in values:
         _refuse_last(node, value)
-    shape = shapes_together(values)
-    return _per_example(node, logits if logits.rows else labels, shape)
+    gradient = aligned(node, values, 0)
+    return _per_example(gradient)
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits")
@@ -164,23 +170,17 @@ def _sparse_cross_entropy(
     refuse_sums(node, (logits, labels))
     free(node, logits, labels)
     _refuse_last(node, logits)
-    placed = [v.rows for v in (logits, labels) if v.rows and not v.rows.uniform]
-    if len({rows.place for rows in placed}) > 1:
-        raise DoesNotSplit("combines the rows of examples in different orders")
-    for value, like in ((logits, labels), (labels, logits)):
-        if value.rows and like.rows and not like.rows.uniform:
-            node.layouts.use(value, like.rows.outer, like.rows.inner)
-    given = logits if logits.rows and not logits.rows.uniform else labels
-    return _per_example(node, given if given.rows else logits, logits.shape)
+    losses = aligned_first(node, logits, labels)
+    if losses.rows is None:
+        return [losses, losses.with_(shape=logits.shape)]
+    return [losses, losses.moved(0, shape=logits.shape)]
 
 
-def _per_example(node: Node, like: Value, shape: Shape | None) -> list[Value]:
+def _per_example(gradient: Value) -> list[Value]:
     """A loss for each row, and the gradient of the logits."""
+    shape = gradient.shape
     losses = None if shape is None else shape[:-1]
-    return [
-        like.with_(degree=0, shape=losses),
-        like.with_(degree=0, shape=shape),
-    ]
+    return [gradient.with_(shape=losses), gradient]
 
 
 @rule("InTopKV2", "InTopK")
@@ -195,8 +195,6 @@ def _is_among_largest(
 
 def aligned_first(node: Node, logits: Value, targets: Value) -> Value:
     """Return a value for each row of logits and of targets."""
-    from keras_towers.splitting.rules.common import aligned
-
     rows = (
         dropped(logits, [1])
         if logits.kind is Kind.ROWS
@@ -236,6 +234,3 @@ def _inverted(node: Node, value: Value) -> Value:
     if not value.is_same or value.grows:
         raise DoesNotSplit("reorders the examples of the batch")
     return value.with_(shape=value.shape)
-
-
-_ = all_outputs

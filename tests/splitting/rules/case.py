@@ -1,0 +1,120 @@
+"""Cases: an operation, and the layouts that its inputs may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.splitting.values import Kind
+from tests.splitting.kit import check
+from tests.splitting.layouts import Arg, broadcast, drawn
+
+DRAWS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An operation, and the layouts that its inputs may have.
+
+    Attributes:
+        type: the type of the operation.
+        function: does it.
+        args: its inputs.
+        splits: axes along which examples have to be proven.
+        refuses: axes along which they have to be refused, and words of the
+            message.
+        broadcast: whether other axes are drawn for each layout: any that are
+            broadcast to each other.
+        letters: the axes that may be that of the examples; None: any.
+        note: tells cases of one type apart.
+    """
+
+    type: str
+    function: Callable[..., Any]
+    args: Sequence[Arg]
+    splits: str = ""
+    refuses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    broadcast: bool = False
+    letters: str | None = None
+    note: str = ""
+    tolerance: float = 3e-4
+
+    def __str__(self) -> str:
+        return f"{self.type}{self.note and '-' + self.note}"
+
+
+def exercise(case: Case, draws: int = DRAWS) -> None:
+    """Check what is said of a case for many layouts."""
+    for axis in case.splits:
+        values = _tried(case, case.args, 0, axis, plain=True)
+        assert values[0].kind is not Kind.OTHER, (axis, values)
+    for axis, words in case.refuses.items():
+        values = _tried(case, case.args, 0, axis, plain=True)
+        reason = values[0].reason
+        assert reason is not None and words in reason.text, (axis, values)
+    for seed in range(draws):
+        args = case.args
+        if case.broadcast:
+            generator = np.random.default_rng([_number(case), seed])
+            args = [
+                dataclasses.replace(arg, axes=axes)
+                for arg, axes in zip(
+                    args, broadcast(len(args), generator), strict=True
+                )
+            ]
+        _tried(case, args, seed, case.letters, plain=False)
+
+
+def _number(case: Case) -> int:
+    return zlib.crc32(str(case).encode())
+
+
+def _tried(
+    case: Case,
+    args: Sequence[Arg],
+    seed: int,
+    letters: str | None,
+    plain: bool,
+) -> Any:
+    generator = np.random.default_rng([_number(case), seed])
+    given = drawn(args, generator, letters, plain)
+    try:
+        return check(
+            case.function,
+            *given,
+            seed=seed,
+            contains=case.type,
+            tolerance=case.tolerance,
+        )
+    except Exception as error:
+        described = [(g.described, g.shape, g.dtype) for g in given]
+        error.add_note(f"{case}, seed {seed}: {described}")
+        raise
+
+
+def raw(name: str, keys: str, **attributes: Any) -> Callable[..., Any]:
+    """Return an operation as a function of its inputs."""
+
+    def apply(*values: Any) -> Any:
+        given = dict(zip(keys.split(), values, strict=True))
+        return getattr(tf.raw_ops, name)(**given, **attributes)
+
+    return apply
+
+
+def floats(*axes: str, **options: Any) -> list[Arg]:
+    """Return arguments with numbers, by their axes."""
+    return [Arg(a, **options) for a in axes]
+
+
+def ints(*axes: str, low: float = 0, high: float = 3, **options: Any) -> list:
+    """Return arguments with whole numbers, by their axes."""
+    return [
+        Arg(a, low=low, high=high, **{"dtype": "int32", **options})
+        for a in axes
+    ]
