@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras_towers.splitting.marks import meaning_of
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules.common import RULES, rows_of
+from keras_towers.splitting.rules.common import RULES
+from keras_towers.splitting.sizes import EXAMPLES, symbol
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -21,16 +22,23 @@ if TYPE_CHECKING:
     from keras_towers.splitting.interpreter import Interpreter
 
 
+# The number of examples of all towers.
+_OF_ALL = symbol("all")
+
+
 def _exchanged(
     interpreter: Interpreter, node: Node, given: list[Value]
 ) -> Value:
     (value,) = given
     meaning = meaning_of(node)
-    if value.kind is Kind.OTHER:
+    if value.kind is Kind.OTHER and meaning != "own rows":
         return value
     if meaning is None:
         return RULES["PreventGradient"](node, value)  # type: ignore[return-value]
-    return _MEANINGS[meaning](value)
+    if meaning not in _MEANINGS:
+        raise NotFollowed(f"takes the {meaning} over the towers")
+    result: Value = _MEANINGS[meaning](value)
+    return result
 
 
 def _summed(value: Value) -> Value:
@@ -47,30 +55,25 @@ def _summed(value: Value) -> Value:
     raise DoesNotSplit("sums over the towers what is no sum over the batch")
 
 
-def _gradient_of_sum(value: Value) -> Value:
-    """All towers get the sum of gradients, each weighted as its tower's."""
-    if value.kind is not Kind.ROWS and value.degree_as_sum in (-1, None):
-        return same(-1, shape=value.shape)
-    raise DoesNotSplit(
-        "sums over the towers a gradient that is no mean over the batch"
-    )
-
-
 def _gathered(value: Value) -> Value:
     """All towers get the rows of all."""
-    if value.kind is Kind.SUM or not value.is_free:
+    if value.rows is None:
         raise DoesNotSplit("gathers what is no example of the batch")
-    if value.kind is Kind.ROWS and (
-        rows_of(value).axis or rows_of(value).outer > 1
-    ):
+    if value.rows.axis or value.rows.outer > 1:
         raise DoesNotSplit("gathers along another axis than that of examples")
-    return same(value.degree)
+    shape = value.shape
+    if shape is not None:
+        shape = (value.rows.count * _OF_ALL, *shape[1:])
+    return same(value.degree, shape=shape)
 
 
-def _gradient_of_gathered(value: Value) -> Value:
-    if value.is_same or (value.kind is Kind.SUM and value.degree == -1):
-        return examples(degree=-1)
-    raise DoesNotSplit("gives examples a gradient of what all towers have")
+def _span(value: Value) -> Value:
+    raise DoesNotSplit("numbers the examples of the batch")
+
+
+def _own_rows(value: Value) -> Value:
+    """Indices of the tower's rows among those of all."""
+    return examples(shape=(EXAMPLES,))
 
 
 def _granted_input(value: Value) -> Value:
@@ -106,8 +109,8 @@ _MEANINGS: dict[str, Any] = {
     "granted": _granted,
     "gradient of granted": _gradient_of_granted,
     "sum": _summed,
-    "gradient of sum": _gradient_of_sum,
     "gather": _gathered,
-    "gradient of gather": _gradient_of_gathered,
+    "span": _span,
+    "own rows": _own_rows,
 }
 SPECIAL: dict[str, Any] = {"PreventGradient": _exchanged}

@@ -201,7 +201,7 @@ class StepTraces:
         checks.check_parts(self._pieces, self._shares)
 
     def _check_cut(self) -> None:
-        if self._config.random == "global":
+        if self._config.random == "global" and self._compiles:
             raise CannotSplit("draws its own rows of random numbers")
 
     def _log_own_traces(self, error: CannotShare) -> None:

@@ -15,6 +15,7 @@ from keras_towers.fit.capture import checks
 from keras_towers.fit.capture.capture import Captured, capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import GraphFunction, Way
+from keras_towers.fit.capture.pieces import Exchanges, Pieces
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.replica_context import graphs_inside
@@ -56,11 +57,13 @@ class TracedStep:
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
+        self._exchanges = Exchanges()
         self.tower = dataclasses.replace(
             tower,
             share=self._share(tower),
             shared=self._refuse if shared else None,
             cut=self._refuse_cut,
+            exchange=self._exchanges.note if shared and not xla else None,
             reads=self._read_outside if xla else None,
         )
         self.data: Any = data
@@ -90,10 +93,16 @@ class TracedStep:
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
         shapes = [tensor.shape for tensor in inputs]
-        self._function = GraphFunction(self.graph, way, shapes)
+        self._function: Callable[[Sequence[Any]], list[Any]]
+        if self._exchanges.all:
+            self._function = Pieces(
+                self.graph, self._exchanges.all, way, shapes
+            )
+            return
+        self._function = function = GraphFunction(self.graph, way, shapes)
         if xla:
             device = config.devices[tower.local_index]
-            self._function.check_xla([*inputs, *captures], device)
+            function.check_xla([*inputs, *captures], device)
 
     def _traced(
         self, run: Callable[..., Any], specs: Sequence[tf.TensorSpec]
@@ -139,7 +148,8 @@ class TracedStep:
         """The step as a function of tensors, in its own graph."""
         given = iter(inputs)
         tower = self.tower
-        self.data = _filled(self.data, given)
+        self.data = tower.data = _filled(self.data, given)
+        tower.common = []
         tower.share = _filled(tower.share, given)
         tower.live = _filled(tower.live, given)
         if tower.origins is not None:

@@ -88,9 +88,17 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
             ]
             return strategy.extended.batch_reduce_to(reduce_op, pairs, options)
 
+        def run(values: list[tf.Tensor]) -> list[Any]:
+            context: Any = tf.distribute.get_replica_context()
+            return list(context.merge_call(merge, args=tuple(values)))
+
         @tf.custom_gradient
         def reduce(*values):
-            reduced = self.merge_call(merge, args=values)
+            results = [
+                tower_lib.Exchanged(kind.lower(), value, value.shape)
+                for value in values
+            ]
+            reduced = tower_lib.exchanged(results, list(values), run)
             return (
                 [tf.stop_gradient(result) for result in reduced],
                 lambda *grads: self.all_reduce(reduce_op, grads, options),
@@ -114,7 +122,8 @@ def _ask_which() -> None:
 
 def check_exchange(tower: tower_lib.Tower) -> None:
     """Check that a tower's step may exchange values here."""
-    tower.is_whole("exchanges values with other towers")
+    if tower.exchange is None:
+        tower.is_whole("exchanges values with other towers")
     if tower.attributes is None or tf.executing_eagerly():
         return
     if compat.get_default_graph() is tower.graph:

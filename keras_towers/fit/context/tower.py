@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
@@ -14,6 +14,27 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchanged:
+    """What stands for one result of an exchange, in the trace of a step.
+
+    Attributes:
+        meaning: what it is to the analysis: see ``keras_towers.splitting``.
+        of: the tensor that it follows from.
+        shape: its shape.
+    """
+
+    meaning: str
+    of: tf.Tensor
+    shape: tf.TensorShape
+
+
+Run: TypeAlias = "Callable[[list[tf.Tensor]], list[Any]]"
+Exchange: TypeAlias = (
+    "Callable[[Sequence[Exchanged], list[tf.Tensor], Run], list[tf.Tensor]]"
+)
 
 
 @dataclasses.dataclass
@@ -55,6 +76,10 @@ class Tower:
             tower only; raises. None: the trace is for this tower.
         cut: told why, if its step turns out not to be a function up to where
             its optimizer begins; raises. None: it need not be.
+        exchange: notes an exchange of values with other towers in the trace of
+            the step: its results, what is given, and what exchanges it when
+            the step runs; returns what stands for the results. None: towers
+            exchange values at once.
         reads: reads a ``tf.Variable`` for the step, given a function that does;
             None: it is read as it is.
         unseeded: the generator for draws without a seed, or None: one element,
@@ -93,6 +118,7 @@ class Tower:
     alone: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     shared: Callable[[str], NoReturn] | None = None
     cut: Callable[[str], NoReturn] | None = None
+    exchange: Exchange | None = None
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
 
     def differs(self, why: str) -> None:
@@ -206,6 +232,22 @@ def with_a_share() -> Tower | None:
     """Return the current tower if it has a share of a batch, else None."""
     tower = current()
     return None if tower is None or tower.share is None else tower
+
+
+def exchanged(
+    results: Sequence[Exchanged], tensors: list[tf.Tensor], run: Run
+) -> list[Any]:
+    """Exchange tensors with other towers, or note it in a trace of the step.
+
+    Args:
+        results: what its results are.
+        tensors: what this tower gives.
+        run: exchanges them; it is called on every tower.
+    """
+    tower = current()
+    if tower is None or tower.exchange is None:
+        return run(tensors)
+    return tower.exchange(results, tensors, run)
 
 
 def short_name(device: str) -> str:

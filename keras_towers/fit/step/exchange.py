@@ -12,7 +12,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit import told
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.tower import is_differentiable
+from keras_towers.splitting import marks
 from keras_towers.transport import Transport, next_key
 
 
@@ -55,32 +57,56 @@ def gather(
         if is_differentiable(tensor)
     ]
 
-    @tf.custom_gradient
-    def exchange(zero, *tensors):
+    count = len(tensors)
+
+    def run(given: list[tf.Tensor]) -> list[Any]:
+        """Return N gathered tensors, their N first rows, N numbers of rows."""
+        zero, *mine = given
+        context: Any = tf.distribute.get_replica_context()
+        tower = tower_lib.current()
+
         def merge(strategy: Strategy, pieces: Any) -> Any:
             devices = strategy.extended.worker_devices
             pieces = strategy.experimental_local_results(pieces)
             return _concatenate(transport, zero, devices, pieces)
 
-        piece = _Piece(tensors, live)
+        piece = _Piece(mine, live if tower is None else tower.live)
         result = context.merge_call(merge, args=(piece,))
+        firsts, counts = zip(*result.spans, strict=True)
+        return [*result.tensors, *firsts, *counts]
+
+    @tf.custom_gradient
+    def exchange(zero, *tensors):
+        stand = [
+            tower_lib.Exchanged(
+                "gather", t, tf.TensorShape([None, *t.shape[1:]])
+            )
+            for t in tensors
+        ]
+        span = tower_lib.Exchanged("span", zero, tf.TensorShape([]))
+        stand += [span] * (2 * count)
+        results = tower_lib.exchanged(stand, [zero, *tensors], run)
+        wholes, spans = results[:count], results[count:]
 
         def gradient(*upstream):
             sums = context.all_reduce(
                 tf.distribute.ReduceOp.SUM,
                 [tf.convert_to_tensor(upstream[i]) for i in differentiable],
             )
-            mine: list[Any] = [None] * len(tensors)
+            mine: list[Any] = [None] * count
             for index, total in zip(differentiable, sums, strict=True):
-                first, count = result.spans[index]
-                own = total[first : first + count]
+                first, rows = spans[index], spans[count + index]
+                places = tf.cast(first, tf.int64) + tf.range(
+                    tf.cast(rows, tf.int64), dtype=tf.int64
+                )
+                own = tf.gather(total, marks.marked(places, "own rows"))
                 if live is not None:
                     own = _filled_up(own, tensors[index])
                 mine[index] = tf.ensure_shape(own, tensors[index].shape)
             return None, *mine
 
         # TensorFlow need not search what other towers computed for variables.
-        return [tf.stop_gradient(whole) for whole in result.tensors], gradient
+        return [tf.stop_gradient(whole) for whole in wholes], gradient
 
     return list(exchange(_zero(transport), *tensors))
 

@@ -1,0 +1,225 @@
+"""The trace of a step that exchanges values, cut where it does.
+
+What towers exchange is needed from all of them before any can go on. The trace
+is therefore cut into pieces, of which the first needs nothing that is
+exchanged, the second what is exchanged after the first, and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.capture.function import GraphFunction, Way
+from keras_towers.fit.context.tower import Exchanged, Run
+from keras_towers.splitting.marks import marked
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Exchange:
+    """An exchange in a trace: what is given, what stands for the results."""
+
+    given: Sequence[Any]
+    results: Sequence[Any]
+    run: Run
+
+
+class Exchanges:
+    """The exchanges in the trace of a step, in their order."""
+
+    def __init__(self) -> None:
+        self.all: list[_Exchange] = []
+
+    def note(
+        self, results: Sequence[Exchanged], given: list[tf.Tensor], run: Run
+    ) -> list[tf.Tensor]:
+        """Note an exchange, and return what stands for its results."""
+        stand = [
+            marked(_unknown(result.of, result.shape), result.meaning)
+            for result in results
+        ]
+        self.all.append(_Exchange(list(given), stand, run))
+        return stand
+
+
+def _unknown(tensor: tf.Tensor, shape: tf.TensorShape) -> Any:
+    """What TensorFlow does not take for known, even if it is a constant."""
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+
+
+class Pieces:
+    """A traced step as functions of tensors, with exchanges between them.
+
+    Args:
+        graph: the graph of the step.
+        exchanges: what it exchanges.
+        way: how the functions are called.
+        shapes: the shapes of its first inputs.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        exchanges: Sequence[_Exchange],
+        way: Way,
+        shapes: Sequence[tf.TensorShape],
+    ):
+        self._graph = graph
+        place = _places(graph, exchanges)
+        last = 1 + max(place[t.op.name] for e in exchanges for t in e.given)
+        self._rounds: list[list[_Exchange]] = [[] for _ in range(last + 1)]
+        for exchange in exchanges:
+            at = max(place[t.op.name] for t in exchange.given)
+            self._rounds[at].append(exchange)
+        cut = _Cut(graph, exchanges, place)
+        known = {t.name: s for t, s in zip(graph.inputs, shapes, strict=False)}
+        self._pieces = []
+        for number in range(last + 1):
+            piece, inputs, outputs = cut.piece(number)
+            sizes = [known.get(name, tf.TensorShape(None)) for name in inputs]
+            del sizes
+            function = (
+                GraphFunction(piece, way)
+                if outputs or piece.control_outputs
+                else None
+            )
+            self._pieces.append((function, inputs, outputs))
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the step, and return the outputs of its graph."""
+        values = {
+            tensor.name: value
+            for tensor, value in zip(self._graph.inputs, inputs, strict=True)
+        }
+        for (function, names, outputs), round_ in zip(
+            self._pieces, self._rounds, strict=True
+        ):
+            results = function([values[name] for name in names])
+            values.update(zip(outputs, results, strict=True))
+            for exchange in round_:
+                given = [values[tensor.name] for tensor in exchange.given]
+                for stand, value in zip(
+                    exchange.results, exchange.run(given), strict=True
+                ):
+                    values[stand.name] = _as(value, stand)
+        return [values[tensor.name] for tensor in self._graph.outputs]
+
+
+def _as(value: Any, stand: Any) -> Any:
+    if not isinstance(value, tf.Tensor):
+        return tf.constant(value, stand.dtype)
+    return value if value.dtype == stand.dtype else tf.cast(value, stand.dtype)
+
+
+def _places(graph: Any, exchanges: Sequence[_Exchange]) -> dict[str, int]:
+    """Return the number of the piece that each operation belongs to."""
+    given = {
+        result.op.name: [tensor.op for tensor in exchange.given]
+        for exchange in exchanges
+        for result in exchange.results
+    }
+    place: dict[str, int] = {}
+    for operation in graph.get_operations():
+        waiting = [operation]
+        while waiting:
+            last = waiting[-1]
+            exchanged = given.get(last.name)
+            ahead = exchanged
+            if ahead is None:
+                ahead = [t.op for t in last.inputs] + last.control_inputs
+            missing = [o for o in ahead if o.name not in place]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            latest = max((place[o.name] for o in ahead), default=0)
+            place[last.name] = latest + (exchanged is not None)
+    return place
+
+
+class _Cut:
+    """Makes graphs of the operations of each piece."""
+
+    def __init__(
+        self,
+        graph: Any,
+        exchanges: Sequence[_Exchange],
+        place: dict[str, int],
+    ):
+        self._graph = graph
+        self._place = place
+        self._definition = graph.as_graph_def()
+        self._nodes = {node.name: node for node in self._definition.node}
+        # They come from outside of every piece.
+        self._outside = {tensor.op.name for tensor in graph.inputs}
+        self._outside |= {r.op.name for e in exchanges for r in e.results}
+        self._members: dict[int, list[Any]] = {}
+        self._needed: dict[int, dict[str, Any]] = {}
+        wanted = [*graph.outputs, *(t for e in exchanges for t in e.given)]
+        kept: dict[str, Any] = {t.name: t for t in wanted}
+        for operation in graph.get_operations():
+            if operation.name in self._outside:
+                continue
+            number = place[operation.name]
+            self._members.setdefault(number, []).append(operation)
+            for tensor in operation.inputs:
+                if self._is_outside(tensor, number):
+                    needed = self._needed.setdefault(number, {})
+                    needed.setdefault(tensor.name, tensor)
+                    kept.setdefault(tensor.name, tensor)
+        self._kept = list(kept.values())
+
+    def _is_outside(self, tensor: Any, number: int) -> bool:
+        name = tensor.op.name
+        return name in self._outside or self._place[name] != number
+
+    def piece(self, number: int) -> tuple[Any, list[str], list[str]]:
+        """Return a piece, and the names of its inputs and outputs."""
+        operations = self._members.get(number, [])
+        names = {operation.name for operation in operations}
+        needed = self._needed.get(number, {})
+        outputs = [t for t in self._kept if t.op.name in names]
+        definition = tf.compat.v1.GraphDef()
+        definition.versions.CopyFrom(self._definition.versions)
+        definition.library.CopyFrom(self._definition.library)
+        for operation in operations:
+            node = definition.node.add()
+            node.CopyFrom(self._nodes[operation.name])
+            inside = [
+                entry
+                for entry in node.input
+                if not entry.startswith("^") or entry[1:] in names
+            ]
+            # It may name what is in another piece.
+            node.attr.pop("_class", None)
+            del node.input[:]
+            node.input.extend(inside)
+        result = compat.FuncGraph(f"{self._graph.name}_{number}")
+        with result.as_default():
+            inputs = {name: _placeholder(t) for name, t in needed.items()}
+            tf.graph_util.import_graph_def(
+                definition, input_map=inputs, name=""
+            )
+        result.inputs = list(inputs.values())
+        result.outputs = [
+            result.get_tensor_by_name(tensor.name) for tensor in outputs
+        ]
+        result.structured_outputs = result.outputs
+        result.control_outputs = [
+            result.get_operation_by_name(operation.name)
+            for operation in self._graph.control_outputs
+            if operation.name in names
+        ]
+        return result, list(inputs), [tensor.name for tensor in outputs]
+
+
+def _placeholder(tensor: Any) -> Any:
+    copy = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+    if tensor.dtype in (tf.resource, tf.variant):
+        data = compat.get_resource_handle_data(tensor)
+        compat.set_handle_data(copy, data)
+    return copy
