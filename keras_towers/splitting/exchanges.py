@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keras_towers.splitting.marks import meaning_of
+from keras_towers.splitting.marks import OWN_ROWS, meaning_of
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import RULES
 from keras_towers.splitting.sizes import EXAMPLES, symbol
@@ -31,7 +31,9 @@ def _exchanged(
 ) -> Value:
     (value,) = given
     meaning = meaning_of(node)
-    if value.kind is Kind.OTHER and meaning != "own rows":
+    if meaning is not None and meaning.startswith("drawn "):
+        return examples(*map(int, meaning.split()[1:]))
+    if value.kind is Kind.OTHER and meaning != OWN_ROWS:
         return value
     if meaning is None:
         return RULES["PreventGradient"](node, value)  # type: ignore[return-value]
@@ -111,6 +113,6 @@ _MEANINGS: dict[str, Any] = {
     "sum": _summed,
     "gather": _gathered,
     "span": _span,
-    "own rows": _own_rows,
+    OWN_ROWS: _own_rows,
 }
 SPECIAL: dict[str, Any] = {"PreventGradient": _exchanged}

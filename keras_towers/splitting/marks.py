@@ -13,6 +13,9 @@ import tensorflow as tf
 
 _PREFIX = "keras_towers: "
 
+OWN_ROWS = "own rows"
+"""Indices of the tower's examples among those of all towers."""
+
 
 def marked(tensor: tf.Tensor, meaning: str) -> Any:
     """Return the tensor, of which the analysis will know the meaning."""
@@ -38,16 +41,39 @@ def taken_for_granted(
     return [_two_ways(result, "granted") for result in results]
 
 
+def drawn(axis: int, outer: int, inner: int) -> str:
+    """Return the meaning of random numbers that one device would draw too.
+
+    Args:
+        axis: the axis that has the tower's rows of them.
+        outer: the number of blocks of all examples.
+        inner: the number of rows of each example in a block.
+    """
+    return f"drawn {axis} {outer} {inner}"
+
+
+def marked_along(tensor: tf.Tensor, meaning: str) -> Any:
+    """Mark a tensor, but not its gradient."""
+    return _passing(tensor, meaning, lambda upstream: upstream)
+
+
 def _two_ways(tensor: tf.Tensor, meaning: str) -> Any:
     """Mark a tensor, and its gradient."""
+
+    def back(upstream: tf.Tensor) -> Any:
+        return marked(upstream, f"gradient of {meaning}")
+
+    return _passing(tensor, meaning, back)
+
+
+def _passing(
+    tensor: tf.Tensor, meaning: str, back: Callable[[tf.Tensor], Any]
+) -> Any:
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return marked(tensor, meaning)
 
     @tf.custom_gradient
     def identity(value: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> Any:
-            return marked(upstream, f"gradient of {meaning}")
-
-        return marked(value, meaning), gradient
+        return marked(value, meaning), back
 
     return identity(tensor)

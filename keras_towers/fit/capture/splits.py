@@ -34,6 +34,8 @@ def analysed(trace: TracedStep) -> Analysis:
     ]
     inputs += [same(1, shape=())] * isinstance(trace.tower.share, tf.Tensor)
     inputs += [same(shape=())] * isinstance(trace.tower.live, tf.Tensor)
+    if trace.tower.rows is not None:
+        inputs += [other("numbers the examples of the batch"), same(shape=())]
     variables: dict[Any, Variable] = {}
     for outside, inside in trace.graph.captures:
         if outside.dtype == tf.resource:

@@ -19,7 +19,9 @@ from keras_towers.fit.capture.pieces import Exchanges, Pieces
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.replica_context import graphs_inside
+from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.data import batches as data_lib
 
 
 class TracedStep:
@@ -132,6 +134,8 @@ class TracedStep:
     def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
         """What differs between towers besides their variables."""
         values = [*checks.leaves_of(data), self._share(tower), tower.live]
+        if tower.rows is not None:
+            values += [tower.rows.start, tower.rows.total]
         return [value for value in values if isinstance(value, tf.Tensor)]
 
     def _share(self, tower: tower_lib.Tower) -> Any:
@@ -152,6 +156,14 @@ class TracedStep:
         tower.common = []
         tower.share = _filled(tower.share, given)
         tower.live = _filled(tower.live, given)
+        if tower.rows is not None:
+            tower.rows = Rows(
+                start=_filled(tower.rows.start, given),
+                total=_filled(tower.rows.total, given),
+                count=tf.cast(data_lib.batch_size_of(self.data), tf.int64),
+                graph=compat.get_default_graph(),
+            )
+            tower.rows.note(self.data)
         if tower.origins is not None:
             tower.origins = Origins(self.data)
         with tf.variable_creator_scope(self._creates):

@@ -66,8 +66,6 @@ def rows_of_draw() -> Rows | None:
         return None
     if tower.rows is None:
         tower.note_alone("random", "random layers")
-    else:
-        tower.is_whole("draws its own rows of random numbers")
     return tower.rows
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.splitting import marks
+
 NO_DIMENSION = -1
 
 
@@ -50,11 +52,23 @@ class Rows:
         Args:
             values: a tensor of shape [rows of the global batch, ...].
         """
-        first = tf.cast(self.first, tf.int64)
-        own = values[first : first + self.count]
+        places = tf.cast(self.first, tf.int64) + tf.range(self.count)
+        own = tf.gather(values, marks.marked(places, marks.OWN_ROWS))
         if self.graph is not None:
             self.known[own.ref()] = 0, (1,)
         return own
+
+    def drawn(
+        self, values: tf.Tensor, axis: int, blocks: tuple[int, ...]
+    ) -> tf.Tensor:
+        """Note random numbers, of which an axis has the tower's rows."""
+        if self.graph is None:
+            return values
+        if len(set(blocks)) == 1:
+            meaning = marks.drawn(axis, len(blocks), blocks[0])
+            values = marks.marked_along(values, meaning)
+        self.known[values.ref()] = axis, blocks
+        return values
 
     def of_all(self, values: tf.Tensor) -> tf.Tensor:
         """Give gathered values the number of rows, if it is known."""
@@ -78,5 +92,11 @@ class Rows:
         leaf = tf.compat.v1.placeholder_with_default(
             leaf, [None, *leaf.shape[1:]]
         )
-        self.known[leaf.ref()] = 0, (1,)
+        self.note(leaf)
         return leaf
+
+    def note(self, data: Any) -> None:
+        """Note the tower's data, of shape [count, ...]."""
+        for leaf in tf.nest.flatten(data):
+            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+                self.known[leaf.ref()] = 0, (1,)

@@ -55,9 +55,7 @@ def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
             drawn = parts.of_whole(original, given, rows, axis, blocks)
         else:
             drawn = parts.advanced(original, given, rows, blocks, rejects)
-        if rows.graph is not None:
-            rows.known[drawn.ref()] = axis, blocks
-        return drawn
+        return rows.drawn(drawn, axis, blocks)
 
     return draw
 
@@ -98,9 +96,7 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
             if value.shape.rank == rank and (value.shape[axis] != 1 or alone):
                 given[key] = parts.padded(value, rows, axis, blocks[0])
         drawn = parts.of_whole(original, given, rows, axis, blocks)
-        if rows.graph is not None:
-            rows.known[drawn.ref()] = axis, blocks
-        return drawn
+        return rows.drawn(drawn, axis, blocks)
 
     return draw
 
@@ -188,6 +184,7 @@ def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
     """Draw from a stream of this tower's own."""
     tower = tower_lib.current()
     assert tower is not None
+    tower.differs("draws from a stream of its own")
     if "key" in given:
         offset = tower.index * _KEY_STRIDE % 2**64
         given["key"] = given["key"] + tf.constant(offset, tf.uint64)

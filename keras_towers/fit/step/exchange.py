@@ -99,7 +99,7 @@ def gather(
                 places = tf.cast(first, tf.int64) + tf.range(
                     tf.cast(rows, tf.int64), dtype=tf.int64
                 )
-                own = tf.gather(total, marks.marked(places, "own rows"))
+                own = tf.gather(total, marks.marked(places, marks.OWN_ROWS))
                 if live is not None:
                     own = _filled_up(own, tensors[index])
                 mine[index] = tf.ensure_shape(own, tensors[index].shape)
