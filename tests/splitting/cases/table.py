@@ -1,0 +1,149 @@
+"""Small training steps, and whether the towers' results add up to one's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+EXAMPLES, BATCH, WIDTH = 42, 16, 6
+
+PROVEN = "proven"
+DIFFERS = "differs"
+# It does not differ, or not by the numbers here, and is not proven either.
+UNPROVEN = "unproven"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step: what it trains, on what, and what is to be said of it.
+
+    The line that is to be named ends with ``# here``.
+    """
+
+    build: Callable[[], keras.Model]
+    verdict: str
+    data: Callable[[], tuple[Any, Any]]
+
+
+CASES: dict[str, Case] = {}
+
+
+def _registered(verdict: str, data: Any) -> Callable[[Any], Any]:
+    def register(build: Callable[[], keras.Model]) -> Any:
+        assert build.__name__ not in CASES
+        CASES[build.__name__] = Case(build, verdict, data or numbers)
+        return build
+
+    return register
+
+
+def proven(data: Any = None) -> Callable[[Any], Any]:
+    return _registered(PROVEN, data)
+
+
+def differs(data: Any = None) -> Callable[[Any], Any]:
+    return _registered(DIFFERS, data)
+
+
+def unproven(data: Any = None) -> Callable[[Any], Any]:
+    return _registered(UNPROVEN, data)
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def numbers() -> tuple[Any, Any]:
+    """Features, and one number for each."""
+    make = generator()
+    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
+    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
+
+
+def classes() -> tuple[Any, Any]:
+    """Features, and one of three classes for each."""
+    make = generator()
+    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
+    return x, make.integers(0, 3, EXAMPLES).astype("int32")
+
+
+def binary() -> tuple[Any, Any]:
+    """Features, and three labels that are 0 or 1."""
+    make = generator()
+    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
+    return x, make.integers(0, 2, (EXAMPLES, 3)).astype("float32")
+
+
+def tokens() -> tuple[Any, Any]:
+    """Sequences of words, of which 0 is none, and one number for each."""
+    make = generator()
+    x = make.integers(0, 9, (EXAMPLES, 8)).astype("int32")
+    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
+
+
+def images() -> tuple[Any, Any]:
+    """Small images, and one number for each."""
+    make = generator()
+    x = make.normal(size=(EXAMPLES, 6, 6, 2)).astype("float32")
+    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
+
+
+def plain(loss: Any, outputs: int = 3, **options: Any) -> keras.Model:
+    """Train a small network by a loss."""
+    model = _network(keras.Model, outputs)
+    return compiled(model, loss, **options)
+
+
+def with_layers(*layers: Any, shape: Any = (WIDTH,), **options: Any) -> Any:
+    """Train a stack of layers before a last number."""
+    model = keras.Sequential(
+        [keras.Input(shape), *layers, keras.layers.Dense(1)]
+    )
+    return compiled(model, **options)
+
+
+def stepped(
+    body: Callable[[Any, Any, Any], Any], outputs: int = 1, **options: Any
+) -> keras.Model:
+    """Train a small network by a step: of the model, features and targets."""
+
+    class Stepped(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            return body(self, x, y)
+
+    return compiled(_network(Stepped, outputs), **options)
+
+
+def compiled(
+    model: keras.Model, loss: Any = "mse", rate: float = 0.05, **options: Any
+) -> keras.Model:
+    """Compile with an optimizer that forgives nothing."""
+    optimizer = options.pop("optimizer", None)
+    model.compile(
+        optimizer or keras.optimizers.SGD(rate),
+        loss,
+        jit_compile=False,
+        **options,
+    )
+    return model
+
+
+def apply(model: Any, tape: tf.GradientTape, loss: Any) -> dict[str, Any]:
+    """Apply the gradients of a loss; return it as the log."""
+    weights = model.trainable_variables
+    model.optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"loss": loss}
+
+
+def _network(kind: Any, outputs: int) -> keras.Model:
+    entrance = keras.Input((WIDTH,))
+    hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(entrance)
+    return kind(
+        entrance, keras.layers.Dense(outputs, name="outputs")(hidden)
+    )
