@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.splitting.interpreter import Draw, Effect, Interpreter
-from keras_towers.splitting.values import Degree, Kind, Value, same, total
+from keras_towers.splitting.values import (
+    Degree,
+    Kind,
+    Value,
+    other,
+    same,
+    total,
+)
 
 What: TypeAlias = Literal["gradient", "log", "metric", "state"]
 
@@ -26,6 +33,7 @@ class Result:
             indices, its values.
         degree: what the towers' values are added up as: ``MEAN`` over
             examples, or ``SUM``.
+        places: of a gradient with indices, these.
     """
 
     what: What
@@ -33,6 +41,7 @@ class Result:
     tensor: Any
     degree: int = MEAN
     is_sparse: bool = False
+    places: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +158,11 @@ def _pass(
     found = _Differences()
     for result in results:
         value = values[result.tensor.name]
-        why = _why_not(value, result)
+        if result.places is not None:
+            value = _added_up(value, values[result.places.name])
+        elif result.is_sparse and value.kind is Kind.ROWS:
+            value = total(value.degree)
+        why = _why_no_sum(value, result.degree)
         found.check(result.what, result.name, why, value, result.tensor.op)
     not_same = set()
     for key, operation in interpreter.written.items():
@@ -194,11 +207,19 @@ class _Differences:
         )
 
 
-def _why_not(value: Value, result: Result) -> str | None:
-    """Say why values of towers cannot be added up, or None."""
-    if result.is_sparse and value.kind is Kind.ROWS:
-        value = dataclasses.replace(value, kind=Kind.SUM, rows=None)
-    return _why_no_sum(value, result.degree)
+def _added_up(rows: Value, places: Value) -> Value:
+    """Return the value of a gradient's rows, which are added up by indices."""
+    if Kind.OTHER in (rows.kind, places.kind):
+        return rows if rows.kind is Kind.OTHER else places
+    if rows.rows is None and places.is_same:
+        return rows
+    if rows.rows is None or places.rows is None or not places.is_free:
+        return other("adds rows of a gradient up by the indices of others")
+    uniform = rows.rows.uniform or places.rows.uniform
+    drawn = rows.rows.draw is not None or places.rows.draw is not None
+    if drawn or not (uniform or rows.rows.place == places.rows.place):
+        return other("adds rows of a gradient up by the indices of others")
+    return total(rows.degree)
 
 
 def _why_no_sum(value: Value, degree: int) -> str | None:

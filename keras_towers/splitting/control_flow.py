@@ -50,7 +50,8 @@ def _branches(
     chosen, *inputs = given
     known = None if chosen.known is None else chosen.known.flat[0]
     if isinstance(known, (bool, int)):
-        at = min(max(int(known), 0), len(names) - 1)
+        # The last branch is that of all other numbers.
+        at = int(known) if 0 <= known < len(names) else -1
         return interpreter.call(graph_of(node, names[at]), inputs)
     before = dict(interpreter.state)
     results, states = [], []
@@ -58,17 +59,25 @@ def _branches(
         interpreter.state = dict(before)
         results.append(interpreter.call(graph_of(node, name), inputs))
         states.append(interpreter.state)
-    interpreter.state = before
+    interpreter.state = dict(before)
     reason = _reason(node, chosen)
-    for key in {key for state in states for key in state}:
+    for key in {key for state in states for key in _written(before, state)}:
         was = current(interpreter, key)
-        values = [state.get(key, was) for state in states]
-        if any(value != was for value in values):
-            before[key] = _one_of(node, chosen, values, reason)
+        # A branch that writes nothing differs from one that does.
+        interpreter.state[key] = reason or joined_all(
+            [state.get(key, was) for state in states]
+        )
     return [
         _one_of(node, chosen, values, reason)
         for values in zip(*results, strict=True)
     ]
+
+
+def _written(
+    before: Mapping[Any, Value], after: Mapping[Any, Value]
+) -> set[Any]:
+    """The variables that were written, be it with what is alike."""
+    return {key for key, v in after.items() if v is not before.get(key)}
 
 
 def _reason(node: Node, chosen: Value) -> Value | None:
@@ -118,10 +127,11 @@ def _loop(
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
     values = list(given)
-    at_first = dict(interpreter.state)
+    written: set[Any] = set()
     for _ in range(_ROUNDS):
         before = dict(interpreter.state)
         after = interpreter.call(body, values)
+        written |= _written(before, interpreter.state)
         # What was known of the first round may not be known of the others.
         results = [joined(v, w) for v, w in zip(values, after, strict=True)]
         interpreter.state = _joined_states(
@@ -131,13 +141,13 @@ def _loop(
             break
         values = results
     else:
-        return [
-            other(
-                "goes round a loop that cannot be followed",
-                node.operation,
-                is_open=True,
-            )
-        ] * len(given)
+        lost = other(
+            "goes round a loop that cannot be followed",
+            node.operation,
+            is_open=True,
+        )
+        interpreter.state.update(dict.fromkeys(written, lost))
+        return [lost] * len(given)
     (goes_on,) = interpreter.call(condition, values)
     if goes_on.is_same:
         return values
@@ -148,13 +158,19 @@ def _loop(
             node.operation,
         )
     assert reason is not None
-    for key, value in interpreter.state.items():
-        if value != (at_first.get(key) or interpreter.initial.get(key)):
-            interpreter.state[key] = reason
+    interpreter.state.update(dict.fromkeys(written, reason))
     return [
-        value if value == first and value.is_same else reason
-        for value, first in zip(values, given, strict=True)
+        value if _is_kept(body, index) else reason
+        for index, value in enumerate(given)
     ]
+
+
+def _is_kept(body: Any, index: int) -> bool:
+    """Whether the rounds of a loop leave what it goes round with."""
+    tensor = body.outputs[index]
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor is body.inputs[index]
 
 
 def _alike(a: Sequence[Value], b: Sequence[Value]) -> bool:
@@ -167,14 +183,11 @@ def _alike(a: Sequence[Value], b: Sequence[Value]) -> bool:
 def _joined_states(
     interpreter: Interpreter, a: Mapping[Any, Value], b: Mapping[Any, Value]
 ) -> dict[Any, Value]:
-    keys = {*a, *b}
-    return {
-        key: joined(
-            a.get(key) or current(interpreter, key),
-            b.get(key) or current(interpreter, key),
-        )
-        for key in keys
+    changed = {
+        key: joined(a.get(key) or current(interpreter, key), b[key])
+        for key in _written(a, b)
     }
+    return {**a, **changed}
 
 
 SPECIAL: dict[str, Any] = {

@@ -196,7 +196,10 @@ def _raised(node: Node, base: Value, exponent: Value) -> Value:
             if number == 1:
                 return base.with_(shape=shapes_together((base, exponent)))
             refuse_sums(node, (base,))
-            return aligned(node, (base, exponent), power(base.degree, number))
+            degree = power(base.degree, number)
+            if degree is None and number <= 0:
+                degree = 0
+            return aligned(node, (base, exponent), degree)
     refuse_sums(node, (base, exponent))
     return aligned(node, (base, exponent), free(node, base, exponent))
 

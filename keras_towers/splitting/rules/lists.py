@@ -52,6 +52,7 @@ def _stacked(node: Node, elements: Value, *options: Value) -> Value:
 
 @rule("TensorListGetItem")
 def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
+    _check_index(index)
     loops = elements.rows is not None and elements.rows.axis < 0
     if loops and index.key != "round":
         raise DoesNotSplit("picks one example of the batch")
@@ -62,9 +63,15 @@ def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
 def _set_element(
     node: Node, elements: Value, index: Value, value: Value
 ) -> Value:
+    _check_index(index)
     if value.rows is not None and value.rows.axis < 0 and index.key != "round":
         raise DoesNotSplit("puts an example at another place")
     return joined(elements, value)
+
+
+def _check_index(index: Value) -> None:
+    if not index.is_same and (index.rows is None or index.rows.axis >= 0):
+        raise DoesNotSplit("picks an element of a list by the batch")
 
 
 @rule("TensorListPushBack")

@@ -123,6 +123,8 @@ def _target(node: Node, value: Value, target: Value) -> Shape | None:
                 s if k is None else k
                 for s, k in zip(static, shape, strict=True)
             ]
+    elif not target.is_same:
+        raise DoesNotSplit("reshapes by what follows from the batch")
     elif static is None:
         return None
     else:
@@ -372,6 +374,8 @@ def _split(node: Node, *values: Value) -> list[Value]:
     sizes: list[Any] = [None] * count
     if node.type == "SplitV" and values[1].known is not None:
         sizes = list(values[1].known)
+    elif node.type == "SplitV" and not values[1].is_same:
+        raise DoesNotSplit("splits a tensor by what follows from the batch")
     elif value.shape is not None and value.shape[axis] is not None:
         sizes = [value.shape[axis] // count] * count
     shapes = [

@@ -127,7 +127,8 @@ def _accumulated(node: Node, value: Value, along: Value) -> Value:
         raise DoesNotSplit("accumulates along the batch")
     if node.type != "Cumsum":
         refuse_sums(node, (value,))
-        free(node, value)
+        # Of nothing it is 1, or the logarithm of a number.
+        return value.with_(degree=free(node, value), shape=value.shape)
     return value.with_(shape=value.shape)
 
 

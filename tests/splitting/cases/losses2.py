@@ -288,9 +288,7 @@ def class_sums():
 def confusion():
     def loss(y, p):
         y = tf.cast(tf.reshape(y, [-1]), tf.int32)
-        c = tf.math.confusion_matrix(
-            y, tf.argmax(p, 1), 3, dtype=tf.float32
-        )
+        c = tf.math.confusion_matrix(y, tf.argmax(p, 1), 3, dtype=tf.float32)
         e = tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
         return tf.reduce_mean(e) + tf.linalg.trace(c) / count(p)
 
@@ -320,7 +318,9 @@ def scanned():
 def folded():
     def loss(y, p):
         s = tf.foldl(
-            lambda a, b: a + tf.square(b), p - y, tf.zeros([3])  # here
+            lambda a, b: a + tf.square(b),
+            p - y,
+            tf.zeros([3]),  # here
         )
         return tf.reduce_mean(s) / count(p)
 
@@ -329,9 +329,7 @@ def folded():
 
 @proven()
 def mapped():
-    return plain(
-        lambda y, p: tf.map_fn(lambda a: tf.nn.softmax(a), p) - y
-    )
+    return plain(lambda y, p: tf.map_fn(lambda a: tf.nn.softmax(a), p) - y)
 
 
 @proven()
@@ -403,7 +401,10 @@ def gradient_of_batch():
 def quantized_by_range():
     def loss(y, p):
         q = tf.quantization.fake_quant_with_min_max_vars(
-            p, tf.reduce_min(p), tf.reduce_max(p), 3  # here
+            p,
+            tf.reduce_min(p),
+            tf.reduce_max(p),
+            3,  # here
         )
         return tf.square(q - y)
 

@@ -305,10 +305,12 @@ def state_in_loop():
     def step(model, x, y):
         with tf.GradientTape() as tape:
             loss = mse(y, model(x, training=True))
-        for i in tf.range(3):
-            model.kept.assign_add(
-                tf.square(loss) * tf.cast(i, tf.float32)  # here
-            )
+
+        def once(i):
+            model.kept.assign_add(tf.square(loss))  # here
+            return (i + 1,)
+
+        tf.while_loop(lambda i: i < 3, once, (0,))
         return apply(model, tape, loss)
 
     return with_variable(step)

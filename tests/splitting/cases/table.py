@@ -144,6 +144,4 @@ def apply(model: Any, tape: tf.GradientTape, loss: Any) -> dict[str, Any]:
 def _network(kind: Any, outputs: int) -> keras.Model:
     entrance = keras.Input((WIDTH,))
     hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(entrance)
-    return kind(
-        entrance, keras.layers.Dense(outputs, name="outputs")(hidden)
-    )
+    return kind(entrance, keras.layers.Dense(outputs, name="outputs")(hidden))
