@@ -55,7 +55,7 @@ _OF_SHAPES = frozenset(
 _CARRIERS = frozenset(
     (
         *("TensorListPushBack", "TensorListPopBack", "TensorListSetItem"),
-        *("TensorListGetItem", "IdentityN", "OptionalFromValue"),
+        *("TensorListGetItem", "OptionalFromValue"),
     )
 )
 _HANDLES = (tf.resource, tf.variant)
@@ -217,6 +217,8 @@ _SPECIAL: dict[str, Special] = {
     **control_flow.SPECIAL,
     **variables.SPECIAL,
     **exchanges.SPECIAL,
+    # Each output is one of the inputs, whatever the others are.
+    "IdentityN": lambda interpreter, node, given: given,
     **dict.fromkeys(
         (*effects.STATELESS_DRAWS, *effects.STATEFUL_DRAWS), Interpreter.draw
     ),

@@ -23,6 +23,7 @@ _ON_VARIABLES = frozenset(
         *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceGather"),
         *("ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterUpdate"),
         *("StatefulPartitionedCall", "If", "While", "Case", "Assert"),
+        "CheckNumerics",
     )
 )
 

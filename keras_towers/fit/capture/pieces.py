@@ -80,13 +80,11 @@ class Pieces:
         self._pieces = []
         for number in range(last + 1):
             piece, inputs, outputs = cut.piece(number)
-            sizes = [known.get(name, tf.TensorShape(None)) for name in inputs]
-            del sizes
-            function = (
-                GraphFunction(piece, way)
-                if outputs or piece.control_outputs
-                else None
-            )
+            sizes = [
+                known.get(name, tensor.shape)
+                for name, tensor in zip(inputs, piece.inputs, strict=True)
+            ]
+            function = GraphFunction(piece, way, sizes)
             self._pieces.append((function, inputs, outputs))
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:

@@ -163,7 +163,7 @@ class TracedStep:
                 count=tf.cast(data_lib.batch_size_of(self.data), tf.int64),
                 graph=compat.get_default_graph(),
             )
-            tower.rows.note(self.data)
+            self.data = tower.data = tower.rows.mark(self.data)
         if tower.origins is not None:
             tower.origins = Origins(self.data)
         with tf.variable_creator_scope(self._creates):

@@ -92,11 +92,5 @@ class Rows:
         leaf = tf.compat.v1.placeholder_with_default(
             leaf, [None, *leaf.shape[1:]]
         )
-        self.note(leaf)
+        self.known[leaf.ref()] = 0, (1,)
         return leaf
-
-    def note(self, data: Any) -> None:
-        """Note the tower's data, of shape [count, ...]."""
-        for leaf in tf.nest.flatten(data):
-            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-                self.known[leaf.ref()] = 0, (1,)

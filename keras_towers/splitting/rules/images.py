@@ -192,7 +192,10 @@ def _transformed(
         and images.rows.place != transforms.rows.place
     ):
         raise DoesNotSplit("combines the rows of examples in different orders")
-    return like.with_(degree=images.degree, shape=_windows(node, like))
+    shape = _windows(node, like)
+    if shape is not None and options[0].known is not None:
+        shape = (shape[0], *options[0].known, *shape[3:])
+    return like.with_(degree=images.degree, shape=shape)
 
 
 @rule("NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5")
