@@ -180,11 +180,18 @@ LoadedFunction = resolve(
 func_graph_from_py_func = resolve(
     f"{_TF}.framework.func_graph:func_graph_from_py_func"
 )
-FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph")
+FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph", "_get_function")
 _CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
 ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
 WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")
 _handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
+
+
+def graph_of_function(graph: Any, name: str) -> Any:
+    """Return the graph of a function that a graph calls; None if unknown."""
+    return getattr(graph._get_function(name), "graph", None)
+
+
 get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )

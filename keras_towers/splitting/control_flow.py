@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_towers import compat
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import aligned
 from keras_towers.splitting.values import (
@@ -27,8 +28,7 @@ _ROUNDS = 8
 
 def graph_of(node: Node, name: str) -> Any:
     """Return the graph of a function that an operation calls."""
-    function = node.operation.graph._get_function(name)
-    graph = getattr(function, "graph", None)
+    graph = compat.graph_of_function(node.operation.graph, name)
     if graph is None:
         raise NotFollowed("calls a function whose operations are not known")
     return graph

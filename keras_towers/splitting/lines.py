@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from typing import Any
 
@@ -33,6 +34,6 @@ def line_of(operation: Any, begins: str) -> str | None:
             return None
         if name.startswith(_OWN) or frame.filename.startswith("<frozen"):
             continue
-        text = (frame.line or "").strip()
+        text = linecache.getline(frame.filename, frame.lineno).strip()
         return f"{os.path.basename(name)}:{frame.lineno}: {text}".rstrip(": ")
     return None

@@ -19,6 +19,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.capture import verdict
 from keras_towers.fit.context import blocks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
@@ -223,6 +224,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
+        known = verdict.verdicts_of(self).items()
+        lines += [f"{step}: {what}" for step, what in known]
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

@@ -1,0 +1,107 @@
+"""The step is analysed before it runs, and what differs is told once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+
+X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def fit(model):
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+
+
+def _largest(y_true, y_pred):
+    return tf.reduce_max(tf.abs(y_true - y_pred))
+
+
+def _root_mean_square(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
+
+
+def _model(loss="mse", metrics=None):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss, metrics=metrics)
+    return model
+
+
+def test_an_ordinary_step_is_proven_and_nothing_is_said(logged):
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        fit(_model(metrics=["mae"]))
+    assert not logged("step of")
+    assert "proven to be that of one device" in strategy.describe()
+
+
+def test_what_differs_is_told_once_with_the_line_and_the_remedy(logged):
+    with kt.TowerStrategy(2):
+        model = _model(_largest)
+        fit(model)
+        fit(model)
+    ((_, said),) = logged("takes the largest value of the batch")
+    assert "test_verdict.py:" in said
+    assert "return tf.reduce_max(tf.abs(y_true - y_pred))" in said
+    assert "gradients" in said
+    assert "keras_towers.gather" in said
+
+
+def test_a_metric_that_is_no_mean_is_told(logged):
+    with kt.TowerStrategy(2):
+        fit(_model(metrics=[_root_mean_square]))
+    ((_, said),) = logged("Sqrt")
+    assert "metrics" in said
+    assert "gradients" not in said
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model = _model(_largest)
+    before = model.get_weights()
+    with (
+        pytest.raises(kt.TowerError, match="largest value of the batch"),
+        kt.TowerStrategy(2, on_difference="error"),
+    ):
+        fit(model)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_differences_are_ignored_where_that_is_wanted(logged):
+    with kt.TowerStrategy(2, on_difference="ignore"):
+        fit(_model(_largest))
+    assert not logged("largest value")
+
+
+def test_what_is_not_known_is_not_called_a_difference(logged):
+    def rounded(y_true, y_pred):
+        (error,) = tf.numpy_function(
+            lambda x: np.abs(x), [y_true - y_pred], [y_pred.dtype]
+        )
+        error = tf.ensure_shape(error, y_pred.shape)
+        return tf.reduce_mean(tf.square(y_true - y_pred) + 0 * error)
+
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        fit(_model(rounded))
+    assert "proven to be" not in strategy.describe()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_batch_norm_and_dropout_hide_no_other_difference(exact, logged):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(6),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3, seed=1),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", metrics=[_root_mean_square])
+    with kt.TowerStrategy(2, exact=exact):
+        fit(model)
+    ((_, said),) = logged("step of")
+    assert "Sqrt" in said
