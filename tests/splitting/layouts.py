@@ -11,7 +11,7 @@ import numpy as np
 from keras_towers.splitting.values import Kind, Rows, Value
 from tests.splitting.kit import Given
 
-SIZES = {"a": 2, "b": 3, "c": 4, "d": 2, "e": 5, "k": 4, "1": 1}
+SIZES = {"a": 2, "b": 3, "c": 4, "d": 2, "e": 5, "h": 8, "k": 4, "1": 1}
 _PLACES = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 3))
 _DEGREES = (0, 0, 0, -1, 1, 2, None)
 

@@ -8,6 +8,7 @@ from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     all_outputs,
     free,
+    one_order,
     refuse_sums,
     rows_of,
     rule,
@@ -17,6 +18,7 @@ from keras_towers.splitting.values import (
     Kind,
     Shape,
     Value,
+    common,
     product,
     same,
     total,
@@ -56,7 +58,7 @@ def _convolved(
     return images.with_(degree=degree, shape=shape)
 
 
-@rule("Conv2D", "Conv3D", "Conv", "DepthwiseConv2dNative")
+@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def _convolution(node: Node, images: Value, kernel: Value) -> Value:
     return _convolved(node, images, kernel, _windows(node, images))
 
@@ -84,6 +86,7 @@ def _convolution_to_kernel(
     shape = node.static_shape()
     if Kind.ROWS not in (images.kind, upstream.kind):
         return same(degree, shape=shape)
+    one_order(node, (images, upstream))
     return total(degree, shape=shape)
 
 
@@ -93,6 +96,7 @@ def _convolution_to_kernel(
     *("ScaleAndTranslate", "LRN", "Dilation2D", "AdjustContrastv2"),
     *("AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"),
     *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches"),
+    "ExtractVolumePatches",
 )
 def _pooled(node: Node, images: Value, *options: Value) -> Value:
     refuse_sums(node, (images,))
@@ -131,8 +135,7 @@ def _to_largest(
 ) -> Value:
     refuse_sums(node, (before, after, upstream))
     _along_first(node, before, after, upstream)
-    like = before if before.kind is Kind.ROWS else upstream
-    return like.with_(degree=upstream.degree, shape=before.shape)
+    return _together(node, (before, after, upstream), before.shape)
 
 
 @rule("MaxPoolGradGrad", "MaxPool3DGradGrad")
@@ -141,7 +144,18 @@ def _to_largest_again(
 ) -> Value:
     refuse_sums(node, (before, after, upstream))
     _along_first(node, before, after, upstream)
-    return upstream.with_(shape=after.shape)
+    return _together(node, (before, after, upstream), after.shape)
+
+
+def _together(
+    node: Node, values: Sequence[Value], shape: Shape | None
+) -> Value:
+    """What is linear in the last of several values, example by example."""
+    degree = values[-1].degree
+    if all(value.rows is None for value in values):
+        return same(degree, shape=shape)
+    rows = one_order(node, values)
+    return Value(Kind.ROWS, degree, rows, shape=shape)
 
 
 @rule("AvgPoolGrad", "AvgPool3DGrad")
@@ -185,17 +199,13 @@ def _transformed(
         fill.degree is not None and fill.degree != (images.degree or 0)
     ):
         raise DoesNotSplit("fills images with what follows from the batch")
+    degree = common((images.degree, fill.degree), "joins")
     like = images if images.kind is Kind.ROWS else transforms
-    if (
-        images.rows
-        and transforms.rows
-        and images.rows.place != transforms.rows.place
-    ):
-        raise DoesNotSplit("combines the rows of examples in different orders")
     shape = _windows(node, like)
     if shape is not None and options[0].known is not None:
         shape = (shape[0], *options[0].known, *shape[3:])
-    return like.with_(degree=images.degree, shape=shape)
+    result = _together(node, (transforms, images), shape)
+    return result.with_(degree=degree, shape=shape)
 
 
 @rule("NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5")

@@ -27,6 +27,8 @@ _MATRICES = [
     "RFFT",
     "IRFFT",
     "IFFT",
+    "FFT3D",
+    "IFFT3D",
     "FFT2D",
     "IFFT2D",
     "RFFT2D",
@@ -41,7 +43,6 @@ _OF_MATRICES = [
     "MatrixDeterminant",
     "LogMatrixDeterminant",
     "Lu",
-    "MatrixExponential",
     "MatrixSquareRoot",
 ]
 
@@ -54,7 +55,7 @@ _OF_VECTORS = (
 
 @rule(*_MATRICES, *_OF_MATRICES)
 def _of_matrix(node: Node, value: Value, *options: Value) -> list[Value]:
-    own = 1 if node.type in _OF_VECTORS else 2
+    own = 1 if node.type in _OF_VECTORS else 3 if "3D" in node.type else 2
     if any(not o.is_same for o in options):
         raise DoesNotSplit(f"takes {node.type} by what follows from the batch")
     if (

@@ -50,7 +50,8 @@ def _reduced(node: Node, value: Value, over: Value) -> Value:
     else:
         shape = without(shape, *axes)
     whole = node.dtype(0).is_integer and node.type == "Mean"
-    if whole and value.kind is not Kind.SAME:
+    over_batch = value.rows is not None and value.rows.axis in axes
+    if whole and (value.kind is Kind.SUM or over_batch):
         raise DoesNotSplit("rounds a mean over the batch")
     if whole:
         free(node, value)
@@ -140,7 +141,7 @@ def _softmax(node: Node, logits: Value) -> Value:
     return logits.with_(degree=0, shape=logits.shape)
 
 
-@rule("TopKV2", "TopK")
+@rule("TopKV2")
 def _largest(node: Node, value: Value, *count: Value) -> list[Value]:
     refuse_sums(node, (value,))
     _refuse_last(node, value)

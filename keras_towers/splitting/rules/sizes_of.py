@@ -70,11 +70,13 @@ def _of_shapes(node: Node, *shapes: Value) -> list[Value]:
 
 @rule("TensorListElementShape", "TensorListLength")
 def _of_list(node: Node, elements: Value) -> Value:
-    if node.type == "TensorListElementShape" and elements.shape is not None:
-        sizes = [UNKNOWN if size is None else size for size in elements.shape]
-        return _vector(elements, sizes)
+    if node.type == "TensorListElementShape":
+        # A list may have been told less of its elements than is known here.
+        if elements.grows and elements.shape is not None:
+            return of_known([UNKNOWN] * len(elements.shape))
+        return same()
     if elements.rows is not None and elements.rows.axis < 0:
         from keras_towers.splitting.sizes import EXAMPLES
 
         return of_known(EXAMPLES)
-    return same()
+    return of_known(elements.items[0]) if elements.items else same()
