@@ -319,6 +319,10 @@ def _either(a: Value, b: Value) -> Value:
         return same(degree)
     if a.rows is None or b.rows is None or a.rows.axis != b.rows.axis:
         raise DoesNotSplit("holds examples along one axis or another")
+    if a.rows.count != b.rows.count:
+        raise DoesNotSplit("holds different numbers of rows of an example")
+    if a.rows.draw != b.rows.draw:
+        raise DoesNotSplit("is either random numbers or something else")
     if a.rows.place != b.rows.place and not (a.rows.uniform or b.rows.uniform):
         raise DoesNotSplit("holds examples in different orders")
     return (b if a.rows.uniform else a).with_(degree=degree)

@@ -10,6 +10,7 @@ from keras_towers.splitting.values import (
     Kind,
     Value,
     examples,
+    nothing,
     same,
 )
 
@@ -116,4 +117,4 @@ def _held(node: Node, optional: Value) -> list[Value]:
 
 @rule("OptionalNone", "OptionalHasValue")
 def _is_held(node: Node, *optional: Value) -> Value:
-    return same() if optional else same(None)
+    return same() if optional else nothing()

@@ -300,12 +300,15 @@ def _cast(node: Node, value: Value) -> Value:
         if value.kind is Kind.SUM and value.degree is not None:
             raise DoesNotSplit("rounds a sum or mean over the batch")
         free(node, value)
-    counts = None if of.is_floating or of.is_complex else value.known
+    whole = of.is_integer or of.is_bool
+    counts = value.known if whole and _keeps(of, to) else None
     return value.with_(shape=value.shape, known=counts)
 
 
 def _keeps(of: Any, to: Any) -> bool:
     """Whether a cast leaves numbers what they are, but for rounding errors."""
+    if of.is_bool:
+        return True
     if of.is_complex:
         return bool(to.is_complex)
     if to.is_floating or to.is_complex:

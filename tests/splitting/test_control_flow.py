@@ -1,0 +1,245 @@
+"""Functions, branches and loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.splitting.values import Kind
+from tests.splitting.kit import check, proven, refused, rows, same, total
+
+_X = rows(-1, 3)
+
+
+def test_a_nested_function():
+    @tf.function
+    def mean(x: Any) -> Any:
+        return tf.reduce_mean(x, 0)
+
+    assert proven(mean, _X).degree == -1
+    assert refused(lambda x: x - mean(x), _X)
+
+
+def test_a_branch_by_what_all_towers_have():
+    def step(x: Any, c: Any) -> Any:
+        return tf.cond(c > 0, lambda: tf.reduce_mean(x), lambda: 0.0)
+
+    assert proven(step, _X, same()).kind is Kind.SUM
+
+
+def test_branches_that_scale_differently():
+    def step(x: Any, c: Any) -> Any:
+        return tf.cond(
+            c > 0, lambda: tf.reduce_mean(x), lambda: tf.reduce_sum(x)
+        )
+
+    assert "scale differently" in refused(step, _X, same())
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8])
+def test_a_branch_by_the_number_of_examples(size):
+    def step(x: Any) -> Any:
+        alone = tf.equal(tf.shape(x)[0], size)
+        return tf.cond(
+            alone, lambda: tf.reduce_mean(x), lambda: 2 * tf.reduce_mean(x)
+        )
+
+    assert refused(step, _X, towers=[(5, 2), (5, 3), (2, 1)])
+
+
+def test_a_branch_that_is_known():
+    def step(x: Any) -> Any:
+        return tf.cond(
+            tf.shape(x)[0] > 0, lambda: tf.reduce_sum(x), lambda: 0.0
+        )
+
+    assert proven(step, _X).degree == 0
+
+
+def test_a_branch_by_the_examples():
+    def step(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x)
+
+    assert refused(step, _X)
+
+
+def test_one_of_several_branches():
+    def step(x: Any, c: Any) -> Any:
+        return tf.switch_case(
+            tf.cast(c, tf.int32), [lambda: x, lambda: x * 2, lambda: -x]
+        )
+
+    assert proven(step, _X, same(low=0, high=2)).kind is Kind.ROWS
+
+
+def _loop(rounds: Any, body: Any, *start: Any) -> Any:
+    def once(k: Any, *values: Any) -> Any:
+        return (k + 1, *tf.nest.flatten(body(k, *values)))
+
+    return tf.while_loop(
+        lambda k, *_: k < rounds, once, (tf.constant(0), *start)
+    )[1:]
+
+
+def test_a_loop():
+    def step(x: Any) -> Any:
+        return _loop(3, lambda k, x: tf.nn.relu(x) * 1.1, x)
+
+    assert proven(step, _X).kind is Kind.ROWS
+
+
+def test_a_loop_with_a_sum():
+    def step(x: Any) -> Any:
+        return _loop(3, lambda k, s: s + tf.reduce_mean(x), tf.constant(0.0))
+
+    assert proven(step, _X).degree == -1
+
+
+def test_a_loop_in_which_a_sum_becomes_a_product():
+    def step(x: Any) -> Any:
+        mean = tf.reduce_mean(x)
+        return _loop(3, lambda k, p: p * mean, tf.constant(1.0))
+
+    assert refused(step, _X)
+
+
+def test_a_loop_whose_first_round_is_linear():
+    def step(x: Any, s: Any) -> Any:
+        return _loop(3, lambda k, a, b: (b, a * a), s, tf.reduce_mean(x))
+
+    values = check(step, _X, same())
+    assert all(value.kind is Kind.OTHER for value in values)
+
+
+@pytest.mark.parametrize("stop", [lambda x: tf.shape(x)[0], lambda x: x[0, 0]])
+def test_a_loop_of_as_many_rounds_as_follow_from_the_batch(stop):
+    def step(x: Any) -> Any:
+        rounds = tf.cast(stop(x), tf.float32)
+
+        def body(k: Any, s: Any) -> Any:
+            return k + 1, s + 1.0
+
+        return tf.while_loop(lambda k, _: k < rounds, body, (0.0, 0.0))[1]
+
+    assert refused(step, _X)
+
+
+def test_what_a_loop_by_the_batch_leaves_as_it_is():
+    def step(x: Any, w: Any) -> Any:
+        def body(k: Any, w: Any, doubled: Any) -> Any:
+            return k + 1, w, doubled * 2.0
+
+        return tf.while_loop(lambda k, *_: k < tf.shape(x)[0], body, (1, w, w))
+
+    counter, kept, doubled = check(step, _X, same(3))
+    assert counter.kind is doubled.kind is Kind.OTHER
+    assert kept.is_same
+
+
+def test_gradients_of_a_loop():
+    def step(x: Any, w: Any) -> Any:
+        (h,) = _loop(3, lambda k, h: tf.tanh(h @ w), x)
+        return tf.gradients(tf.reduce_mean(h), [w])
+
+    assert proven(step, _X, same(3, 3)).degree == -1
+
+
+def test_gradients_of_a_branch():
+    def step(x: Any, w: Any, c: Any) -> Any:
+        h = tf.cond(c > 0, lambda: tf.tanh(x @ w), lambda: x @ w)
+        return tf.gradients(tf.reduce_mean(h), [w])
+
+    assert proven(step, _X, same(3, 3), same()).degree == -1
+
+
+def _recurrent(x: Any, w: Any) -> Any:
+    outputs = tf.TensorArray(tf.float32, 4)
+    inputs = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
+
+    def body(k: Any, h: Any, outputs: Any) -> Any:
+        h = tf.tanh(h @ w + inputs.read(k))
+        return k + 1, h, outputs.write(k, h)
+
+    first = tf.zeros([tf.shape(x)[0], 3])
+    _, _, outputs = tf.while_loop(
+        lambda k, *_: k < 4, body, (0, first, outputs)
+    )
+    return tf.transpose(outputs.stack(), [1, 0, 2])
+
+
+def test_a_recurrent_layer_with_its_gradient():
+    sequences, kernel = rows(-1, 4, 3), same(3, 3)
+    value = proven(_recurrent, sequences, kernel)
+    assert value.kind is Kind.ROWS and value.rows.place == (0, 1, 1)
+
+    def step(x: Any, w: Any) -> Any:
+        return tf.gradients(tf.reduce_mean(_recurrent(x, w)), [w])
+
+    assert proven(step, sequences, kernel).degree == -1
+
+
+def test_a_scan_over_the_examples_is_refused():
+    def step(x: Any) -> Any:
+        return tf.scan(lambda a, b: a + b, x)
+
+    assert refused(step, _X)
+
+
+def test_a_map_of_an_axis_that_is_none_of_examples():
+    def step(x: Any) -> Any:
+        return tf.map_fn(lambda t: t * 2.0, tf.transpose(x))
+
+    value = proven(step, _X)
+    assert value.rows.axis == 1
+
+
+def test_a_map_over_the_examples():
+    def step(x: Any) -> Any:
+        return tf.map_fn(lambda t: tf.nn.softmax(t) * 2.0, x)
+
+    check(step, _X)
+    check(step, _X, towers=[(1, 1)])
+
+
+def test_a_map_that_numbers_the_examples():
+    def step(x: Any) -> Any:
+        numbers = tf.range(tf.shape(x)[0])
+        return tf.map_fn(
+            lambda k: x[k] * tf.cast(k, tf.float32),
+            numbers,
+            fn_output_signature=tf.float32,
+        )
+
+    assert refused(step, _X)
+
+
+def test_a_list_that_only_the_first_examples_fill():
+    def step(x: Any) -> Any:
+        filled = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[])
+        return tf.reduce_mean(filled.write(0, 1.0).stack())
+
+    assert refused(step, _X)
+
+
+def test_ones_of_some_examples():
+    def step(x: Any) -> Any:
+        some = tf.boolean_mask(x, x[:, 0] > 0)
+        return tf.reduce_sum(tf.ones_like(some))
+
+    check(step, _X)
+
+
+def test_sums_of_several_degrees_in_a_loop():
+    generator = np.random.default_rng(0)
+    for degree in (-1, 0, 1):
+        x = total(3, degree=degree)
+        towers = [tuple(generator.integers(1, 6, 3))]
+        value = proven(
+            lambda x: _loop(2, lambda k, s: s + x, tf.zeros([3])),
+            x,
+            towers=towers,
+        )
+        assert value.degree == degree
