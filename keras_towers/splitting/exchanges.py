@@ -59,8 +59,10 @@ def _summed(value: Value) -> Value:
 
 def _gathered(value: Value) -> Value:
     """All towers get the rows of all."""
-    if value.rows is None:
+    if value.rows is None or not value.is_free:
         raise DoesNotSplit("gathers what is no example of the batch")
+    if value.rows.draw is not None and value.rows.count > 1:
+        raise NotFollowed("gathers random numbers of examples")
     if value.rows.axis or value.rows.outer > 1:
         raise DoesNotSplit("gathers along another axis than that of examples")
     shape = value.shape
