@@ -35,7 +35,9 @@ def analysed(trace: TracedStep) -> Analysis:
     inputs += [same(1, shape=())] * isinstance(trace.tower.share, tf.Tensor)
     inputs += [same(shape=())] * isinstance(trace.tower.live, tf.Tensor)
     if trace.tower.rows is not None:
-        inputs += [other("numbers the examples of the batch"), same(shape=())]
+        inputs.append(other("numbers the examples of the batch"))
+        if len(trace.graph.inputs) - len(trace.graph.captures) > len(inputs):
+            inputs.append(same(shape=()))
     variables: dict[Any, Variable] = {}
     for outside, inside in trace.graph.captures:
         if outside.dtype == tf.resource:

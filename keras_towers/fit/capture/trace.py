@@ -19,9 +19,7 @@ from keras_towers.fit.capture.pieces import Exchanges, Pieces
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.replica_context import graphs_inside
-from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.data import batches as data_lib
 
 
 class TracedStep:
@@ -135,7 +133,7 @@ class TracedStep:
         """What differs between towers besides their variables."""
         values = [*checks.leaves_of(data), self._share(tower), tower.live]
         if tower.rows is not None:
-            values += [tower.rows.start, tower.rows.total]
+            values += [tower.rows.start, _unless_known(tower.rows.total)]
         return [value for value in values if isinstance(value, tf.Tensor)]
 
     def _share(self, tower: tower_lib.Tower) -> Any:
@@ -152,18 +150,20 @@ class TracedStep:
         """The step as a function of tensors, in its own graph."""
         given = iter(inputs)
         tower = self.tower
-        self.data = tower.data = _filled(self.data, given)
+        self.data = _filled(self.data, given)
         tower.common = []
         tower.share = _filled(tower.share, given)
         tower.live = _filled(tower.live, given)
+        # Arguments of a function have no operation, by which it is followed
+        # what depends on them.
+        self.data = tf.nest.map_structure(_with_operation, self.data)
         if tower.rows is not None:
-            tower.rows = Rows(
+            tower.rows = tower.rows.inside(
                 start=_filled(tower.rows.start, given),
-                total=_filled(tower.rows.total, given),
-                count=tf.cast(data_lib.batch_size_of(self.data), tf.int64),
-                graph=compat.get_default_graph(),
+                total=_filled(_unless_known(tower.rows.total), given),
+                data=self.data,
             )
-            self.data = tower.data = tower.rows.mark(self.data)
+        tower.data = self.data
         if tower.origins is not None:
             tower.origins = Origins(self.data)
         with tf.variable_creator_scope(self._creates):
@@ -210,6 +210,18 @@ class TracedStep:
         return dataclasses.replace(
             self.captured, output=output, updates=updates
         )
+
+
+def _unless_known(tensor: tf.Tensor) -> Any:
+    """Return a tensor; a number, if it is known while the step is traced."""
+    known = tf.get_static_value(tensor)
+    return tensor if known is None else int(known)
+
+
+def _with_operation(leaf: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor):
+        return leaf
+    return tf.compat.v1.placeholder_with_default(leaf, leaf.shape)
 
 
 def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:

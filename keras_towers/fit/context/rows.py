@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.splitting import marks
 
 NO_DIMENSION = -1
@@ -39,6 +40,24 @@ class Rows:
         for leaf in tf.nest.flatten(values):
             if isinstance(leaf, tf.Tensor):
                 self.known[leaf.ref()] = NO_DIMENSION, ()
+
+    def inside(self, start: Any, total: Any, data: Any) -> Rows:
+        """Return the same rows in the trace of a function of them.
+
+        Args:
+            start: ``start`` in the trace.
+            total: ``total`` in the trace, or a number.
+            data: the tower's data in the trace, of shape [count, ...].
+        """
+        leaves = [leaf for leaf in tf.nest.flatten(data) if leaf.shape.rank]
+        return Rows(
+            start=start,
+            count=tf.shape(leaves[0], out_type=tf.int64)[0],
+            total=tf.convert_to_tensor(total, tf.int64),
+            graph=compat.get_default_graph(),
+            known={leaf.ref(): (0, (1,)) for leaf in leaves},
+            static=self.static,
+        )
 
     @property
     def first(self) -> tf.Tensor:

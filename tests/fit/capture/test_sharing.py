@@ -96,12 +96,10 @@ ASKS = "asks which tower it runs on"
 @pytest.mark.parametrize(
     "act, reason, options",
     [
-        (_caught, "exchanges values with other towers", {}),
         (lambda x: x + 0.1 * kt.current_tower().index, ASKS, {}),
         (_scaled_by_id, ASKS, {}),
         (shown, "has effects", {}),
         (_placed, "puts ", {}),
-        (tf.nn.relu, "draws its own rows", {"random": "global"}),
     ],
 )
 def test_traces_of_all_towers_where_they_may_differ(
