@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import pathlib
+from typing import Any
+
+import keras
+import numpy as np
 
 import keras_towers as kt
 from keras_towers.fit.capture import capture, sharing, splits
@@ -24,12 +28,6 @@ class Found:
     """What is said of a step; None for one that towers trace each."""
 
     analysis: Analysis | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.analysis is None:
-            return "unknown"
-        return "proven" if self.analysis.is_proven else "refused"
 
     @property
     def lines(self) -> list[str]:
@@ -63,6 +61,25 @@ def analysed(case: Case, towers: int = 3) -> Found:
         finally:
             sharing.splits.analysed = ours
     return found
+
+
+def fitted(case: Case, scope: Any) -> list[np.ndarray]:
+    """Return all variables and the history of a short training."""
+    keras.utils.set_random_seed(0)
+    with scope:
+        model = case.build()
+        x, y, *weights = case.data()
+        weighted = {"sample_weight": weights[0]} if weights else {}
+        history = model.fit(x, y, BATCH, 2, 0, shuffle=False, **weighted)
+        optimizers = [model.optimizer, *getattr(model, "others", ())]
+        variables = [
+            *model.variables,
+            *(v for optimizer in optimizers for v in optimizer.variables),
+        ]
+        return [
+            *(np.array(v) for v in variables if "seed" not in v.path),
+            *(np.array(values) for values in history.history.values()),
+        ]
 
 
 def _with_code(line: str) -> str:

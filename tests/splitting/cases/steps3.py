@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -17,6 +15,7 @@ from tests.splitting.cases.table import (
     classes,
     compiled,
     differs,
+    draws,
     generator,
     images,
     proven,
@@ -152,7 +151,7 @@ def accumulated_by_hand():
     return model
 
 
-@differs()
+@proven()
 def momentum_by_hand():
     def step(model, x, y):
         with tf.GradientTape() as tape:
@@ -388,18 +387,6 @@ def written_into_a_table():
     return stepped(step)
 
 
-@unproven()
-def counter_of_python():
-    calls = itertools.count(1)
-
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True)) * next(calls)
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
 @proven()
 def constant_of_numpy():
     make = np.random.default_rng(0)
@@ -413,7 +400,7 @@ def constant_of_numpy():
     return stepped(step)
 
 
-@differs()
+@draws()
 def noise_for_every_example():
     def step(model, x, y):
         noise = tf.random.normal(tf.shape(x))
@@ -440,7 +427,9 @@ def loss_by_method():
     model = stepped(by_default)
 
     class Own(keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, **_):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+        ):
             return mse(y, y_pred) + 0.1 * tf.reduce_mean(tf.abs(x))
 
     return compiled(Own(model.inputs, model.outputs))
@@ -451,7 +440,9 @@ def loss_of_examples_by_method():
     model = stepped(by_default)
 
     class Own(keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, **_):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+        ):
             return tf.reduce_sum(tf.square(y - y_pred), -1)
 
     return compiled(Own(model.inputs, model.outputs))
@@ -585,7 +576,7 @@ def spectral():
     )
 
 
-@differs()
+@draws()
 def dropped_out():
     return with_layers(keras.layers.Dropout(0.5, seed=1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ PROVEN = "proven"
 DIFFERS = "differs"
 # It does not differ, or not by the numbers here, and is not proven either.
 UNPROVEN = "unproven"
+# It differs by the random numbers that it draws.
+DRAWS = "draws"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,12 @@ class Case:
 
     build: Callable[[], keras.Model]
     verdict: str
-    data: Callable[[], tuple[Any, Any]]
+    data: Callable[[], tuple[Any, ...]]
+
+    @property
+    def marked(self) -> bool:
+        """Whether there is a line that is to be named."""
+        return "# here" in inspect.getsource(self.build)
 
 
 CASES: dict[str, Case] = {}
@@ -48,6 +56,10 @@ def proven(data: Any = None) -> Callable[[Any], Any]:
 
 def differs(data: Any = None) -> Callable[[Any], Any]:
     return _registered(DIFFERS, data)
+
+
+def draws(data: Any = None) -> Callable[[Any], Any]:
+    return _registered(DRAWS, data)
 
 
 def unproven(data: Any = None) -> Callable[[Any], Any]:

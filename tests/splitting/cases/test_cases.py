@@ -1,0 +1,54 @@
+"""The analysis of steps that are made to defeat it, and what they do."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from tests.splitting.cases import CASES
+from tests.splitting.cases.analysed import analysed, fitted
+from tests.splitting.cases.table import DIFFERS, DRAWS, PROVEN, Case
+
+MARK = "# here"
+TOLERANCE = 2e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_analysis(name: str) -> None:
+    """Nothing is proven that differs, and the line is named that does it."""
+    case = CASES[name]
+    found = analysed(case)
+    if found.analysis is None:
+        pytest.skip("every tower traces this step by itself")
+    assert found.analysis.is_proven or case.verdict not in (PROVEN, DRAWS)
+    assert not found.analysis.is_proven or case.verdict != DIFFERS
+    assert bool(found.analysis.draws) == (case.verdict == DRAWS)
+    if case.verdict == DIFFERS and case.marked:
+        assert any(MARK in line for line in found.lines), found.lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_truth(name: str) -> None:
+    """Steps do what is expected of the analysis: they differ, or not."""
+    case = CASES[name]
+    same = _is_same(case)
+    assert same == (case.verdict not in (DIFFERS, DRAWS))
+
+
+def _is_same(case: Case) -> bool:
+    one = fitted(case, contextlib.nullcontext())
+    try:
+        many = fitted(case, kt.TowerStrategy(towers=3))
+    except Exception as error:
+        # It counts on all examples being there.
+        assert case.verdict == DIFFERS, error
+        return False
+    keras.backend.clear_session()
+    return all(
+        np.array_equal(a, b, equal_nan=True)
+        or np.abs(a - b).max() <= TOLERANCE * (np.abs(a).max() + 1e-3)
+        for a, b in zip(one, many, strict=True)
+    )
