@@ -196,7 +196,7 @@ def gathered_in_rows():
     return plain(loss)
 
 
-@proven()
+@unproven()
 def recomputed():
     @tf.recompute_grad
     def activation(p):
