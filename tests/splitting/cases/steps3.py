@@ -21,7 +21,6 @@ from tests.splitting.cases.table import (
     proven,
     stepped,
     tokens,
-    unproven,
     with_layers,
 )
 
