@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tests.splitting.cases.table import (
     binary,
+    by_design,
     classes,
     differs,
-    draws,
     plain,
     proven,
     unproven,
@@ -502,7 +502,7 @@ def neighbours():
     )
 
 
-@draws()
+@by_design()
 def random_by_seed_and_row():
     def loss(y, p):
         w = tf.random.stateless_uniform(tf.shape(p), (1, 2))  # here

@@ -355,7 +355,7 @@ def quantile_of_keras():
 def average_of_tensorflow():
     def loss(y, p):
         e = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            tf.reshape(y, [-1]), p
+            tf.cast(tf.reshape(y, [-1]), tf.int32), p
         )
         return tf.nn.compute_average_loss(e)
 

@@ -12,10 +12,10 @@ from tests.splitting.cases.table import (
     EXAMPLES,
     WIDTH,
     apply,
+    by_design,
     classes,
     compiled,
     differs,
-    draws,
     generator,
     images,
     proven,
@@ -399,7 +399,7 @@ def constant_of_numpy():
     return stepped(step)
 
 
-@draws()
+@by_design()
 def noise_for_every_example():
     def step(model, x, y):
         noise = tf.random.normal(tf.shape(x))
@@ -575,7 +575,7 @@ def spectral():
     )
 
 
-@draws()
+@by_design()
 def dropped_out():
     return with_layers(keras.layers.Dropout(0.5, seed=1))
 

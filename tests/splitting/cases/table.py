@@ -17,8 +17,8 @@ PROVEN = "proven"
 DIFFERS = "differs"
 # It does not differ, or not by the numbers here, and is not proven either.
 UNPROVEN = "unproven"
-# It differs by the random numbers that it draws.
-DRAWS = "draws"
+# It differs as fit says when it begins: by random numbers, or by statistics.
+BY_DESIGN = "by design"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ def differs(data: Any = None) -> Callable[[Any], Any]:
     return _registered(DIFFERS, data)
 
 
-def draws(data: Any = None) -> Callable[[Any], Any]:
-    return _registered(DRAWS, data)
+def by_design(data: Any = None) -> Callable[[Any], Any]:
+    return _registered(BY_DESIGN, data)
 
 
 def unproven(data: Any = None) -> Callable[[Any], Any]:
