@@ -40,7 +40,6 @@ class Result:
     name: str
     tensor: Any
     degree: int = MEAN
-    is_sparse: bool = False
     places: Any = None
 
 
@@ -160,8 +159,6 @@ def _pass(
         value = values[result.tensor.name]
         if result.places is not None:
             value = _added_up(value, values[result.places.name])
-        elif result.is_sparse and value.kind is Kind.ROWS:
-            value = total(value.degree)
         why = _why_no_sum(value, result.degree)
         found.check(result.what, result.name, why, value, result.tensor.op)
     not_same = set()

@@ -76,7 +76,8 @@ def _results(trace: TracedStep) -> Iterator[Result]:
     for call in captured.updates:
         for name, grad in zip(call.names, call.grads, strict=True):
             if isinstance(grad, tf.IndexedSlices):
-                yield Result("gradient", name, grad.values, degree, True)
+                rows, places = grad.values, grad.indices
+                yield Result("gradient", name, rows, degree, places)
             elif grad is not None:
                 yield Result("gradient", name, grad, degree)
     known = {
