@@ -106,7 +106,6 @@ _NONLINEAR = [
     "Polygamma",
     "Zeta",
     "NextAfter",
-    "FakeQuantWithMinMaxArgs",
     "DecodeBase64",
     "EncodeBase64",
     "UnicodeTranscode",
@@ -272,7 +271,6 @@ rule("ReluGrad", "LeakyReluGrad")(_linear_in(0, lambda d: 0))
 rule("Relu6Grad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad")(
     _linear_in(0, _no_degree)
 )
-rule("FakeQuantWithMinMaxArgsGradient")(_linear_in(0, _no_degree))
 rule("TanhGrad", "SigmoidGrad")(_linear_in(1, _no_degree))
 rule("SqrtGrad")(_linear_in(1, lambda d: power(d, -1)))
 rule("RsqrtGrad")(_linear_in(1, lambda d: power(d, 3)))

@@ -272,7 +272,7 @@ def boolean_mask():
 @differs()
 def smoothed_by_batch():
     def loss(y, p):
-        y = 0.8 * y + 0.2 * tf.reduce_mean(y)
+        y = 0.8 * y + 0.2 * tf.reduce_mean(y)  # here
         return tf.square(p - y)  # here
 
     return plain(loss)

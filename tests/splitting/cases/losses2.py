@@ -28,7 +28,8 @@ def errors(y, p):
 def count_halved():
     def loss(y, p):
         n = tf.shape(p)[0] // 2  # here
-        return tf.reduce_sum(errors(y, p)) / tf.cast(n, tf.float32)
+        n = tf.cast(n, tf.float32)  # here
+        return tf.reduce_sum(errors(y, p)) / n
 
     return plain(loss)
 
@@ -159,7 +160,7 @@ def reverse_sequence_of_features():
 @differs()
 def least_squares():
     def loss(y, p):
-        g = tf.matmul(p, p, transpose_a=True) + tf.eye(3)
+        g = tf.matmul(p, p, transpose_a=True) + tf.eye(3)  # here
         b = tf.linalg.solve(g, tf.matmul(p, y, transpose_a=True))  # here
         return tf.square(p @ b - y)
 
@@ -403,7 +404,7 @@ def quantized_by_range():
     def loss(y, p):
         q = tf.quantization.fake_quant_with_min_max_vars(
             p,
-            tf.reduce_min(p),
+            tf.reduce_min(p),  # here
             tf.reduce_max(p),
             3,  # here
         )
@@ -412,7 +413,7 @@ def quantized_by_range():
     return plain(loss)
 
 
-@proven()
+@unproven()
 def quantized_by_constants():
     def loss(y, p):
         q = tf.quantization.fake_quant_with_min_max_args(p, -2.0, 2.0, 3)

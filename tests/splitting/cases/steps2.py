@@ -131,7 +131,7 @@ def sharpness_aware():
         for w, g in zip(weights, first, strict=True):
             w.assign_add(0.5 * g)
         with tf.GradientTape() as tape:
-            other = mse(y, model(x, training=True))  # here
+            other = mse(y, model(x, training=True))
         grads = tape.gradient(other, weights)
         for w, g in zip(weights, first, strict=True):
             w.assign_sub(0.5 * g)

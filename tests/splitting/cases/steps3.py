@@ -226,7 +226,7 @@ def centres_of_classes():
         y = tf.reshape(y, [-1])
         with tf.GradientTape() as tape:
             h = model(x, training=True)
-            off = h - tf.gather(model.kept, y)
+            off = h - tf.gather(model.kept, y)  # here
             loss = tf.reduce_mean(tf.square(off))
         n = tf.math.unsorted_segment_sum(tf.ones_like(off), y, 3)
         moved = tf.math.unsorted_segment_sum(off, y, 3) / (1 + n)  # here
