@@ -50,11 +50,11 @@ def analysed(trace: TracedStep) -> Analysis:
 
 def _of_data(leaf: tf.Tensor, index: int) -> Value:
     if leaf.shape.rank is None:
-        return other("gets data of unknown rank")
+        return other("gets data of unknown rank", is_open=True)
     if leaf.shape.rank == 0:
         return same(shape=())
     if leaf.shape[0] is not None:
-        return other("gets batches of a fixed size")
+        return other("gets batches of a fixed size", is_open=True)
     sizes = [
         symbol(f"size{index}.{axis}") if size is None else size
         for axis, size in enumerate(leaf.shape)

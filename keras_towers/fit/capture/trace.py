@@ -53,7 +53,7 @@ class TracedStep:
         any_size: bool = False,
     ):
         xla = way == "xla"
-        self._any_size = any_size
+        self._shared = shared
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
@@ -138,7 +138,7 @@ class TracedStep:
 
     def _share(self, tower: tower_lib.Tower) -> Any:
         """A tower's share, which depends on the number of examples."""
-        if self._any_size and isinstance(tower.share, float):
+        if self._shared and isinstance(tower.share, float):
             return tf.constant(tower.share, tf.float64)
         return tower.share
 
