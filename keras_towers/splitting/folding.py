@@ -206,9 +206,8 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     }[node.type]
     if not array.size:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
-        return np.full(
-            tuple(node.static_shape() or ()), empty[node.type], object
-        )
+        shape: Any = node.static_shape() or ()
+        return np.full(shape, empty[node.type], object)
     over = tuple(int(a) for a in np.ravel(axes))
     keep = node.attr("keep_dims")
     reduce = np.frompyfunc(combine, 2, 1).reduce

@@ -80,7 +80,7 @@ class Pieces:
         self._pieces = []
         for number in range(last + 1):
             piece, inputs, outputs = cut.piece(number)
-            sizes = [
+            sizes: list[Any] = [
                 known.get(name, tensor.shape)
                 for name, tensor in zip(inputs, piece.inputs, strict=True)
             ]

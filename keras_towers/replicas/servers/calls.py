@@ -216,7 +216,7 @@ class ServedFit(ReplicaCall):
             session.start()
         model._initial_epoch = sys.maxsize if session.has_left else epoch
 
-    def train(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+    def train(self, steps: Any, iterator: Any) -> Any:
         logs = None
         for _ in range(self.model.steps_per_execution):
             if self._left_out:
@@ -228,7 +228,7 @@ class ServedFit(ReplicaCall):
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
                     self.session.variables.in_place(),
                 ):
-                    logs = function(iterator)
+                    logs = steps(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     raise

@@ -48,7 +48,7 @@ def _shapes(node: Node, *values: Value) -> Sequence[Value]:
     return results
 
 
-def _vector(value: Value, sizes: list[object]) -> Value:
+def _vector(value: Value, sizes: Sequence[object]) -> Value:
     vector = of_known(np.array(sizes, dtype=object))
     if UNKNOWN in sizes and not value.grows and value.kind is Kind.SAME:
         return same(known=vector.known, shape=vector.shape)
