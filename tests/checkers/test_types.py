@@ -25,19 +25,19 @@ PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 # What is only for this package itself; not looked into by completeness.
 INTERNAL = (
     *("bench", "building", "cli", "compat", "doctor", "fit", "launching"),
-    *("meeting", "replicas"),
+    *("meeting", "replicas", "splitting"),
 )
 
 # They derive from classes of Keras, Horovod, Ray and TensorFlow without types;
 # Commit.__init__ takes one of them.
 OF_UNKNOWN_BASES = """
 Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
-Commit.__init__ CommitStateCallback EveryRank First KerasState
-LearningRateScheduleCallback LearningRateWarmupCallback
-MetricAverageCallback ModelState ObjectState ReductionCrossDeviceOps Report
-Resuming Servers Servers.calls State TensorFlowKerasState TensorFlowState
-Timeline Timeline.first TowerExtended TowerTrainer UpdateBatchStateCallback
-UpdateEpochStateCallback VariablesState
+Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
+Host.on_train_end KerasState LearningRateScheduleCallback
+LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
+OfRank.of ReductionCrossDeviceOps Report Resuming State summarise
+TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
+TowerTrainer UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
 """
 
 

@@ -201,7 +201,8 @@ def test_what_fit_warns_of_is_not_safe(name, warned):
     model, *data = make()
     report = verified(model, *data)
     assert sorted(kinds(report)) == sorted(expected), str(report)
-    messages = warned(model, *data)
+    # The analysis of fit is not that of kt.verify.
+    messages = [m for m in warned(model, *data) if "step of" not in m]
     assert len(messages) == len(expected), messages
     if name == "other draws":
         assert "keras.random" in report.remedies[0]

@@ -90,7 +90,8 @@ class StepTraces:
         if tower.local_index == 1 and self._shared is None:
             # The first is traced, up to where it exchanges gradients.
             self._first_is_traced()
-        trace = self._trace_for(step, data, tower)
+        judged = note is not None
+        trace = self._trace_for(step, data, tower, judged)
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
             if first and note is not None:
@@ -106,15 +107,21 @@ class StepTraces:
         return captured.output
 
     def _trace_for(
-        self, step: Any, data: Any, tower: tower_lib.Tower
+        self, step: Any, data: Any, tower: tower_lib.Tower, judged: bool
     ) -> TracedStep | None:
-        """Return the trace that a tower calls; None: it runs the step."""
+        """Return the trace that a tower calls; None: it runs the step.
+
+        Args:
+            judged: whether it gives logs; else it gives a row for each example.
+        """
         if self._shared is not None or tf.executing_eagerly():
             return self._shared
         given = tower, step, data
         if self._compiles:
             trace = self._compiled(*given)
             if trace is not None:
+                if trace is self._shared and judged:
+                    self._judge(trace, tower)
                 return trace
         if tower.local_index or self._config.num_towers == 1:
             return None
@@ -124,7 +131,8 @@ class StepTraces:
             alone = self._config.transport.size == 1
             way: Way = "called" if alone else "inlined"
             self._shared = self._traced(*given, way=way)
-            self._judge(self._shared, tower)
+            if judged:
+                self._judge(self._shared, tower)
         except CannotShare as error:
             self._log_own_traces(error)
         return self._shared
@@ -139,7 +147,6 @@ class StepTraces:
                 try:
                     checks.check_parts(self._pieces, self._shares)
                     self._shared = self._traced(tower, *given, way="xla")
-                    self._judge(self._shared, tower)
                     return self._shared
                 except CannotSplit:
                     raise

@@ -216,10 +216,6 @@ def apply_mask(
     reduction: str | None,
 ) -> tf.Tensor | None:
     """Replace ``apply_mask``, by which Keras weights samples, on a tower."""
-    # Keras weights valid entries by total / valid, so that the mean over all
-    # entries becomes the mean over the valid ones. On a tower both numbers have
-    # to be those of the global batch.
-    weights = original(sample_weight, mask, dtype=dtype, reduction=reduction)
     tower = tower_lib.with_a_share()
     if (
         tower is None
@@ -227,12 +223,14 @@ def apply_mask(
         or mask is None
         or reduction not in ("mean", "sum_over_batch_size")
     ):
-        return weights
-    total = tf.cast(tf.size(mask), dtype)
-    valid = tf.reduce_sum(tf.cast(mask, dtype))
-    here = tf.math.divide_no_nan(total, valid)
-    everywhere = tf.math.divide_no_nan(_over_towers(total), _over_towers(valid))
-    return weights * tf.math.divide_no_nan(everywhere, here)
+        return original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    # Keras weights valid entries by total / valid, so that the mean over all
+    # entries becomes the mean over the valid ones. On a tower both numbers have
+    # to be those of the global batch.
+    weights = original(sample_weight, mask, dtype=dtype, reduction="sum")
+    total = _over_towers(tf.cast(tf.size(mask), dtype))
+    valid = _over_towers(tf.reduce_sum(tf.cast(mask, dtype)))
+    return weights * tf.math.divide_no_nan(total, valid)
 
 
 def update_state(
