@@ -140,7 +140,7 @@ _jobs = itertools.count()
 
 @contextlib.contextmanager
 def served(make: Callable[[], Any]) -> Iterator[Any]:
-    """Make a strategy in the only worker of a parameter server, this process."""
+    """Make a strategy in the only worker of a server that is this process."""
     with pytest.MonkeyPatch.context() as patch:
         job = Job(f"migration_{next(_jobs)}", 1, patch)
         connection = job.connect(0)

@@ -4,7 +4,6 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.cli import run_options
 from keras_towers.meeting.environments import LAUNCHERS, dmlc
 from keras_towers.strategies.options import Options
 from tests.docs.migration import differ, fit, model, option, row, scripts

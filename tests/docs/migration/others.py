@@ -1,4 +1,4 @@
-"""Checks of the rows on SyncReplicasOptimizer, keras.distribution, Accelerate."""
+"""Checks of the rows on TensorFlow 1, keras.distribution and Accelerate."""
 
 import inspect
 import json

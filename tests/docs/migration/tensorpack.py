@@ -1,5 +1,6 @@
 """Checks of the rows on tensorpack's trainers."""
 
+import functools
 import inspect
 import re
 import unittest
@@ -108,7 +109,8 @@ def asynchronous(row):
 )
 def distributed_parameter_server(row):
     for where in ("cpu", "gpu"):
-        with served(lambda: with_value(row, "caching", where)) as strategy:
+        make = functools.partial(with_value, row, "caching", where)
+        with served(make) as strategy:
             assert strategy.caching_device == where
             assert "scaled by 1/1" in strategy.describe()
 
