@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> None:
         # The same on all ranks, so that initial weights, shuffles and tf.data
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
+    # Ranks compare the script that it names when they connect.
+    sys.argv = [options.script, *options.arguments]
     chosen = {} if options.towers is None else {"towers": options.towers}
     strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
@@ -54,7 +56,6 @@ def main(arguments: list[str]) -> None:
             strategy = kt.strategy(options.strategy, **chosen)
     except kt.TowerError as error:
         sys.exit(f"keras-towers run: {error}")
-    sys.argv = [options.script, *options.arguments]
     try:
         with strategy, _saved_once():
             if options.module:
