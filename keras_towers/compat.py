@@ -251,7 +251,7 @@ TensorFlowTrainer = resolve(
     "_compile_metrics _compile_loss",
 )
 BaseTrainer = resolve(
-    f"{_KERAS}.trainers.trainer:Trainer", "_resolve_auto_jit_compile"
+    f"{_KERAS}.trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
 )
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(

@@ -30,6 +30,7 @@ def run(
     ps: options.Ps = None,
     workers: options.Workers = None,
     strategy: options.Strategy = None,
+    no_strategy: options.NoStrategy = False,
     towers: options.Towers = None,
     servers: options.Servers = None,
     seed: options.Seed = None,
@@ -88,7 +89,17 @@ def run(
         if not (elastic or named or processes or tasks):
             here = tf_config.from_environment()
         served = bool(here.ps if here else tasks and tasks.get("ps"))
-        program = _program(command, strategy, towers, module, served)
+        if no_strategy and (strategy or served):
+            other = "--strategy" if strategy else "--ps"
+            raise TowerError(f"give --no-strategy or {other}, not both")
+        member = here or rank
+        size = member.size if member else processes
+        fitting = None
+        if elastic or (size or 1) > 1:
+            fitting = _fitting(served, bool(here or tasks), servers)
+        if strategy or no_strategy:
+            fitting = None
+        program = _program(command, strategy, towers, module, served, fitting)
         known = STRATEGIES.get(strategy or "")
         several = elastic or rank or processes != 1
         if known and known.one_process and several and not here:
@@ -110,8 +121,9 @@ def run(
             grace_s=grace,
             verbose=verbose,
             servers=servers,
+            alone=no_strategy,
         )
-        if member := here or rank:
+        if member:
             if output and not here:
                 raise TowerError(
                     f"--output is not for {rank}, which has its own"
@@ -166,22 +178,39 @@ def _program(
     towers: int | None,
     module: bool,
     served: bool,
+    fitting: str | None,
 ) -> list[str]:
-    """Return what a rank runs; ``served``: beside parameter servers."""
+    """Return what a rank runs.
+
+    Args:
+        served: whether there are parameter servers.
+        fitting: the strategy that a script without one could have, where it
+            has to have one.
+    """
     if strategy is None and towers is not None and not served:
         raise TowerError("--towers needs --strategy, or --ps")
-    if strategy is None and not served:
+    if strategy is None and fitting is None and not served:
         return [sys.executable, *(["-m"] if module else []), *command]
     if strategy is not None:
         find(strategy)
     return [
         *(sys.executable, "-m", "keras_towers.launching.script"),
         *(["--strategy", strategy] if strategy else []),
+        *(["--fitting", fitting] if fitting else []),
         *(["--connects"] if served else []),
         *(["--towers", str(towers)] if towers else []),
         *(["--module"] if module else []),
         *command,
     ]
+
+
+def _fitting(served: bool, on_runtime: bool, servers: int | None) -> str:
+    """Return the strategy to advise, by what connects the processes."""
+    if served:
+        return "sync-replicas"
+    if on_runtime:
+        return "multi-worker"
+    return "byteps" if servers else "horovod"
 
 
 def _servers(

@@ -52,6 +52,14 @@ Strategy = Annotated[
         "horovod. Default: the script enters a strategy itself.",
     ),
 ]
+NoStrategy = Annotated[
+    bool,
+    typer.Option(
+        "--no-strategy",
+        help="Let each process train a model of its own. Without it, fit is "
+        "an error where neither --strategy nor the script has a strategy.",
+    ),
+]
 Towers = Annotated[
     int | None,
     typer.Option(

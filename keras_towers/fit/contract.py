@@ -257,6 +257,10 @@ class Residents(Protocol):
         """Register a model that was created in the strategy's scope."""
         ...
 
+    def compiled(self, model: keras.Model) -> None:
+        """Register a model that was compiled in the scope."""
+        ...
+
     def made_variable(self, variable: keras.Variable) -> None:
         """Register a variable that was created in the scope."""
         ...

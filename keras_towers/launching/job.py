@@ -45,6 +45,7 @@ class Job:
         seed: the random seed of all ranks; None: not seeded.
         output: a folder for one output file per rank; None: no files.
         servers: number of BytePS's servers; None: no BytePS.
+        alone: whether the processes may remain unconnected without a notice.
     """
 
     command: list[str]
@@ -60,6 +61,7 @@ class Job:
     verbose: bool = False
     launcher: str = "keras-towers run"
     servers: int | None = None
+    alone: bool = False
 
 
 class Running:

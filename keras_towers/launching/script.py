@@ -1,9 +1,10 @@
-"""Runs an unmodified script under a strategy, as one rank of a job.
+"""Runs a script as one rank of a job.
 
-Started by ``keras-towers run --strategy NAME``; or, with ``--connects`` instead
-of a strategy, in a job with parameter servers. The script runs as under
-``python script.py``: with its arguments, its folder on the path, and itself as
-``__main__``; tracebacks of its errors start in the script.
+Started by ``keras-towers run``. With ``--strategy NAME`` the script runs inside
+a strategy; with ``--fitting NAME`` it has to have one that connects processes,
+such as the one of that name. It runs as under ``python script.py``: with its
+arguments, its folder on the path, and itself as ``__main__``; tracebacks of its
+errors start in the script.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -21,9 +23,10 @@ from keras_towers.settings import SEED
 
 
 def main(arguments: list[str]) -> None:
-    """Enter the strategy and run the script in it."""
+    """Run the script, inside a strategy or refusing to train without one."""
     parser = argparse.ArgumentParser(prog="keras_towers.launching.script")
     parser.add_argument("--strategy")
+    parser.add_argument("--fitting")
     parser.add_argument("--connects", action="store_true")
     parser.add_argument("--towers", type=int)
     parser.add_argument("--module", action="store_true")
@@ -31,33 +34,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
 
-    import keras
-
-    import keras_towers as kt
-
-    seed = os.environ.get(SEED)
-    if seed is not None:
-        # The same on all ranks, so that initial weights, shuffles and tf.data
-        # agree in a script written for one process.
-        keras.utils.set_random_seed(int(seed))
-    # Ranks compare the script that it names when they connect.
+    if options.fitting:
+        _refuse_to_train_alone(options.fitting, options.connects)
+    under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if options.strategy or options.connects:
+        under = _connected(options.strategy, options.towers, options.connects)
     sys.argv = [options.script, *options.arguments]
-    chosen = {} if options.towers is None else {"towers": options.towers}
-    strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
-        if options.connects:
-            from keras_towers import parameter_servers
-
-            if options.towers is not None:
-                _split_cpu(options.towers, options.strategy)
-            # While no model has been made yet.
-            parameter_servers.take_role("keras-towers run")
-        if options.strategy is not None:
-            strategy = kt.strategy(options.strategy, **chosen)
-    except kt.TowerError as error:
-        sys.exit(f"keras-towers run: {error}")
-    try:
-        with strategy, _saved_once():
+        with under:
             if options.module:
                 sys.path[0] = os.getcwd()
                 runpy.run_module(
@@ -69,19 +53,70 @@ def main(arguments: list[str]) -> None:
                 sys.path[0] = folder
                 runpy.run_path(options.script, run_name="__main__")
     except Exception as error:
-        entered = type(strategy).__name__
-        if entered in str(error):
-            error.add_note(
-                f"The script runs inside {entered}, by `keras-towers run "
-                f"--strategy {options.strategy}`. If it has a strategy of its "
-                "own, drop one of them."
-            )
         # As Python does with an error that nothing catches, for those that look
         # at exit whether there was one.
         sys.last_type, sys.last_value = type(error), error
         sys.last_traceback = _from_script(error.__traceback__)
         traceback.print_exception(type(error), error, sys.last_traceback)
         sys.exit(1)
+
+
+def _refuse_to_train_alone(fitting: str, served: bool) -> None:
+    """Let Keras train in a strategy only, if it trains at all."""
+    # It connects what it needs when Keras is imported.
+    import keras_towers  # noqa: F401
+    from keras_towers.meeting import alone
+    from keras_towers.strategies.registry import STRATEGIES
+
+    name = STRATEGIES[fitting].path.partition(":")[2]
+    alone.refuse(
+        f"To train one model in all of them, add --strategy {fitting} to "
+        f"`keras-towers run`, or `with kt.{name}():` around fit in the script. "
+        "If each is to train a model of its own, give --no-strategy"
+        f"{', and -np in place of --ps and --workers' * served}."
+    )
+
+
+@contextlib.contextmanager
+def _connected(
+    name: str | None, towers: int | None, connects: bool
+) -> Iterator[None]:
+    """Connect the process, and enter a strategy, if one is named."""
+    import keras
+
+    import keras_towers as kt
+
+    seed = os.environ.get(SEED)
+    if seed is not None:
+        # The same on all ranks, so that initial weights, shuffles and tf.data
+        # agree in a script written for one process.
+        keras.utils.set_random_seed(int(seed))
+    chosen = {} if towers is None else {"towers": towers}
+    strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    try:
+        if connects:
+            from keras_towers import parameter_servers
+
+            if towers is not None:
+                _split_cpu(towers, name)
+            # While no model has been made yet.
+            parameter_servers.take_role("keras-towers run")
+        if name is not None:
+            strategy = kt.strategy(name, **chosen)
+    except kt.TowerError as error:
+        sys.exit(f"keras-towers run: {error}")
+    with strategy, _saved_once():
+        try:
+            yield
+        except Exception as error:
+            entered = type(strategy).__name__
+            if name and entered in str(error):
+                error.add_note(
+                    f"The script runs inside {entered}, by `keras-towers run "
+                    f"--strategy {name}`. If it has a strategy of its own, "
+                    "drop one of them."
+                )
+            raise
 
 
 def _split_cpu(towers: int, strategy: str | None) -> None:

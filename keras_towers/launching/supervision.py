@@ -135,7 +135,7 @@ def supervise(
         code, text = verdict(ended, what)
         console.say(text)
         return Outcome(code, found[0], text)
-    if len(ranks) > 1 and not connected:
+    if len(ranks) > 1 and not connected and not run.job.alone:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the script "
             "by itself. To train one model in all of them, add --strategy "

@@ -33,6 +33,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.meeting import alone
 from keras_towers.meeting.check import Peers
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
@@ -107,6 +108,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 for field in dataclasses.fields(StepOptions)
             },
         )
+        if self._config.peers.size > 1:
+            alone.permit()
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(
@@ -237,7 +240,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def scope(self) -> Iterator[Self]:
         """Make this the current strategy, as with any TensorFlow strategy.
 
-        A model that is built inside stays on the towers permanently.
+        A model that is built inside stays on the towers permanently. One that
+        is built in the strategy's own block is an ordinary model after it,
+        whose training goes to the towers.
         """
         current = tf.distribute.get_strategy()
         if tf.distribute.has_strategy() and current is not self:

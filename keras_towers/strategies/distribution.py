@@ -31,7 +31,9 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.meeting import alone
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import Batches
@@ -236,9 +238,22 @@ def is_connected() -> bool:
     return _connected is not None
 
 
-@contextlib.contextmanager
-def _entered() -> Iterator[None]:
+def _entered(
+    kind: str, model: keras.Model
+) -> contextlib.AbstractContextManager[None]:
     """Run a call of a model's method as this thread's distribution says."""
+    placed = tf.distribute.has_strategy() or home_of(model) is not None
+    if (
+        kind in TRAINING
+        and not placed
+        and not keras.distribution.distribution()
+    ):
+        alone.check(kind, model.name)
+    return _following()
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[None]:
     # A call inside a call, as of evaluate() in fit().
     if _here.running:
         yield

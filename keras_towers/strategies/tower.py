@@ -22,7 +22,9 @@ class TowerStrategy(BaseStrategy):
     to float rounding. It is a real ``tf.distribute.Strategy`` and also works as
     ``with strategy.scope():`` and in custom training loops.
 
-    Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.
+    Ports tensorpack's ``SyncMultiGPUTrainerReplicated`` (``mode="nccl"``,
+    ``"cpu"``, ``"hierarchical"``, ``"collective"``) and
+    ``SyncMultiGPUTrainer``.
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,

@@ -43,6 +43,8 @@ def refused(options):
         ("-np 1 -H no.such.invalid:1", "unknown host no.such.invalid"),
         ("-np 2 --strategy nope", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower", "works in one process"),
+        ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
+        ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
         ("-np 2 --strategy horovod --servers 1", "no use for BytePS's"),
         ("-np 2 --servers 1 --min-np 1", "a fixed number of processes"),
         ("-np 2 --towers 2", "--towers needs --strategy"),

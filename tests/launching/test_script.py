@@ -3,11 +3,16 @@
 import contextlib
 import re
 import sys
+from unittest import mock
 
 import pytest
+import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.launching import script as launch_script
+from keras_towers.meeting import alone
 from keras_towers.strategies.registry import STRATEGIES, Registered
+from tests.kit.training import X, Y, linear
 from tests.launching.jobs import Launched
 
 SCRIPT = """
@@ -97,6 +102,53 @@ inner()
     assert 'script.py", line 3, in inner' in said.err
     assert "runpy" not in said.err
     assert "launching/script.py" not in said.err
+
+
+ALONE = """
+import keras, numpy as np
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+before = model.get_weights()[0]
+model.predict(x, verbose=0)
+try:
+    model.fit(x, x.sum(1), verbose=0)
+finally:
+    print("trained", (model.get_weights()[0] != before).any())
+"""
+ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
+
+
+def test_training_alone_is_refused(under, monkeypatch):
+    monkeypatch.setattr(alone, "_advice", None)
+    said = under(ALONE, "--fitting", "horovod")
+    assert said.out == "trained False\n"
+    assert "TowerError: fit of model 'sequential" in said.err
+    assert all(part in said.err for part in ADVICE)
+    # Any strategy will do, and what the script connects by itself.
+    for other in (kt.TowerStrategy(2), tf.distribute.OneDeviceStrategy("CPU")):
+        with other.scope():
+            assert linear().train_on_batch(X, Y) > 0
+    engine = mock.Mock()
+    engine.size.side_effect = [ValueError("not initialized"), 2]
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", engine)
+    with pytest.raises(kt.TowerError, match="train_on_batch of model"):
+        linear().train_on_batch(X, Y)
+    assert linear().train_on_batch(X, Y) > 0
+
+
+def test_a_job_that_would_train_several_models_fails(launch):
+    done = launch("-np 2", ALONE, warm=True).finish(60)
+    assert done.code == 1
+    assert "trained True" not in done.out
+    assert all(part in done.err for part in ADVICE)
+
+
+def test_models_of_their_own_are_permitted(run):
+    done = run("-np 2 --no-strategy", "import sys\nprint(*sys.orig_argv[1:])")
+    assert done.code == 0
+    assert done.out.count("] script.py\n") == 2
+    assert not done.err
 
 
 @pytest.mark.parametrize(

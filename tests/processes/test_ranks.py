@@ -62,7 +62,6 @@ TENSORFLOW = [
     *checks("over_tensorflow"),
     "attributes",
     "other_gradients_are_refused",
-    "other_versions_are_refused",
     *ON_TOWERS,
 ]
 TENSORFLOW_REST = [

@@ -254,6 +254,9 @@ def test_a_real_strategy_by_name():
     assert strategy.logs == {"loss": 1.0}
     with strategy.scope():
         assert strategy.run(lambda: tf.constant(2.0) + 1.0) == 3.0
+        model = make()
+    for _ in range(2):
+        assert fit(model).history["loss"] == [1.0]
 
 
 def test_logs_for_callbacks_that_need_a_number(tmp_path):

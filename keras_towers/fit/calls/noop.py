@@ -31,7 +31,10 @@ class NoOpCalls:
 
     def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
         self._strategy = update.config.strategy
-        self.adoption: Adoption = Adoption(update.config, update.spread, update)
+        # The block may be a trial of what is to be trained after it.
+        self.adoption: Adoption = Adoption(
+            update.config, update.spread, update, keeps=False
+        )
         self._logs = logs
 
     def run(

@@ -23,13 +23,14 @@ _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
 def connect(
-    entered: Callable[[], contextlib.AbstractContextManager[None]],
+    entered: Callable[[str, Any], contextlib.AbstractContextManager[None]],
     chosen: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., Any]],
 ) -> contextlib.ExitStack:
     """Connect ``keras.distribution`` to towers.
 
     Args:
+        entered: called with a method's name and its model around each call.
         chosen: called with the function that stores a distribution, and the
             distribution, or None.
         backend: the functions of Keras's TensorFlow backend, by name. Each is
@@ -37,9 +38,15 @@ def connect(
             the arguments of the call.
     """
 
-    def method(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with entered():
-            return inner(*args, **kwargs)
+    def method(
+        name: str,
+        inner: Callable[..., Any],
+        model: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with entered(name, model):
+            return inner(model, *args, **kwargs)
 
     def store(inner: Callable[..., Any], name: str, value: Any) -> None:
         if name == "distribution":
@@ -49,7 +56,8 @@ def connect(
 
     with contextlib.ExitStack() as undo:
         for name in contract.METHODS:
-            undo.callback(patches.wrap(compat.TensorFlowTrainer, name, method))
+            ours = functools.partial(method, name)
+            undo.callback(patches.wrap(compat.TensorFlowTrainer, name, ours))
         # Also reached by a set_distribution that was imported by its name.
         stores = compat.global_state
         undo.callback(patches.wrap(stores, "set_global_attribute", store))

@@ -86,6 +86,7 @@ def _install() -> None:
     patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
     # Objects created in a scope belong to its strategy.
     patches.replace(trainer, "__init__", _made_model)
+    patches.replace(compat.BaseTrainer, "compile", _compiled)
     resolve = "_resolve_auto_jit_compile"
     patches.replace(compat.BaseTrainer, resolve, _resolve_auto)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
@@ -257,6 +258,15 @@ def _made_model(
     strategy = contract.in_force()
     if strategy is not None:
         strategy._components.adoption.created(model)
+
+
+def _compiled(
+    original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(model, *args, **kwargs)
+    strategy = contract.in_force()
+    if strategy is not None:
+        strategy._components.adoption.compiled(model)
 
 
 def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:

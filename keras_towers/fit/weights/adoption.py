@@ -40,12 +40,20 @@ class Adoption:
     A model built outside gets copies of its variables on towers 1 to K - 1; its
     own ``tf.Variable``s become the components of tower 0. The ``Update`` places
     trained weights and optimizers.
+
+    Args:
+        keeps: whether models made in a block train on its towers after it, too.
     """
 
     def __init__(
-        self, config: TowerConfig, spread: SpreadVariables, update: Update
+        self,
+        config: TowerConfig,
+        spread: SpreadVariables,
+        update: Update,
+        keeps: bool = True,
     ):
         self._config = config
+        self._keeps = keeps
         self._spread = spread
         self._update = update
         # Models that the user has dropped are freed, also inside the block.
@@ -54,6 +62,8 @@ class Adoption:
         # averaged.
         self._trained = False
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+        # Compiled in the block, but neither made nor used there yet.
+        self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self._made_variables: list[weakref.ref] = []
         self._tracks = False
 
@@ -68,6 +78,13 @@ class Adoption:
         if self._tracks:
             self._created.add(model)
         trainers.run_in_scope(model, self._config)
+        if self._keeps or not self._tracks:
+            trainers.stay_home(model, self._config)
+
+    def compiled(self, model: keras.Model) -> None:
+        """Note a model compiled in the scope, which may be trained after it."""
+        if self._keeps and self._tracks and home_of(model) is None:
+            self._compiled.add(model)
 
     def made_variable(self, variable: keras.Variable) -> None:
         """Register a variable created in the scope."""
@@ -90,6 +107,7 @@ class Adoption:
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
+        self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
@@ -208,6 +226,8 @@ class Adoption:
         # The last comes first.
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
+            for model in self._compiled:
+                stack.callback(trainers.stay_home, model, self._config)
             for made in self._made_variables:
                 if (variable := made()) is not None:
                     stack.callback(self._release_variable, variable)
@@ -220,6 +240,7 @@ class Adoption:
         self._models.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
+        self._compiled = weakref.WeakSet()
         self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._strategy import Strategy
+from keras_towers._notices import announce
 from keras_towers.fit import told
-from keras_towers.fit.contract import METHODS, TowerConfig, home_of
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.contract import METHODS, TRAINING, TowerConfig, home_of
 
 logger = logging.getLogger("keras_towers")
 
@@ -28,6 +31,10 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
+# The towers on which models train outside of any block, too.
+_homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
+_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
 
 def settle(trainer: keras.Model, config: TowerConfig) -> None:
     """Bind a model to a strategy, so that its methods run in the scope."""
@@ -37,34 +44,63 @@ def settle(trainer: keras.Model, config: TowerConfig) -> None:
         run_in_scope(trainer, config)
 
 
-def run_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
+def run_in_scope(
+    trainer: keras.Model,
+    config: TowerConfig,
+    methods: Sequence[str] = METHODS,
+) -> None:
     """Make a model's methods enter the strategy's scope by themselves."""
-    for name in METHODS:
+    for name in methods:
         # Bypasses Keras's __setattr__, which tracks attributes.
         vars(trainer)[name] = functools.partial(
-            _in_scope, config.strategy, name, trainer
+            _in_scope, config, name, trainer
         )
 
 
 @compat.filter_traceback
 def _in_scope(
-    strategy: Strategy,
+    config: TowerConfig,
     name: str,
     model: keras.Model,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    with strategy.scope():
-        return getattr(type(model), name)(model, *args, **kwargs)
+    method = getattr(type(model), name)
+    inside = tf.distribute.has_strategy()
+    if inside and home_of(model) is None:
+        # The block of any strategy may train an ordinary model.
+        return method(model, *args, **kwargs)
+    with config.strategy.scope():
+        if not inside and name in TRAINING:
+            _tell_home(config, name, model)
+        return method(model, *args, **kwargs)
+
+
+def _tell_home(config: TowerConfig, name: str, model: keras.Model) -> None:
+    if config.peers.rank == 0 and model not in _told:
+        _told.add(model)
+        announce(
+            f"{name} of model {model.name!r} runs on the strategy under which "
+            f"it was made or compiled: {config.strategy!r}"
+        )
+
+
+def stay_home(trainer: keras.Model, config: TowerConfig) -> None:
+    """Make a model train on these towers outside of any block, too."""
+    _homes[trainer] = config
+    if home_of(trainer) is None:
+        run_in_scope(trainer, config, TRAINING)
 
 
 def leave(trainer: keras.Model) -> None:
-    """Unbind a model from its strategy."""
+    """Unbind a model from its strategy; its training may have a home."""
     trainer._distribute_strategy = None
     drop_functions(trainer)
     vars(trainer).pop("_eval_epoch_iterator", None)
     for name in (*METHODS, *_OF_CALLS):
         vars(trainer).pop(name, None)
+    if trainer in _homes:
+        run_in_scope(trainer, _homes[trainer], TRAINING)
 
 
 def has_keras_step(trainer: keras.Model) -> bool:

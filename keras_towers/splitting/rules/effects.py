@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from keras_towers.splitting.joining import nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
 from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
@@ -11,6 +10,7 @@ from keras_towers.splitting.values import (
     Kind,
     Value,
     examples,
+    nothing,
     same,
 )
 

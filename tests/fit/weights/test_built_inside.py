@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.one_device import trained, two_layers
 from tests.kit.compare import assert_exact, close, same_model
@@ -14,26 +15,67 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, fit, linear
 
 
-def test_built_inside_the_block_is_ordinary_after_it(variables_on_towers):
-    """Whole models, and parts; what was not used inside is used after it."""
-    with kt.TowerStrategy(2):
+def test_built_inside_the_block_trains_there_after_it(
+    variables_on_towers, logged
+):
+    """As MirroredStrategy taught it; ordinary until then."""
+    outside, compiled = linear(), linear()
+    parts = keras.Sequential([keras.Input((6,))])
+    with kt.TowerStrategy(2) as strategy:
         model = linear()
         fit(model)
+        fit(outside)
         unused = linear()
+        compiled.compile(m.momentum(), m.cross_entropy())
         keras.utils.set_random_seed(1)
         layer = keras.layers.Dense(3)
         layer.build((None, 6))
         optimizer = m.momentum()
     assert not variables_on_towers()
-    parts = keras.Sequential([keras.Input((6,)), layer])
+    parts.add(layer)
     parts.compile(optimizer, m.cross_entropy())
-    for mine in (unused, parts):
-        assert_ordinary(mine)
+    at_home = {"after": unused, "again": model, "compiled": compiled}
+    for name, mine in {**at_home, "outside": outside, "parts": parts}.items():
+        mine.name = name
+        mine.predict_on_batch(X)
+        assert mine._distribute_strategy is None
+        said = len(logged("runs on the strategy"))
+        towers = name in at_home
+        if not towers:
+            assert_ordinary(mine)
         fit(mine)
-        same_model(mine, trained(1))
-    assert_ordinary(model)
+        assert (mine._distribute_strategy is strategy) == towers
+        assert len(logged("runs on the strategy")) == said + towers
+        if name != "parts":
+            same_model(mine, trained(1 + (name in ("again", "outside"))))
+    (_, line), *_ = logged("runs on the strategy")
+    assert line == (
+        "fit of model 'after' runs on the strategy under which it was made or "
+        f"compiled: {strategy!r}"
+    )
+
+
+def test_another_block_may_train_what_was_built_inside():
+    """Also a block that an error ends, and a call of kt.verify."""
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=_stop)
+    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2) as home:
+        model = linear()
+        fit(model, callbacks=[stop])
+    with kt.TowerStrategy(3) as other:
+        fit(model)
+        assert contract.owner_of(model) is other
+    assert kt.verify(model, X, Y)
+    assert_ordinary(model, trains_at_home=True)
     fit(model)
-    same_model(model, trained(2))
+    assert contract.owner_of(model) is home
+    same_model(model, trained(3))
+    with home:
+        fit(outside := linear())
+    assert_ordinary(outside, trains_at_home=True)
+
+
+def _stop(epoch: int, logs: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_built_inside_the_scope_stays_on_the_towers(tmp_path):

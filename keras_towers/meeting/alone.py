@@ -1,0 +1,49 @@
+"""Keeping the processes of a job from training a model each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from keras_towers.errors import TowerError
+
+_advice: str | None = None
+
+
+def refuse(advice: str) -> None:
+    """Refuse training in this process until it has met others.
+
+    Args:
+        advice: how to connect them, or how to permit it.
+    """
+    global _advice
+    _advice = advice
+
+
+def permit() -> None:
+    """Permit it: the script has a strategy that connects its processes."""
+    global _advice
+    _advice = None
+
+
+def check(kind: str, model: str) -> None:
+    """Raise where a method would train a model without any strategy."""
+    if _advice is None or _engine_runs():
+        return
+    raise TowerError(
+        f"{kind} of model {model!r}: `keras-towers run` started this script in "
+        "several processes, and each would train a model of its own, since "
+        "neither its options nor the script have a strategy that connects "
+        f"them. {_advice}"
+    )
+
+
+def _engine_runs() -> bool:
+    """Whether the script has connected this process by an engine itself."""
+    for name in ("horovod.tensorflow", "byteps.tensorflow"):
+        engine = sys.modules.get(name)
+        # It raises where it has not been started.
+        with contextlib.suppress(AttributeError, ValueError):
+            if engine is not None and engine.size():
+                return True
+    return False
