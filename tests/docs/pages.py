@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
+)
 
 # A fence, indented in a list, and what may be said of it on the line above.
 _FENCE = re.compile(

@@ -51,6 +51,9 @@ def first_example():
 def namespace(first_example, tmp_path, monkeypatch, forked_processes):
     """What the snippets of a page start with."""
     monkeypatch.chdir(tmp_path)
+    # No server, and no database.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     keras.utils.set_random_seed(1)
     model = keras.models.clone_model(first_example["model"])
     model.compile("adam", "mse")

@@ -20,10 +20,16 @@ class ByHand:
 
     def start(self, *command, before=(), warm=True, **variables):
         """Start a module with arguments, by way of another command."""
+        module = sys.executable, "-m", *command
+        self.run(*before, *module, warm=warm, **variables)
+
+    def run(self, *command, folder=None, warm=True, **variables):
+        """Start a command, in a folder."""
         path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
         self._processes.append(
             subprocess.Popen(
-                [*before, sys.executable, "-m", *map(str, command)],
+                [str(word) for word in command],
+                cwd=folder,
                 env={
                     **inherited(),
                     **environment(warm),

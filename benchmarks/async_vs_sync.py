@@ -1,6 +1,6 @@
 """Draw the loss against wall time, with one tower that is slow.
 
-Run it with ``python examples/async_vs_sync.py [PNG]``; needs scikit-learn and
+Run it with ``python -m benchmarks.async_vs_sync [PNG]``; needs scikit-learn and
 matplotlib, of the extras ``demo`` and ``plots``. The data are the scanned
 digits that come with scikit-learn. A layer sleeps as long as a device might
 compute, ten times as long on the last tower: so the picture does not depend on
@@ -89,11 +89,11 @@ class Curve(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Note the loss of the untrained model."""
         self._spent = 0.0
-        self._began: float | None = None
+        self._began = 0.0
         self._note()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Start the clock behind the first step, when all is traced."""
+        """Start the clock after the first step, when all is traced."""
         self._began = self._began or time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

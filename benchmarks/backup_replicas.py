@@ -1,6 +1,6 @@
 """Draw loss and global step against time, with and without a backup replica.
 
-Run it with ``python examples/backup_replicas.py [PNG]``; needs what
+Run it with ``python -m benchmarks.backup_replicas [PNG]``; needs what
 ``async_vs_sync.py`` needs, and has its model, its data and its slow device: one
 of four replicas takes ten times as long as the others.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import async_vs_sync as device
 import tensorflow as tf
 import typer
 from matplotlib import pyplot
@@ -18,6 +17,7 @@ from matplotlib.ticker import LogLocator, ScalarFormatter
 from sklearn.datasets import load_digits
 
 import keras_towers as kt
+from benchmarks import async_vs_sync as device
 from keras_towers.doctor.probe import describe_machine, machine_facts
 
 REPLICAS = device.TOWERS

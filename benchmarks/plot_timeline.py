@@ -1,6 +1,6 @@
 """Draw some steps of a trace that ``kt.Timeline`` has written.
 
-Usage: ``python examples/plot_timeline.py trace.json picture.png``; needs
+Usage: ``python -m benchmarks.plot_timeline trace.json picture.png``; needs
 matplotlib, of the extra ``plots``. https://ui.perfetto.dev shows whole traces.
 """
 

@@ -1,28 +1,18 @@
 """The pictures of the documentation, of made-up results."""
 
-import importlib.util
+import importlib
 import os
-from pathlib import Path
 
 import pytest
 
 matplotlib = pytest.importorskip("matplotlib")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture
-def example(monkeypatch):
-    """Import an example, which sets variables of TensorFlow."""
+def drawing(monkeypatch):
+    """Import a module that draws, and sets variables of TensorFlow."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    return _imported
-
-
-def _imported(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture
@@ -38,14 +28,14 @@ def saved(tmp_path):
     matplotlib.pyplot.close("all")
 
 
-def test_curves(saved, example):
+def test_curves(saved, drawing):
     pytest.importorskip("sklearn")
     curves = {
         "tower": ([0, 1, 2], [2.0, 1.5, 1.25]),
         "parameter-server": ([0, 1, 2], [2.0, 1.6, 1.5]),
         "async": ([0, 1, 2], [2.0, 0.5, 0.25]),
     }
-    figure = example("async_vs_sync").draw(curves, "a processor, 2 cores")
+    figure = drawing("async_vs_sync").draw(curves, "a processor, 2 cores")
     assert any("a processor, 2 cores" in text for text in saved(figure))
     legend = [text.get_text() for text in figure.axes[0].get_legend().texts]
     assert legend == [
@@ -69,8 +59,8 @@ def traced(name, steps, numbered=True):
     return {"traceEvents": [event | place for event, place in both]}
 
 
-def test_timelines_of_steps_in_common_and_of_own_ones(saved, example):
-    plot = example("plot_timeline")
+def test_timelines_of_steps_in_common_and_of_own_ones(saved, drawing):
+    plot = drawing("plot_timeline")
     for trace in (traced("compute", 8), traced("step", 8, numbered=False)):
         figure = plot.draw(trace, 3)
         assert len(figure.axes[0].patches) == 3

@@ -1,8 +1,8 @@
 """Train the same model on one device and under two strategies, and compare.
 
-Run it with ``python examples/exactness.py``. Every row is a fresh process with
-two logical CPUs; a number is the largest difference of a weight to one device
-after two epochs on the same batches. Takes about two minutes.
+Run it with ``python -m benchmarks.exactness``. Every row is a fresh process
+with two logical CPUs; a number is the largest difference of a weight from one
+device after two epochs on the same batches. Takes about two minutes.
 """
 
 from __future__ import annotations
