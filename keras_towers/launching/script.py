@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> None:
     under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.strategy or options.connects:
         under = _connected(options.strategy, options.towers, options.connects)
+    # Ranks compare the script that it names when they connect.
     sys.argv = [options.script, *options.arguments]
     try:
         with under:

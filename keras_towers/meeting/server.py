@@ -2,7 +2,8 @@
 
 It answers as Horovod's does, whose clients ask it: ``PUT /scope/key`` leaves a
 value, ``GET`` reads it, ``DELETE`` says that the asking rank needs it no more.
-No file is ever served.
+``POST``, which Horovod's does not know, leaves a value where there is none, and
+reads what is there. No file is ever served.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from keras_towers import settings
 from keras_towers.meeting.hosts import NO_PLACE, Slot
 from keras_towers.meeting.store import (
     CONNECTED,
+    FACTS,
     SCOPE,
     SIGNATURE,
     Endpoint,
@@ -78,11 +80,14 @@ class StoreServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def begin(self, plan: Sequence[Slot]) -> None:
-        """Forget all values, and let the ranks of a plan meet."""
+        """Forget the round before, and let the ranks of a plan meet."""
         with self.lock:
             listeners = self.values[LISTENERS_SCOPE]
+            facts = self.values[SCOPE].get(FACTS)
             self.values.clear()
             self.values[LISTENERS_SCOPE] = listeners
+            if facts is not None:
+                self.values[SCOPE][FACTS] = facts
             self.given_up.clear()
             self.scope_size = {}
             for slot in plan:
@@ -133,7 +138,8 @@ class Handler(BaseHTTPRequestHandler):
         self.path, self._body = f"/{path}", self.rfile.read(length)
         self._scope, *keys = path.split("/")
         # There is nothing for HEAD to do but to look for a file.
-        if self.command not in ("GET", "PUT", "DELETE") or len(keys) != 1:
+        known = ("GET", "PUT", "POST", "DELETE")
+        if self.command not in known or len(keys) != 1:
             return self._refuse()
         (self._key,) = keys
         if self._scope == SCOPE:
@@ -156,8 +162,14 @@ class Handler(BaseHTTPRequestHandler):
             if found is None:
                 return self._answer(_NOT_FOUND)
             value = found
-        signature = sign(server.secret, "ANSWER", self.path, value)
-        self._answer(_OK, value, signature)
+        self._answer_signed(value)
+
+    def do_POST(self) -> None:
+        """Take a value if there is none, and answer with the one there is."""
+        with self.server.lock:
+            values = self.server.values[self._scope]
+            value = values.setdefault(self._key, self._body)
+        self._answer_signed(value)
 
     def do_PUT(self) -> None:
         """Take a value."""
@@ -189,6 +201,10 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self) -> bool:
         self._answer(_FORBIDDEN)
         return False
+
+    def _answer_signed(self, value: bytes) -> None:
+        signature = sign(self.server.secret, "ANSWER", self.path, value)
+        self._answer(_OK, value, signature)
 
     def _answer(
         self, status: int, body: bytes = b"", signature: str | None = None

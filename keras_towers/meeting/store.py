@@ -41,6 +41,8 @@ SCOPE = "keras_towers"
 """The scope of this package's keys; other scopes are Horovod's."""
 # Of an elastic job: when hosts came or went last, and which of it.
 NEWS = "hosts_updated"
+# What the rank that came first runs; with it all that come are compared.
+FACTS = "facts"
 CONNECTED = "rank_"
 """With its rank behind it, the key of a rank that has met the others."""
 
@@ -99,6 +101,11 @@ class StoreClient:
     def put(self, key: str, value: Any) -> None:
         self._ask("PUT", SCOPE, key, json.dumps(value).encode(), 5)
 
+    def first(self, key: str, value: Any) -> Any:
+        """Write a value if there is none; return the one that is there."""
+        body = json.dumps(value).encode()
+        return json.loads(self._ask("POST", SCOPE, key, body, 5))
+
     def read(
         self, scope: str, key: str, timeout_s: float | None = None
     ) -> bytes | None:
@@ -132,7 +139,7 @@ class StoreClient:
             found = bytes(answer.read())
             told = answer.headers.get(SIGNATURE, "")
         if (
-            method == "GET"
+            method in ("GET", "POST")
             and self._secret is not None
             and not same(told, sign(self._secret, "ANSWER", path, found))
         ):

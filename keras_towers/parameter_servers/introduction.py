@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting.check import versions
+from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.store import by_rank
 from keras_towers.parameter_servers.remote import device_of
@@ -45,19 +45,18 @@ def goodbye(cluster: Cluster, rank: int) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Tell a parameter server what this process is, and compare."""
     me = f"{cluster.role} {cluster.index}"
-    mine = {"name": me, "versions": versions(), "jobs": cluster.identity()}
+    facts = check.facts()
+    mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
     # Each has a number: the ranks of workers, and one below for the server.
     own = cluster.rank if cluster.trains else -1
     store = store_on(server)
     store.put(f"{_introductions()}-{own}", mine)
     everyone = by_rank(store, _introductions(), range(-1, cluster.size))
-    for _, its in sorted(everyone.items()):
+    for number, its in sorted(everyone.items()):
         other = its["name"]
-        if its["versions"] != mine["versions"]:
-            raise TowerError(
-                f"{me} has {mine['versions']}, but {other} has "
-                f"{its['versions']}: install the same versions for all tasks"
-            )
+        # One line for each that differs: of it and the server.
+        warns = -1 in (own, number)
+        check.compare(me, facts, other, its["facts"], warns=warns)
         if its["jobs"] != mine["jobs"]:
             raise TowerError(
                 f'{me} was told another "cluster" by TF_CONFIG than {other}: '

@@ -129,5 +129,5 @@ def _connected(
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task, None if on_host else first)
-    peers.check_versions_once(transport)
+    transport.compare_once()
     return transport

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments
+from keras_towers.meeting import check, environments
 from keras_towers.meeting.environments import dmlc
 from keras_towers.meeting.variables import seconds
 from keras_towers.meeting.watch import waiting
@@ -52,6 +52,7 @@ def connect(bps: ModuleType) -> None:
             f"`keras-towers run -np 2 --servers 1`. "
             f"{environments.HOW_TO_BE_ALONE}"
         )
+    check.introduce("BytePS")
     dmlc.prepare(_place)
     with _waited_for(_place), _patient_threads():
         bps.init(lazy=False)

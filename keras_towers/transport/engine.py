@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -11,8 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import watch
+from keras_towers.meeting import check, watch
 from keras_towers.transport import plain
+
+# So many that any facts fit.
+_FACTS_BYTES = 1024
 
 
 class Engine:
@@ -79,6 +83,9 @@ def load(name: str, title: str) -> ModuleType:
 class EngineTransport(ABC):
     """What the transports of all engines do alike."""
 
+    # Later strategies may be created by some ranks only.
+    _compared = False
+
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
 
@@ -102,6 +109,24 @@ class EngineTransport(ABC):
 
     def gather_objects(self, value: Any) -> list[Any]:
         return plain.gather(self.all_gather, value)
+
+    def compare_once(self, engine: str = "") -> None:
+        """Compare what the ranks run where this process connects first."""
+        if not EngineTransport._compared and self.size > 1:
+            self.compare(engine)
+            EngineTransport._compared = True
+
+    def compare(self, engine: str = "") -> None:
+        """Compare what the ranks run."""
+        # Of fixed size, and by one operation: others too have to understand it.
+        data = json.dumps(check.facts(engine)).encode().ljust(_FACTS_BYTES)
+        told = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
+        rows = tf.reshape(told, [self.size, -1]).numpy()
+        everyone = [json.loads(row.tobytes()) for row in rows]
+        mine = f"rank {self.rank}", everyone[self.rank]
+        for rank, its in enumerate(everyone):
+            # One line for each that differs from rank 0, by itself.
+            check.compare(*mine, f"rank {rank}", its, warns=rank == 0)
 
     def _traced(
         self,

@@ -21,7 +21,13 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments, rendezvous, store, watch
+from keras_towers.meeting import (
+    check,
+    environments,
+    rendezvous,
+    store,
+    watch,
+)
 from keras_towers.transport import engine, messages
 
 # What Horovod carries as it is.
@@ -49,11 +55,12 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     global _connected
     member = environments.detect()
     if not hvd.is_initialized():
-        if not _connected:
-            rendezvous.take_place()
         # With MPI in it, Horovod finds by itself those that mpirun started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             rendezvous.join()
+        if not _connected:
+            check.introduce("Horovod")
+            rendezvous.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
         nowhere = not (hvd.mpi_built() or store.from_environment())
         if nowhere and member and not member.alone:
@@ -62,9 +69,14 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             hvd.init(*args, **kwargs)
     _connected = True
     # Of an elastic job one may be left, and a list of ranks may name one.
-    some = args or kwargs.get("comm") or "HOROVOD_ELASTIC" in os.environ
+    some = args or kwargs.get("comm") or _is_elastic()
     if member and not member.alone and hvd.size() == 1 and not some:
         raise _not_met(member)
+
+
+def _is_elastic() -> bool:
+    """Whether ranks come and go."""
+    return "HOROVOD_ELASTIC" in os.environ
 
 
 @contextlib.contextmanager
@@ -109,6 +121,10 @@ class HorovodTransport(engine.EngineTransport):
         self._hvd = load()
         connect(self._hvd)
         watch.watch_over(self.rank, self.size)
+        server = store.from_environment()
+        if not (server and server.signed) and not _is_elastic():
+            # Under MPI, and Horovod's own launcher.
+            self.compare_once("Horovod")
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""

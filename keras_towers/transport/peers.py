@@ -15,11 +15,9 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.watch import Liveness, waiting
 from keras_towers.transport import runtime
-from keras_towers.transport.base import Transport
 from keras_towers.transport.runtime import Task
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -107,11 +105,7 @@ class PeerWatch(threading.Thread):
                 return
 
 
-# So long that any text of versions fits.
-_CHARACTERS = 256
-
 _watch: PeerWatch | None = None
-_checked = False
 
 
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
@@ -124,29 +118,3 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
         _watch.start()
     _watch.timeout_s = timeout_s
     return task
-
-
-def check_versions_once(transport: Transport) -> None:
-    """Check the versions where this process creates its first strategy."""
-    # Later ones may be created by some ranks only.
-    global _checked
-    if not _checked:
-        check_versions(transport)
-        _checked = True
-
-
-def check_versions(transport: Transport) -> None:
-    """Check that all ranks have the same versions of what they run."""
-    mine = check.versions()
-    # Of fixed size, and by one operation: also others have to understand it.
-    data = mine.encode()[:_CHARACTERS].ljust(_CHARACTERS)
-    told = transport.all_gather(tf.io.decode_raw(data, tf.int32), "kt.versions")
-    texts = [
-        row.tobytes().decode(errors="replace").strip()
-        for row in tf.reshape(told, [transport.size, -1]).numpy()
-    ]
-    if len(set(texts)) > 1:
-        raise TowerError(
-            "the ranks have different versions, and may not train alike: "
-            f"{check.each(texts, '; ')}. Install the same everywhere."
-        )

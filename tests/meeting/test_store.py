@@ -118,6 +118,10 @@ def test_a_forged_stall_key_is_not_believed(server):
         assert ask(server, "PUT", server.path + path, body, headers) == 403
     assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
     assert server.client.get("stall-1") == "right"
+    # Nor is a value left where there is none yet.
+    other = server.path + "/keras_towers/facts"
+    assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
+    assert [server.client.first("facts", n) for n in (1, 2)] == [1, 1]
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
     assert server.client.get("stall-1") == "forged"

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.store import by_rank, wait
 from keras_towers.parameter_servers import introduction, remote
@@ -111,9 +112,9 @@ def test_tasks_of_one_job_accept_one_another_and_no_others(here):
 
 def test_other_versions_are_named(here, monkeypatch):
     introduction.introduce(SERVER, 0)
-    other = "TensorFlow 1.15.0, Keras 3"
-    monkeypatch.setattr(introduction, "versions", lambda: other)
-    said = "worker 1 has TensorFlow 1.15.0, Keras 3, but ps 0 has TensorFlow 2"
+    other = {**check.facts(), "TensorFlow": "1.15.0"}
+    monkeypatch.setattr(check, "facts", lambda: other)
+    said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         introduction.introduce(worker(1), 0)
 

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.capture import sharing
-from keras_towers.meeting import check as check_lib
-from keras_towers.transport import peers
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
 
@@ -127,13 +125,6 @@ def a_large_sum_and_many_small_ones():
                 tf.cast(t, tf.float32).numpy() for t in (mine, total)
             )
             np.testing.assert_allclose(total, sum(gather(mine)), rtol=tolerance)
-
-
-@check
-def other_versions_are_refused():
-    own = mock.patch.object(check_lib, "versions", lambda: f"Keras 3.{RANK}")
-    with own, refused("rank 0: Keras 3.0", "Keras 3.1"):
-        peers.check_versions(transport())
 
 
 @check

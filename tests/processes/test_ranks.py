@@ -62,6 +62,7 @@ TENSORFLOW = [
     *checks("over_tensorflow"),
     "attributes",
     "other_gradients_are_refused",
+    "other_versions_are_refused",
     *ON_TOWERS,
 ]
 TENSORFLOW_REST = [

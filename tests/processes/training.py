@@ -1,12 +1,14 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
 import random
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.meeting import check as check_lib
 from tests.exactness import transformers
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -278,6 +280,17 @@ def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
             )
         first, other = s.gather(mine.get_weights()[0].tobytes())
         assert (first == other) == sync
+
+
+@check
+def other_versions_are_refused():
+    mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
+    said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
+    with (
+        mock.patch.object(check_lib, "facts", lambda engine: mine),
+        s.refused(said, "install the same"),
+    ):
+        s.Strategy()._config.transport.compare()
 
 
 @check
