@@ -3,9 +3,10 @@
 This file runs standalone, as ``python -I -S agent.py``, locally or over ssh.
 It reads one line of JSON, its order, from stdin, starts the command, and exits
 with the command's exit code, 128 + N for signal N. Lines that follow are
-numbers of signals, which it passes on to the command. When stdin closes,
-because the launcher stops the job, has died, or the connection is lost, it
-terminates and then kills the command and all processes that the command
+numbers of signals, which it passes on to the command; 0 is none, but a sign of
+life. When stdin closes, because the launcher stops the job, has died, or the
+connection is lost, or when the launcher's host gives no sign of life any more,
+it terminates and then kills the command and all processes that the command
 started. It imports only a little of the standard library: one agent runs per
 rank, and other packages may be found only with the environment that is in the
 order.
@@ -17,6 +18,7 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -60,7 +62,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         # Managers of jobs send these to all processes of a job.
         signal.signal(number, lambda n, _: child.send_signal(n))
-    threading.Thread(target=_obey, args=(grace_s, child), daemon=True).start()
+    threading.Thread(target=_obey, args=(order, child), daemon=True).start()
     code = child.wait()
     _end_all(grace_s)
     _reap()
@@ -106,12 +108,16 @@ def share_cores(environment: dict[str, str], local_size: int) -> None:
     environment.setdefault("OMP_NUM_THREADS", mine)
 
 
-def _obey(grace_s: float, child: subprocess.Popen) -> None:
-    """Pass on the signals that stdin names; end everything when it closes."""
-    while told := os.read(0, 65536):
+def _obey(order: dict, child: subprocess.Popen) -> None:
+    """Pass on the signals that stdin names; end everything when it is over."""
+    # Nobody would see what it says: the launcher is gone.
+    while select.select([0], [], [], order["lost_s"])[0]:
+        told = os.read(0, 65536)
+        if not told:
+            break
         for number in told.split():
             child.send_signal(int(number))
-    _end_all(grace_s)
+    _end_all(order["grace_s"])
 
 
 def _end_all(grace_s: float) -> None:

@@ -73,7 +73,7 @@ class TowerTrainer(DataParallelTrainer):
         train_loop_per_worker: Callable[..., Any],
         *,
         stall_warning_s: int = 30,
-        stall_shutdown_s: int = 600,
+        stall_shutdown_s: int = 1800,
         **options: Any,
     ):
         super().__init__(

@@ -58,6 +58,9 @@ START_TIMEOUT_S = 300
 STALL_WARNING_S = 30.0
 #: Longest time between two signs of life of a rank in the store.
 STALL_BEAT_S = 5.0
+#: Without a sign of life for so long, [a host or a process is
+#: lost](clusters.md#what-is-lost).
+LOST_S = 40.0
 #: Until a process tells for the first time whom it waits for at the start.
 NOTICE_S = 5.0
 #: Between two looks at processes and files of this machine, or at a key of the
@@ -71,14 +74,13 @@ NETWORK_POLL_S = 0.1
 LOOK_S = 2.0
 #: Between two signs of life of a task on TensorFlow's runtime.
 BEAT_S = 2.0
-#: Without a sign of life for so long, a worker of parameter servers is gone.
-GONE_S = 10.0
-#: Without a sign of life of the chief for so long, a parameter server ends.
-CHIEF_GONE_S = 30.0
+#: Without a sign of life of the chief for so long, a parameter server ends:
+#: later than the workers, which know more.
+CHIEF_LOST_S = 45.0
 #: Between two looks of a parameter server at its workers.
 SERVER_LOOK_S = 0.5
 #: Longest answer of a parameter server to a question that needs no waiting.
-ANSWER_S = 30.0
+ANSWER_S = 40.0
 #: Longest answer of a task to the question whether it is alive.
 TASK_ANSWER_S = 2.0
 #: For an operation on a parameter server to end that was cancelled.

@@ -37,7 +37,7 @@ def run(
     module: options.Module = False,
     output: options.Output = None,
     stall_warning: options.StallWarning = 30,
-    stall_shutdown: options.StallShutdown = 600,
+    stall_shutdown: options.StallShutdown = 1800,
     grace: options.Grace = 30,
     network_interface: options.NetworkInterface = None,
     ssh_port: options.SshPort = None,

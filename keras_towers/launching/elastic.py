@@ -139,6 +139,7 @@ class Driver:
         self._offered: dict[str, int] = {}
         self._resets = 0
         self._deadline: float | None = None
+        self._short_since: float | None = None
 
     def drive(self) -> int:
         """Run workers until the job ends, and return its exit code."""
@@ -228,7 +229,10 @@ class Driver:
     def _wait_for_slots(self, wanted: int, option: str = "--min-np") -> None:
         self._wanted = wanted
         limit_s = self._elastic.timeout_s
-        self._deadline = time.monotonic() + limit_s
+        if self._short_since is None or self.rounds.met:
+            # Hosts that are tried in vain, again and again, are no progress.
+            self._short_since = time.monotonic()
+        self._deadline = self._short_since + limit_s
         found = sum(self.hosts.available().values())
         if found < wanted:
             self._say(

@@ -30,7 +30,7 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     stall_warning_s: int = 30,
-    stall_shutdown_s: int = 600,
+    stall_shutdown_s: int = 1800,
 ) -> _T:
     """Run a function in several processes that train one model together.
 

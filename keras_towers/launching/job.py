@@ -6,11 +6,13 @@ import contextlib
 import importlib
 import queue
 import signal
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.byteps import Servers
 from keras_towers.launching.output import Console
@@ -54,7 +56,7 @@ class Job:
     interface: str | None = None
     ssh_port: int | None = None
     stall_warning_s: int = 30
-    stall_shutdown_s: int = 600
+    stall_shutdown_s: int = 1800
     seed: int | None = None
     output: Path | None = None
     grace_s: int = 30
@@ -111,10 +113,20 @@ class Running:
             # A job started with nohup keeps ignoring SIGHUP.
             if signal.getsignal(number) != signal.SIG_IGN
         ]
+        over = threading.Event()
+        self.undo.callback(over.set)
+        threading.Thread(target=self._beat, args=(over,), daemon=True).start()
         self.undo.enter_context(
             handled(signals, lambda number, _: self.events.put(number))
         )
         return self
+
+    def _beat(self, over: threading.Event) -> None:
+        """Give agents on other hosts signs of life."""
+        while not over.wait(settings.BEAT_S):
+            for rank in [*self.processes]:
+                if rank.host:
+                    rank.send(0)
 
     def __exit__(self, *error: object) -> None:
         end_all(self.processes)

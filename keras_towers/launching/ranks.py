@@ -88,6 +88,8 @@ class Rank:
             "local_size": local_size,
             "rendezvous": run.address,
             "grace_s": settings.GRACE_S,
+            # A launcher on this machine that is gone has closed the pipe.
+            "lost_s": settings.LOST_S if self.host else None,
         }
         self._tell(json.dumps(order).encode() + b"\n")
         self._readers = [] if direct else self._read(console)

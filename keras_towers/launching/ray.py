@@ -30,7 +30,7 @@ class RanksConfig(BackendConfig):
     """Settings of the ranks: seconds until a stall is told, and ended."""
 
     stall_warning_s: int = 30
-    stall_shutdown_s: int = 600
+    stall_shutdown_s: int = 1800
 
     @property
     def backend_cls(self) -> type[Backend]:

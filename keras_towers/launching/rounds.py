@@ -56,6 +56,12 @@ class Rounds:
                 self.ended.append(key)
 
     @property
+    def met(self) -> bool:
+        """Whether all workers of the round have been there."""
+        with self._lock:
+            return bool(self._told)
+
+    @property
     def over(self) -> bool:
         """Whether every worker has ended or asks for another round."""
         with self._lock:

@@ -19,8 +19,8 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
         # Never prompt: a rank has no terminal.
         *("-o", "BatchMode=yes"),
         *("-o", f"ConnectTimeout={settings.SSH_CONNECT_S}"),
-        # Detect a dead machine within half a minute.
-        *("-o", "ServerAliveInterval=10"),
+        # It ends after three signs of life that were not answered.
+        *("-o", f"ServerAliveInterval={settings.LOST_S / 4:.0f}"),
         *(["-p", str(port)] if port else []),
         host,
         shlex.join(command),

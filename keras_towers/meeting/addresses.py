@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import psutil
 
+from keras_towers import settings
 from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.launchers import ClusterEnvironment
@@ -54,6 +55,22 @@ def is_reachable(address: str) -> bool:
             return bool(it.getsockname() != it.getpeername())
     except OSError:
         return False
+
+
+def answers(address: str, limit_s: float = settings.TASK_ANSWER_S) -> bool:
+    """Whether a task of TensorFlow's runtime at ``host:port`` answers."""
+    # Its threads do, whatever Python does there; for a process that was stopped
+    # the kernel would still accept connections. No proxy knows the job's hosts.
+    import grpc
+
+    direct = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, direct) as channel:
+        ask = channel.unary_unary("/tensorflow.WorkerService/GetStatus")
+        try:
+            ask(b"", timeout=limit_s)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def own_address_towards(address: str) -> str:

@@ -1,6 +1,6 @@
 """The rendezvous of ranks that another launcher has started.
 
-Rank 0 opens the job's store in its own process, and every rank introduces
+Rank 0 opens the job's store in a process beside it, and every rank introduces
 itself there. When all have come, rank 0 says who has which slot, and each sets
 the variables with which ``keras-towers run`` would have started it. Rank 0's
 address and the job's secret are in a private file, or given by the user.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import http.client
 import logging
@@ -27,7 +28,7 @@ import platformdirs
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments, store
+from keras_towers.meeting import environments, store, watch
 from keras_towers.meeting.addresses import (
     LOOPBACK,
     bound_to,
@@ -36,10 +37,10 @@ from keras_towers.meeting.addresses import (
 )
 from keras_towers.meeting.environments import ClusterEnvironment
 from keras_towers.meeting.hosts import NO_PLACE, Slot, slots
-from keras_towers.meeting.server import StoreServer
+from keras_towers.meeting.liveness import waiting
+from keras_towers.meeting.pulse import Pulse
 from keras_towers.meeting.store import Endpoint, FileStore, by_rank
 from keras_towers.meeting.variables import rank_environment, seconds
-from keras_towers.meeting.watch import waiting
 from keras_towers.settings import (
     MEETING_FOLDER,
     MEETING_TIMEOUT,
@@ -57,6 +58,12 @@ _PLAN, _GUEST = "plan", "guest"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
 _NOBODY = (OSError, http.client.HTTPException, ValueError)
+
+
+@functools.cache
+def _beside() -> Pulse:
+    """The process beside this rank, which ends with it."""
+    return Pulse()
 
 
 def join() -> None:
@@ -190,15 +197,19 @@ def _receive(
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
     port = endpoint.port if endpoint else 0
+    beside = _beside()
     try:
-        server = StoreServer(bound, port, endpoint.secret if endpoint else None)
+        own = beside.serve(
+            Endpoint(bound, port, endpoint.secret if endpoint else "")
+        )
     except OSError as error:
         raise TowerError(
             f"rank 0 cannot listen on port {port} of "
             f"{bound or 'this machine'}: {error.strerror}."
         ) from None
     # It may know itself under another address than the others do.
-    own = dataclasses.replace(server.endpoint, address=bound or LOOPBACK)
+    own = dataclasses.replace(own, address=bound or LOOPBACK)
+    server = own.client()
     server.put(f"{_GUEST}-0", _introduction(own.address))
     guests: dict[int, Any] = {}
     try:
@@ -220,14 +231,14 @@ def _receive(
             time.sleep(settings.LAST_WORDS_S)
             raise TowerError(text)
     except BaseException:
-        server.stop()
+        beside.stop()
         raise
     finally:
         if file:
             file.remove()
     everyone = [guests[rank] for rank in ranks]
     hosts = [guest["host"] for guest in everyone]
-    server.begin(slots(hosts))
+    beside.begin(hosts)
     server.put(_PLAN, {"everyone": everyone})
     abroad = [g["address"] for g in everyone if g["host"] != hosts[0]]
     return _variables(own, everyone, 0, next(iter(abroad), own.address))
@@ -293,8 +304,10 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
     """The introduction of this rank to rank 0."""
     # Machines may have the same name, containers of a machine the same boot.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    name = socket.gethostname()
     return {
-        "host": f"{socket.gethostname()}-{boot[:8]}",
+        "host": f"{name}-{boot[:8]}",
+        "name": name,
         "address": address,
         "cores": sorted(os.sched_getaffinity(0)),
         "nonce": nonce,
@@ -306,6 +319,11 @@ def _variables(
 ) -> dict[str, str]:
     """The environment of a rank, from the introductions of all."""
     slot = slots([guest["host"] for guest in everyone])[rank]
+    watch.names[:] = [
+        f"rank {number} on {guest['name']}"
+        for number, guest in enumerate(everyone)
+    ]
+    _beside().beat(endpoint, rank)
     # A launcher may have given each rank cores of its own.
     mine = [everyone[rank][part] for part in ("host", "cores")]
     return rank_environment(
@@ -314,7 +332,7 @@ def _variables(
         towards,
         sharing=[[g["host"], g["cores"]] for g in everyone].count(mine),
         stall_warning_s=seconds(settings.STALL_WARNING, 30),
-        stall_shutdown_s=seconds(settings.STALL_SHUTDOWN, 600),
+        stall_shutdown_s=seconds(settings.STALL_SHUTDOWN, 1800),
     )
 
 

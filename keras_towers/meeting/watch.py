@@ -17,78 +17,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.meeting import store as store_lib
+from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# When a wait is told of: after so many seconds, then after as many times more.
-_NOTICE_GROWTH = 4
+# Of the ranks, where they met by themselves and a process beside each gives its
+# signs of life. In the store the one of rank 0 says who is gone, and how.
+names: list[str] = []
+LOST = "lost"
+ENDED = "has ended"
+SILENT = "is lost: it gives no sign of life"
 
 # What counts where Python does not see it, in the steps of a compiled loop:
 # returns how many updates of the weights were begun, and how many ended. They
 # stay: a number that sinks would make a rank look as if it were behind.
 counters: list[Callable[[], tuple[int, int]]] = []
-
-
-class Liveness:
-    """The time of the last sign of life of each rank; at first all are alive.
-
-    Args:
-        sign: the last sign of a rank, another one each time; None: none.
-    """
-
-    def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
-        self._sign = sign
-        self.signs: dict[int, Any] = dict.fromkeys(ranks)
-        self.heard: dict[int, float] = dict.fromkeys(
-            self.signs, time.monotonic()
-        )
-
-    @classmethod
-    def of_answers(
-        cls, ranks: Iterable[int], answers: Callable[[int], bool]
-    ) -> Liveness:
-        """A liveness with answers as signs of life."""
-        return cls(ranks, lambda r: time.monotonic() if answers(r) else None)
-
-    def look(self, *ranks: int) -> None:
-        """Look for new signs of some ranks, or of all."""
-        for rank in ranks or self.signs:
-            sign = self._sign(rank)
-            if sign is not None and sign != self.signs[rank]:
-                self.signs[rank] = sign
-                self.heard[rank] = time.monotonic()
-
-    def silent_s(self, rank: int) -> float:
-        """Seconds since the last sign of a rank."""
-        return time.monotonic() - self.heard[rank]
-
-
-def waiting(
-    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
-) -> Iterator[float]:
-    """Loop with pauses; yield the seconds since the beginning if to be told.
-
-    Args:
-        limit_s: seconds from the beginning, or from what was heard last; None:
-            for ever.
-    """
-    begun = time.monotonic()
-    limit_s = math.inf if limit_s is None else limit_s
-    notice_s = settings.NOTICE_S
-    while time.monotonic() - max((begun, *heard)) < limit_s:
-        waited_s = time.monotonic() - begun
-        due = waited_s >= notice_s
-        notice_s *= _NOTICE_GROWTH if due else 1
-        yield waited_s if due else 0.0
-        time.sleep(pause_s)
 
 
 @dataclasses.dataclass
@@ -154,6 +104,8 @@ class StallWatch(threading.Thread):
         self._updates = self._first = _counted()
         self._since = time.monotonic()
         self._ended = threading.Event()
+        self._heard = time.monotonic()
+        self._told: set[int] = set()
 
     def mark(self, what: str) -> None:
         """Note what this rank is about to do, or to wait in."""
@@ -175,13 +127,23 @@ class StallWatch(threading.Thread):
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned, looked = 0.0, 0.0
         others: Liveness | None = None
+        lost: dict[str, str] = {}
         self._leave_word()
         while not self._ended.wait(beat_s):
             self._count()
             self._come.beat += 1
-            self._leave_word()
+            before, lost = lost, self._look_for_lost()
             still_s = time.monotonic() - self._since
             waits = self._waits or self._updates_wait
+            # Who has ended may have sent what is still on its way.
+            gone = {
+                name: why
+                for name, why in lost.items()
+                if why == SILENT or name in before
+            }
+            if gone and waits:
+                self._end(gone, still_s)
+            self._leave_word()
             if not waits or still_s < self._warning_s - 2 * beat_s:
                 others, warned = None, 0.0
                 continue
@@ -198,10 +160,33 @@ class StallWatch(threading.Thread):
             if still_s < max(self._warning_s, warned + self._warning_s):
                 continue
             silent = [r for r in self._others if others.heard[r] <= looked]
-            found = waited_for(self._come, others.signs, silent)
+            waited = waited_for(self._come, others.signs, silent)
+            found = {f"rank {rank}": why for rank, why in waited.items()}
             others, warned = None, still_s
-            if found:
-                self._tell(found, still_s)
+            if found and self._shutdown_s and still_s >= self._shutdown_s:
+                self._end(found, still_s)
+            elif found:
+                logger.warning("%s", self._text(found, still_s))
+
+    def _look_for_lost(self) -> dict[str, str]:
+        """The names of the ranks that are gone, and how that is known."""
+        if not names:
+            return {}  # Their launcher watches them.
+        try:
+            lost = self._store.get(LOST) or {}
+            self._heard = time.monotonic()
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ConnectionRefusedError):
+                return {names[0]: ENDED}
+            silent_s = time.monotonic() - self._heard
+            return {names[0]: SILENT} if silent_s > settings.LOST_S else {}
+        found = {int(rank): why for rank, why in lost.items()}
+        for rank in found.keys() - {self._rank} - self._told:
+            self._told.add(rank)
+            if found[rank] == SILENT:
+                logger.warning("%s %s.", names[rank], SILENT)
+        return {names[r]: why for r, why in found.items() if r != self._rank}
 
     def _count(self) -> None:
         """Find out how far this rank has come."""
@@ -216,6 +201,8 @@ class StallWatch(threading.Thread):
             self._since = time.monotonic()
 
     def _leave_word(self) -> None:
+        if names and time.monotonic() - self._heard > settings.STALL_BEAT_S:
+            return  # It would wait for an answer once more.
         word = dataclasses.asdict(self._come)
         with contextlib.suppress(OSError):
             self._store.put(f"stall-{self._rank}", word)
@@ -226,19 +213,21 @@ class StallWatch(threading.Thread):
             return Progress(**word) if word else None
         return None
 
-    def _tell(self, found: dict[int, str], still_s: float) -> None:
-        names = "; ".join(f"rank {r} {why}" for r, why in found.items())
-        text = (
+    def _text(self, found: Mapping[str, str], still_s: float) -> str:
+        told = "; ".join(f"{name} {why}" for name, why in found.items())
+        return (
             f"rank {self._rank} has waited for {still_s:.0f} s in "
-            f"{self._come.what}: {names}."
+            f"{self._come.what}: {told}."
         )
-        if not self._shutdown_s or still_s < self._shutdown_s:
-            logger.warning(text)
-            return
-        # The main thread waits in a collective, where no exception reaches it.
-        print(f"keras_towers: {text} Ending the job.", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(EXIT_AGAIN)
+
+    def _end(self, found: Mapping[str, str], still_s: float) -> None:
+        end(f"{self._text(found, still_s)} Ending the job.")
+
+
+def end(text: str) -> None:
+    """End this process, whose main thread waits where no exception arrives."""
+    print(f"keras_towers: {text}", file=sys.stderr, flush=True)
+    os._exit(EXIT_AGAIN)
 
 
 def _counted() -> tuple[int, int]:
@@ -250,10 +239,11 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
     """Start the watch of this process, None if nobody is to be watched."""
     # Without a store, as under MPI, Horovod's own inspector works.
     store = store_lib.from_environment()
-    disabled = os.environ.get(settings.STALL_DISABLE, "0") != "0"
-    if size == 1 or disabled or store is None:
+    if size == 1 or store is None:
         return None
     warning = os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+    if os.environ.get(settings.STALL_DISABLE, "0") != "0":
+        warning = math.inf
     shutdown = os.environ.get(settings.STALL_SHUTDOWN, 0)
     if os.environ.get("HOROVOD_ELASTIC"):
         shutdown = 0  # Others can go on, and the driver decides with whom.

@@ -15,11 +15,11 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store
-from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting import store, watch
+from keras_towers.meeting.addresses import answers, is_reachable
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.watch import waiting
+from keras_towers.meeting.liveness import AnswerWatch, waiting
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
@@ -134,20 +134,37 @@ class Connection:
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
+        self._watch = AnswerWatch(
+            range(len(cluster.ps)),
+            lambda server: answers(cluster.ps[server]),
+            settings.LOST_S,
+            self._end_without,
+        )
+        self._watch.start()
 
     def leave(self) -> None:
         """Say goodbye to the parameter servers, which end when all have."""
         if self._left:
             return
         self._left = True
+        self._watch.stop()
         for server in range(len(self.devices)):
             # One that has died needs no goodbye.
             with contextlib.suppress(tf.errors.OpError, TowerError):
                 key = introduction.goodbye(self.cluster, self.rank)
                 introduction.store_on(server).put(key, True)
 
+    def _end_without(self, servers: Sequence[int]) -> None:
+        """End this process, which may wait for an answer for ever."""
+        lost = _named({n: self.cluster.ps[n] for n in servers})
+        watch.end(
+            f"{self._name} has to end: {lost} {watch.SILENT}. Start all tasks "
+            "of the job again, from a backup."
+        )
+
     def end(self) -> None:
         """Say goodbye if the process ends as it should."""
+        self._watch.stop()
         # One that ends with an error may be started again, and then needs the
         # servers.
         # Python sets it for an error that nothing has caught.

@@ -9,8 +9,8 @@ from typing import Any
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
+from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.store import wait
-from keras_towers.meeting.watch import waiting
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.transport import plain

@@ -11,9 +11,9 @@ from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting import store
-from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.addresses import answers
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.watch import Liveness
+from keras_towers.meeting.liveness import Liveness
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.remote import join
 from keras_towers.system import keep_freed
@@ -58,7 +58,7 @@ def _farewells(cluster: Cluster) -> list[int]:
     """Wait until nobody needs the server any more."""
     missing = set(range(cluster.size))
     reached = Liveness.of_answers(
-        missing, lambda rank: is_reachable(cluster.workers[rank])
+        missing, lambda rank: answers(cluster.workers[rank])
     )
     while True:
         missing -= {rank for rank in missing if _has_ended(cluster, rank)}
@@ -66,10 +66,11 @@ def _farewells(cluster: Cluster) -> list[int]:
             break
         reached.look(0)
         # It may not have been started yet.
-        if reached.signs[0] and reached.silent_s(0) > settings.CHIEF_GONE_S:
+        if reached.signs[0] and reached.silent_s(0) > settings.CHIEF_LOST_S:
             raise TowerError(
-                f"{cluster} ends: the chief cannot be reached any more. Start "
-                "all tasks of the job again, from a backup."
+                f"{cluster} ends: the chief cannot be reached any more at "
+                f"{cluster.workers[0]}. Start all tasks of the job again, from "
+                "a backup."
             )
         time.sleep(settings.SERVER_LOOK_S)
     reached.look(*missing)
@@ -79,7 +80,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         reached.look(*missing)
         now = time.monotonic()
         if all(
-            now - max(begun, reached.heard[rank]) > settings.GONE_S
+            now - max(begun, reached.heard[rank]) > settings.LOST_S
             for rank in missing
         ):
             break

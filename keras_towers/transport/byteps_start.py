@@ -16,8 +16,8 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check, environments
 from keras_towers.meeting.environments import dmlc
+from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.variables import seconds
-from keras_towers.meeting.watch import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine
 

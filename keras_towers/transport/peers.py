@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.watch import Liveness, waiting
+from keras_towers.meeting.liveness import AnswerWatch, waiting
+from keras_towers.meeting.watch import SILENT
 from keras_towers.transport import runtime
 from keras_towers.transport.runtime import Task
 
@@ -69,43 +69,7 @@ def _answers(
     return True
 
 
-class PeerWatch(threading.Thread):
-    """Ends the collectives of this process if a rank does not answer."""
-
-    def __init__(self, task: Task, timeout_s: float):
-        super().__init__(name="keras-towers-peers", daemon=True)
-        self._task = task
-        self.timeout_s = timeout_s
-        self._ended = threading.Event()
-        # TensorFlow must not be asked while Python takes it down.
-        atexit.register(self.stop)
-
-    def stop(self) -> None:
-        """End the thread, which may take until the last answer."""
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        """Ask all others at every beat."""
-        beat_s = min(self.timeout_s / 4, settings.BEAT_S)
-        others = Liveness.of_answers(
-            _others(self._task), lambda r: _answers(self._task, r, beat_s)
-        )
-        while not self._ended.wait(beat_s):
-            others.look()
-            silent = [
-                r for r in others.heard if others.silent_s(r) > self.timeout_s
-            ]
-            if silent:
-                compat.eager_context().abort_collective_ops(
-                    tf.errors.UNAVAILABLE,
-                    f"{_named(self._task, silent)} has given no sign of life "
-                    f"for {self.timeout_s:g} seconds",
-                )
-                return
-
-
-_watch: PeerWatch | None = None
+_watch: AnswerWatch | None = None
 
 
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
@@ -114,7 +78,22 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     task = runtime.start(cluster)
     wait_for(task, start_timeout_s)
     if _watch is None:
-        _watch = PeerWatch(task, timeout_s)
+        beat_s = min(timeout_s / 4, settings.BEAT_S)
+        _watch = AnswerWatch(
+            _others(task),
+            lambda rank: _answers(task, rank, beat_s),
+            timeout_s,
+            lambda lost: _abort(_named(task, lost)),
+        )
         _watch.start()
-    _watch.timeout_s = timeout_s
+        # TensorFlow must not be asked while Python takes it down.
+        atexit.register(_watch.stop)
+    _watch.limit_s = timeout_s
     return task
+
+
+def _abort(lost: str) -> None:
+    """End the collectives of this process."""
+    compat.eager_context().abort_collective_ops(
+        tf.errors.UNAVAILABLE, f"{lost} {SILENT}"
+    )

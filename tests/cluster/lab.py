@@ -192,7 +192,7 @@ class Host:
             stderr=self._lab.log,
             start_new_session=True,
         )
-        pid = str(self._first_process())
+        pid = str(self.first_process())
         self._lab.switch(
             *("ip", "link", "add", self._port, "type", "veth"),
             *("peer", "name", "eth0", "netns", pid),
@@ -203,20 +203,20 @@ class Host:
     def _ready(self) -> bool:
         return (self._state / "ready").exists()
 
-    def _first_process(self) -> int:
+    def first_process(self) -> int:
         """The process that has the host's namespaces, by our numbers."""
         assert self._init is not None
         return _child(self._init, self._lab.log)
 
     def _enter(self, *namespaces: str) -> list[str]:
-        pid = str(self._first_process())
+        pid = str(self.first_process())
         return ["nsenter", "--target", pid, "--net", *namespaces, "--"]
 
     def _in_network(self, *command: str) -> None:
         _check([*self._enter(), *command])
 
     def _signal(self, number: signal.Signals) -> None:
-        own = os.readlink(f"/proc/{self._first_process()}/ns/pid")
+        own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.readlink(process / "ns/pid") == own:

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import socket
 
+from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.store import ServerStore
+from keras_towers.replicas.servers import workers as workers_lib
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -57,6 +59,8 @@ class Job:
     def __init__(self, name, workers, monkeypatch):
         monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
         monkeypatch.setattr(introduction, "_COMMON", name)
+        # Nothing but the kernel answers at these addresses.
+        monkeypatch.setattr(workers_lib, "answers", is_reachable)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
         addresses = tuple(

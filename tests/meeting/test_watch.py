@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 import logging
+import urllib.error
 
 import pytest
 
 from keras_towers.meeting import watch as watch_lib
+from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import StoreClient
-from keras_towers.meeting.watch import Liveness, Progress, waited_for
+from keras_towers.meeting.watch import Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
@@ -105,6 +107,44 @@ def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
     assert "Ending the job" in error
 
 
+@pytest.mark.parametrize(
+    ("lost", "marks", "said"),
+    [
+        ({"1": watch_lib.SILENT}, ["step 0"], "rank 1 on b is lost: it gives"),
+        ({"1": watch_lib.ENDED}, ["step 0"], "rank 1 on b has ended. Ending"),
+        # Without a wait nobody needs them: a save goes on to its end.
+        ({"1": watch_lib.SILENT}, ["step 0", ""], None),
+        ({"0": watch_lib.SILENT}, ["step 0"], None),
+        ({}, ["step 0"], None),
+        (ConnectionRefusedError(), ["step 0"], "rank 1 on b has ended."),
+        (OSError("no route"), ["step 0"], "rank 1 on b is lost: it gives"),
+    ],
+)
+def test_whoever_waits_for_a_rank_that_is_lost_ends(
+    watch, monkeypatch, capfd, lost, marks, said
+):
+    class Told(Store):
+        def get(self, key):
+            if key != watch_lib.LOST:
+                return super().get(key)
+            if isinstance(lost, OSError):
+                raise urllib.error.URLError(lost)
+            return lost
+
+    # The store is at the first of them.
+    here = ["rank 0 on a", "rank 1 on b"]
+    gone = isinstance(lost, OSError)
+    monkeypatch.setattr(watch_lib, "names", here[::-1] if gone else here)
+    monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
+    codes = []
+    monkeypatch.setattr(watch_lib.os, "_exit", codes.append)
+    store = Told(Progress(7, "step 7"), alive=True)
+    watch(store, marks)
+    assert wait_until(lambda: codes if said else store.signs > 12)
+    assert set(codes) == ({75} if said else set())
+    assert (said or "") in capfd.readouterr().err
+
+
 def test_no_watch_without_others_or_a_server(monkeypatch):
     for name in ("ADDR", "PORT"):
         monkeypatch.delenv(f"HOROVOD_GLOO_RENDEZVOUS_{name}", raising=False)
@@ -112,8 +152,6 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
     assert watch_lib.from_environment(0, 1) is None
-    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
-    assert watch_lib.from_environment(0, 2) is None
 
 
 def test_a_store_that_is_gone_is_no_error(watch):

@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.addresses import is_reachable
+from keras_towers.meeting.addresses import answers
+from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import by_rank, wait
-from keras_towers.meeting.watch import Liveness
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
@@ -27,9 +27,6 @@ class FitEnded(Exception):
 class Watch(Liveness):
     """The workers' signs of life, for as long as this worker waits."""
 
-    # A process that was stopped can still be reached at its address: the kernel
-    # answers for it.
-
     def __init__(
         self, connection: Connection, sign_of: Callable[[int], int | None]
     ):
@@ -39,13 +36,13 @@ class Watch(Liveness):
         self._reached = Liveness.of_answers(ranks, self.reaches)
 
     def is_gone(self, rank: int) -> bool:
-        """Whether nobody has listened at the address of a worker for long."""
+        """Whether a worker has not answered for long."""
         self._reached.look(rank)
-        return self._reached.silent_s(rank) > settings.GONE_S
+        return self._reached.silent_s(rank) > settings.LOST_S
 
     def reaches(self, rank: int) -> bool:
-        """Whether anybody listens at the address of a worker."""
-        return is_reachable(self._connection.cluster.workers[rank])
+        """Whether a worker answers."""
+        return answers(self._connection.cluster.workers[rank])
 
 
 class Workers:
@@ -150,7 +147,8 @@ class Workers:
         # It may not have been started yet.
         if watch.is_gone(0) and introduction.has_come(0):
             raise TowerError(
-                "the chief cannot be reached any more: start all tasks of "
+                "the chief cannot be reached any more at "
+                f"{self._connection.cluster.workers[0]}: start all tasks of "
                 "the job again, from a backup."
             )
 
@@ -162,8 +160,18 @@ class Workers:
     def watching(self, in_step: bool = False) -> Callable[[], None]:
         """Return what to call every now and then while this worker waits."""
         watch = self._watch = self._begin_to_watch()
+        told: set[int] = set()
 
         def look() -> None:
+            for rank in self._others:
+                if rank and rank not in told and watch.is_gone(rank):
+                    told.add(rank)
+                    tell(
+                        f"{self._who(rank)} does not answer any more: if "
+                        f"{self._who(self._rank)} cannot do without it, it "
+                        "waits for it to come back, for "
+                        f"{self._stall_shutdown_s:g} s at most"
+                    )
             if self._rank == 0:
                 self.beat()
                 watch.look()
@@ -206,7 +214,7 @@ class Workers:
             if over is None and is_over():
                 over = time.monotonic()
             late = (
-                over is not None and time.monotonic() - over > settings.GONE_S
+                over is not None and time.monotonic() - over > settings.LOST_S
             )
             for rank in list(missing):
                 why = self._trouble(watch, rank)
@@ -250,7 +258,7 @@ class Workers:
                 told.append(f"{self._who(rank)} has failed ({failed[rank]})")
             elif not self._watch.reaches(rank):
                 told.append(f"{self._who(rank)} cannot be reached any more")
-            elif silent_s > min(settings.GONE_S, timeout_s / 2):
+            elif silent_s > min(settings.LOST_S, timeout_s / 2):
                 told.append(
                     f"{self._who(rank)} has given no sign of life for "
                     f"{silent_s:.0f} s"

@@ -1,0 +1,109 @@
+"""Who of a job's processes is alive, and waiting for them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from keras_towers import settings
+
+# When a wait is told of: after so many seconds, then after as many times more.
+_NOTICE_GROWTH = 4
+
+
+class Liveness:
+    """The time of the last sign of life of each rank; at first all are alive.
+
+    Args:
+        sign: the last sign of a rank, another one each time; None: none.
+    """
+
+    def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
+        self._sign = sign
+        self.signs: dict[int, Any] = dict.fromkeys(ranks)
+        self.heard: dict[int, float] = dict.fromkeys(
+            self.signs, time.monotonic()
+        )
+
+    @classmethod
+    def of_answers(
+        cls, ranks: Iterable[int], answers: Callable[[int], bool]
+    ) -> Liveness:
+        """A liveness with answers as signs of life."""
+        return cls(ranks, lambda r: time.monotonic() if answers(r) else None)
+
+    def look(self, *ranks: int) -> None:
+        """Look for new signs of some ranks, or of all."""
+        for rank in ranks or self.signs:
+            sign = self._sign(rank)
+            if sign is not None and sign != self.signs[rank]:
+                self.signs[rank] = sign
+                self.heard[rank] = time.monotonic()
+
+    def silent_s(self, rank: int) -> float:
+        """Seconds since the last sign of a rank."""
+        return time.monotonic() - self.heard[rank]
+
+
+def waiting(
+    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
+) -> Iterator[float]:
+    """Loop with pauses; yield the seconds since the beginning if to be told.
+
+    Args:
+        limit_s: seconds from the beginning, or from what was heard last; None:
+            for ever.
+    """
+    begun = time.monotonic()
+    limit_s = math.inf if limit_s is None else limit_s
+    notice_s = settings.NOTICE_S
+    while time.monotonic() - max((begun, *heard)) < limit_s:
+        waited_s = time.monotonic() - begun
+        due = waited_s >= notice_s
+        notice_s *= _NOTICE_GROWTH if due else 1
+        yield waited_s if due else 0.0
+        time.sleep(pause_s)
+
+
+class AnswerWatch(threading.Thread):
+    """Asks processes at every beat, and calls once if some do not answer.
+
+    Args:
+        answers: whether one of them answers; takes two seconds at most.
+        limit_s: seconds without an answer.
+        lost: called with those that have not answered for so long.
+    """
+
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        answers: Callable[[int], bool],
+        limit_s: float,
+        lost: Callable[[list[int]], None],
+    ):
+        super().__init__(name="keras-towers-answers", daemon=True)
+        self.limit_s = limit_s
+        self._others = Liveness.of_answers(ranks, answers)
+        self._lost = lost
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread, which may take until the last answer."""
+        self._ended.set()
+        if threading.current_thread() is not self:
+            self.join()
+
+    def run(self) -> None:
+        """Ask all others at every beat."""
+        others = self._others
+        while not self._ended.wait(min(self.limit_s / 4, settings.BEAT_S)):
+            others.look()
+            lost = [
+                r for r in others.heard if others.silent_s(r) > self.limit_s
+            ]
+            if lost and not self._ended.is_set():
+                self._lost(lost)
+                return

@@ -1,0 +1,180 @@
+"""Hosts that are cut off, hang or are slow, while their ranks train."""
+
+import time
+
+import pytest
+
+from tests.cluster.jobs import (
+    NOTICED_S,
+    STEPS,
+    is_empty,
+    launched,
+    met,
+    tasks,
+)
+from tests.cluster.lab import Lab, why_not
+
+REASON = why_not(ssh=True)
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+AGAIN = 75
+HOROVOD = "HorovodStrategy"
+SERVED = ("ps", "worker", "worker")
+
+
+def trained(jobs, strategy=HOROVOD):
+    for job in jobs:
+        job.says(STEPS, 3)
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("event", "number"), [("cut", 0), ("cut", 1), ("hang", 1)]
+)
+def test_ranks_that_met_by_themselves(event, number):
+    with Lab(2) as lab:
+        jobs = trained(met(lab, "endless", HOROVOD))
+        getattr(lab.hosts[number], event)()
+        left = [n for n in (0, 1) if event == "cut" or n != number]
+        for rank in left:
+            assert jobs[rank].ends() == AGAIN
+            other = f"rank {1 - rank} on host{2 - rank} is lost"
+            assert other in jobs[rank].lines[-1]
+
+
+def test_a_rank_that_dies_while_the_others_connect():
+    with Lab(2) as lab:
+        jobs = met(lab, "endless", HOROVOD, "host2=dies-at-the-start")
+        assert jobs[1].ends() == 3
+        assert jobs[0].ends() == AGAIN
+        said = "in the start of the job: rank 1 on host2 has ended."
+        assert said in jobs[0].lines[-1]
+
+
+@pytest.mark.parametrize("event", ["holds-the-lock", "is-in-a-callback"])
+def test_what_is_slow_is_not_lost(event):
+    with Lab(2) as lab:
+        # Beside rank 0 the job's store is served.
+        jobs = trained(met(lab, "endless", HOROVOD, f"host1={event}"))
+        jobs[0].says("was slow")
+        trained(jobs)
+
+
+def test_links_that_heal_in_time():
+    with Lab(2) as ranks, Lab(3) as served:
+        jobs = trained(met(ranks, "endless", HOROVOD))
+        strategy = "DistributedParameterServerStrategy"
+        _, *workers = tasks(served, SERVED, strategy)
+        trained(workers)
+        for lab in (ranks, served):
+            lab.hosts[1].cut()
+        time.sleep(25)
+        for lab in (ranks, served):
+            lab.hosts[1].heal()
+        trained([*jobs, *workers])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "event", "number"),
+    [
+        ("SyncReplicasStrategy", "cut", 0),
+        ("SyncReplicasStrategy", "hang", 1),
+        ("DistributedParameterServerStrategy", "hang", 0),
+        ("DistributedParameterServerStrategy", "cut", 1),
+    ],
+)
+def test_parameter_servers_without_a_server_or_the_chief(
+    strategy, event, number
+):
+    with Lab(3) as lab:
+        jobs = tasks(lab, SERVED, strategy)
+        trained(jobs[1:])
+        getattr(lab.hosts[number], event)()
+        begun = time.monotonic()
+        for n, job in enumerate(jobs):
+            if n != number or event == "cut":
+                assert job.ends(), job.text
+        assert time.monotonic() - begun < NOTICED_S
+        assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].text
+
+
+def test_parameter_servers_without_another_worker():
+    with Lab(3) as lab:
+        _, chief, other = tasks(lab, SERVED, "SyncReplicasStrategy")
+        trained([chief, other])
+        lab.hosts[2].cut()
+        chief.says("worker 1 at host3:4000 does not answer", 1, NOTICED_S)
+        assert other.ends() == AGAIN
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"), [("fixed", "cut"), ("elastic", "hang")]
+)
+def test_nobody_is_left_without_the_launcher(kind, event):
+    options = {
+        "fixed": ("-np", "2", "-m", "tests.cluster.endless", HOROVOD),
+        "elastic": ("--min-np", "1", "-np", "2")
+        + ("-m", "tests.cluster.endless", "elastic"),
+    }
+    with Lab(3, ssh=True) as lab:
+        trained([launched(lab, *options[kind])])
+        getattr(lab.hosts[0], event)()
+        begun = time.monotonic()
+        assert all(map(is_empty, lab.hosts[1:]))
+        assert time.monotonic() - begun < NOTICED_S
+
+
+def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
+    with Lab(4, ssh=True) as lab:
+        module = ("-m", "tests.cluster.endless", "elastic")
+        job = launched(lab, "--min-np", "2", "-np", "3", *module)
+        job.says("[0] ", 3)
+        lab.hosts[1].cut()
+        job.says("each of 2 processes", 1, NOTICED_S)
+        job.says(STEPS, 3)
+        assert "lost the ssh connection to host2" in job.text
+
+
+def test_an_elastic_job_without_enough_hosts_ends():
+    with Lab(3, ssh=True) as lab:
+        limits = ("--min-np", "2", "-np", "2", "--elastic-timeout", "30")
+        module = ("-m", "tests.cluster.endless", "elastic")
+        job = launched(lab, *limits, *module)
+        job.says(STEPS, 3)
+        lab.hosts[2].cut()
+        # It is tried again and again, which is no progress.
+        assert job.ends(NOTICED_S + 60) == 1
+        assert "there were not 2 slots within 30 s" in job.lines[-1]
+
+
+def test_another_keras_is_refused():
+    other = "host3=has-another-keras"
+    with Lab(3, ssh=True) as lab:
+        module = ("-m", "tests.cluster.endless", HOROVOD, other)
+        job = launched(lab, "-np", "2", *module)
+        assert job.ends() == 1
+        assert "Keras 3.1.0" in job.text and "on host3" in job.text
+        assert STEPS not in job.text
+
+
+def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
+    other = "host3=has-another-keras"
+    with Lab(3, ssh=True) as lab:
+        folder = lab.shared
+        found = folder / "hosts.sh"
+        found.write_text(f"#!/bin/sh\necho host2\ncat {folder}/more\n")
+        found.chmod(0o755)
+        (folder / "more").write_text("")
+        module = ("-m", "tests.cluster.endless", "elastic", other)
+        job = launched(
+            *(lab, "--min-np", "1", "-np", "1", "--max-np", "2"),
+            *("--host-discovery-script", str(found), *module),
+        )
+        job.says(STEPS, 3)
+        (folder / "more").write_text("host3")
+        job.says("Keras 3.1.0", 1, NOTICED_S)
+        job.says(STEPS, 3)
+        assert "each of 2 processes" not in job.text

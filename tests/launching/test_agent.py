@@ -1,0 +1,54 @@
+"""What runs a rank on its host ends it when the launcher is gone."""
+
+import json
+import subprocess
+import sys
+import time
+
+from keras_towers import agent
+
+LIMIT_S = 30
+ORDER = {
+    "read_from": [],
+    "command": ["sleep", "300"],
+    "folder": "/",
+    "environment": {"HOROVOD_GLOO_IFACE": "lo"},
+    "local_size": 1,
+    "rendezvous": "127.0.0.1",
+    "grace_s": 3,
+    "lost_s": 1.0,
+}
+
+
+def start(**more):
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", agent.__file__],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.write(json.dumps({**ORDER, **more}) + "\n")
+    process.stdin.flush()
+    return process
+
+
+def test_a_launcher_that_gives_no_sign_of_life_is_gone():
+    process = start()
+    for _ in range(20):
+        process.stdin.write("0\n")
+        process.stdin.flush()
+        time.sleep(0.1)
+    assert process.poll() is None
+    # Its pipe stays open, as that of a host whose link is cut does.
+    begun = time.monotonic()
+    assert process.wait(LIMIT_S) == 128 + 15
+    assert time.monotonic() - begun > 0.5
+    process.communicate()
+
+
+def test_a_launcher_on_this_machine_gives_none():
+    process = start(lost_s=None)
+    time.sleep(1.5)
+    assert process.poll() is None
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + 15
