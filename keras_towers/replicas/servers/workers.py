@@ -148,8 +148,8 @@ class Workers:
         if watch.is_gone(0) and introduction.has_come(0):
             raise TowerError(
                 "the chief cannot be reached any more at "
-                f"{self._connection.cluster.workers[0]}: start all tasks of "
-                "the job again, from a backup."
+                f"{self._at(0)}: start all tasks of the job again, from a "
+                "backup."
             )
 
     def check_failed(self) -> None:
@@ -167,7 +167,8 @@ class Workers:
                 if rank and rank not in told and watch.is_gone(rank):
                     told.add(rank)
                     tell(
-                        f"{self._who(rank)} does not answer any more: if "
+                        f"{self._who(rank)} at {self._at(rank)} does not "
+                        "answer any more: if "
                         f"{self._who(self._rank)} cannot do without it, it "
                         "waits for it to come back, for "
                         f"{self._stall_shutdown_s:g} s at most"
@@ -272,6 +273,9 @@ class Workers:
 
     def _who(self, rank: int) -> str:
         return introduction.task_name(self._connection.cluster, rank)
+
+    def _at(self, rank: int) -> str:
+        return self._connection.cluster.workers[rank]
 
     def _own(self, what: str) -> str:
         return f"{self._name}/{what}-{self._rank}"
