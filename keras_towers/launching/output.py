@@ -21,6 +21,12 @@ from keras_towers.system import writable
 
 _LONGEST_LINE = 1 << 20
 _KEPT_BYTES = 16 << 10
+# What TensorFlow's C++ code tells at the level of information, after the time
+# and the thread, and what it writes before the first such line.
+_INFORMATION = re.compile(
+    rb"I\d{4} [\d:.]+ +\d+ (.+)"
+    rb"|(WARNING: All log messages before absl::InitializeLog\(\) .+)"
+)
 _COLOURS = (
     "cyan",
     "magenta",
@@ -115,6 +121,8 @@ class Console:
             sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
         )
         self._launcher = launcher
+        # Information that a process of the job has given.
+        self.known: set[bytes] = set()
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
         self.sinks: dict[Any, Sink] = {
@@ -158,10 +166,15 @@ class Tagger:
     """Splits the bytes of one stream of a rank into tagged lines.
 
     It works on bytes, so it can neither split a character nor fail to decode.
+
+    Args:
+        known: information of TensorFlow that is not written again; None: all is
+            written.
     """
 
-    def __init__(self, sink: Sink, tag: bytes):
+    def __init__(self, sink: Sink, tag: bytes, known: set[bytes] | None = None):
         self.tail: bytes = b""
+        self._known = known
         self._sink = sink
         self._tag = tag
         self._line = b""
@@ -174,7 +187,11 @@ class Tagger:
         if len(self._line) > _LONGEST_LINE:
             lines.append(self._line)
             self._line = b""
-        out = [self._tag + _final(line) + b"\n" for line in lines]
+        out = [
+            self._tag + _final(line) + b"\n"
+            for line in lines
+            if self._is_news(line)
+        ]
         if lines:
             self._drawn = 0.0
         out += self._redraw()
@@ -186,6 +203,16 @@ class Tagger:
         if self._line.strip(b"\r\b "):
             self._sink.write(self._tag + _final(self._line) + b"\n")
         self._line = b""
+
+    def _is_news(self, line: bytes) -> bool:
+        """Whether a line is more than information that is known already."""
+        found = _INFORMATION.fullmatch(line)
+        if found is None or self._known is None:
+            return True
+        text = found[1] or found[2]
+        is_news = text not in self._known
+        self._known.add(text)
+        return is_news
 
     def _redraw(self) -> list[bytes]:
         """The current state of a redrawn line, if it is due."""

@@ -135,7 +135,8 @@ class Rank:
         threads = []
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
             label = tag(self.name, self.index, stream) if self.name else b""
-            tagger = Tagger(console.sinks[stream], label)
+            known = console.known if self.name else None
+            tagger = Tagger(console.sinks[stream], label, known)
             self._taggers[stream] = tagger
             thread = threading.Thread(
                 target=_pump, args=(pipe, tagger, copy), daemon=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator, Mapping
 
@@ -44,10 +43,6 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
             if serves:
                 # Workers need all of a GPU's memory.
                 own["CUDA_VISIBLE_DEVICES"] = "-1"
-                # TensorFlow's server prints its configuration otherwise.
-                own["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get(
-                    "TF_CPP_MIN_LOG_LEVEL", "1"
-                )
             Rank(
                 run,
                 f"{cluster.role} {cluster.index}",

@@ -26,6 +26,8 @@ def process_environment(
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
+        # TensorFlow's C++ code tells warnings and errors, and no news.
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         settings.STALL_WARNING: str(stall_warning_s),
         settings.STALL_SHUTDOWN: str(stall_shutdown_s),
     }

@@ -53,9 +53,10 @@ class Timeline(ObservesFit):
     A table of the phases is printed, with their means and medians, and what to
     change where one stands out: a mean far above its median is of few steps
     that take long. Calls in which TensorFlow traced the step are left out of
-    it. What steps, validation and the ends of epochs took of ``fit`` stands
-    above. Those are of the whole ``fit``; of phases, only the times of the last
-    10,000 steps are kept, or of as many as are written: memory does not grow.
+    it. Above stands where the whole time of ``fit`` went: the steps, what comes
+    before the first of them, tracing, validation, the ends of epochs, and what
+    is between epochs. Of phases, only the times of the last 10,000 steps are
+    kept, or of as many as are written: memory does not grow.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
     so does the next one: what draws by an operation without a seed of its own,

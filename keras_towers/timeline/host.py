@@ -13,8 +13,15 @@ import numpy as np
 
 from keras_towers.timeline.phases import Calls
 
-# The parts of ``fit`` besides starting up.
-PARTS = ("steps", "tracing", "validation", "ends of epochs")
+# The parts of ``fit``, which make up all of it, and what some of them are.
+PARTS = {
+    "steps": "",
+    "start": "until the first step: the model is placed, the input opened",
+    "tracing": "the first steps, with TensorFlow's traces of them",
+    "validation": "",
+    "ends of epochs": "callbacks there",
+    "between epochs": "the input is opened again; what ends fit",
+}
 
 
 class Host(keras.callbacks.Callback):
@@ -28,7 +35,8 @@ class Host(keras.callbacks.Callback):
         traced: the begins of those of them that are kept.
         others: validation and the callbacks that end epochs: their names,
             begins and ends.
-        seconds: of all ``PARTS``; steps with the callbacks behind.
+        seconds: of all ``PARTS``; steps with the callbacks behind. The time
+            between epochs is known when ``fit`` has ended.
         first_validation: seconds of the first validation, which is traced.
         whole: seconds of ``fit``.
     """
@@ -66,6 +74,8 @@ class Host(keras.callbacks.Callback):
         """Note a call of the train function; return the number before it."""
         now = time.time()
         self._close(now)
+        if not self.count:
+            self.seconds["start"] = now - self._began
         self._traces_before = self._count_traces()
         self._calls.append([now, np.nan, np.nan])
         self._is_open = True
@@ -109,6 +119,8 @@ class Host(keras.callbacks.Callback):
         self._end_calls()
         self.end()
         self.whole = time.time() - self._began
+        rest = "between epochs" if self.count else "start"
+        self.seconds[rest] += self.whole - sum(self.seconds.values())
 
     def calls(self) -> Calls:
         """Return the times of the calls that are kept."""

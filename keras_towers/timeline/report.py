@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers.timeline.host import PARTS
 from keras_towers.timeline.measured import Measured
 
 # Of more towers only the slowest are shown.
@@ -38,7 +39,8 @@ def _of_fit(measured: Measured) -> Iterator[str]:
         if name == "steps":
             yield f"steps: {seconds:.2f} of {measured.whole:.2f} s of fit"
         elif seconds:
-            yield f"{name}: {seconds:.2f} s"
+            what = f" ({PARTS[name]})" if PARTS[name] else ""
+            yield f"{name}: {seconds:.2f} s{what}"
 
 
 def _phases(measured: Measured) -> Table:

@@ -158,7 +158,9 @@ def test_two_processes_here(over, forked, monkeypatch):
     [
         (True, HOROVOD, 0, "how far apart"),
         (False, HOROVOD, 1, "[a] traceback"),
-        (True, None, 1, "Horovod is needed for its self-test"),
+        (True, None, 0, "not run: Horovod, which is optional"),
+        (True, BROKEN, 1, "not run: see the problems above"),
+        (False, None, 1, "[a] traceback"),
     ],
 )
 def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
@@ -169,6 +171,7 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
+    assert output.count("Self-test") == 1
 
 
 def test_a_process_that_fails_is_told_of(monkeypatch):

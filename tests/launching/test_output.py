@@ -78,3 +78,35 @@ def test_colour_on_a_terminal_only(monkeypatch):
     first, second = (output.tag(str(i), i, io.StringIO()) for i in (0, 1))
     assert b"\x1b[" in first
     assert first.replace(b"0", b"") != second.replace(b"1", b"")
+
+
+def test_what_tensorflow_tells_of_itself_is_shown_once_in_a_job(stream):
+    """Information only, as far as it is the same; of one process all of it."""
+    sink, known = Sink(stream, lambda: None), set()
+    header = (
+        b"WARNING: All log messages before absl::InitializeLog() is called are "
+        b"written to STDERR\n"
+    )
+    told = b"I0000 00:00:17953%d.309490   237%d port.cc:153] oneDNN is on.\n"
+    other = b"I0000 00:00:1795374382.611328   23788 grpc.cc:467] at :43491\n"
+    news = b"W0000 00:00:17953%d.1 24937 rendezvous.cc:412] ABORTED\nIt is\n"
+    for index, shown in enumerate((known, known, None)):
+        tagger = Tagger(sink, b"", shown)
+        for line in (header, told % (index, index), header, other):
+            tagger.feed(line[:9])
+            tagger.feed(line[9:])
+        tagger.feed(news % index)
+        assert tagger.tail.count(header) == 2
+    lines = stream.getvalue().splitlines(keepends=True)
+    assert b"".join(lines) == (
+        header
+        + told % (0, 0)
+        + other
+        + news % 0
+        + news % 1
+        + header
+        + told % (2, 2)
+        + header
+        + other
+        + news % 2
+    )

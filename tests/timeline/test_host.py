@@ -40,15 +40,18 @@ def test_the_parts_of_fit(clock):
         host.on_epoch_end(epoch)
         clock.now += 0.25
         host.on_epoch_begin(epoch + 1)
+        clock.now += 0.125
     host.end_fit()
     assert host.seconds == {
+        "start": 3,
         "steps": 9.5 + 6 * 1.5,
         "tracing": 9.5,
         "validation": 7,
         "ends of epochs": 0.5,
+        "between epochs": 0.25,
     }
     assert host.first_validation == 4
-    assert host.whole == 3 + sum(host.seconds.values())
+    assert host.whole == sum(host.seconds.values()) == clock.now
     assert (host.count, host.traces, list(host.traced)) == (8, 1, [3])
 
 
