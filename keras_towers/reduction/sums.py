@@ -116,8 +116,8 @@ def sum_on_towers(
     """Sum gradient i on tower i mod K.
 
     This spreads the work and the traffic over the towers. Ports mode "gpu" of
-    tensorpack's ``SyncMultiGPUTrainer``, which divides the variables among the
-    GPUs in the same way.
+    tensorpack's ``SyncMultiGPUTrainerReplicated``, which divides the variables
+    among the GPUs in the same way.
     """
     return _sum_at(lambda i: devices[i % len(devices)], grads, devices)
 

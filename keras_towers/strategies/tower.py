@@ -22,9 +22,7 @@ class TowerStrategy(BaseStrategy):
     to float rounding. It is a real ``tf.distribute.Strategy`` and also works as
     ``with strategy.scope():`` and in custom training loops.
 
-    Ports tensorpack's ``SyncMultiGPUTrainerReplicated`` (``mode="nccl"``,
-    ``"cpu"``, ``"hierarchical"``, ``"collective"``) and
-    ``SyncMultiGPUTrainer``.
+    Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.
 
     Args:
         towers: number of devices, a list of GPU ids, a list of device names,

@@ -1,0 +1,219 @@
+"""Every row of the page on migration is so, and its scripts run."""
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.docs import migration
+
+# Their checks register themselves.
+from tests.docs.migration import (  # noqa: F401
+    engines,
+    others,
+    tensorpack,
+    tf_distribute,
+)
+from tests.kit.launchers import inherited
+from tests.kit.scripts import ROOT
+from tests.launching.jobs import Launched
+
+long = pytest.mark.long
+ROWS = {(row.section, row.there): row for row in migration.rows()}
+SCRIPTS = migration.scripts()
+
+# What the scripts start with; n is the number of processes.
+BEGIN = """
+import keras
+import numpy as np
+
+import keras_towers as kt
+
+n = 2
+x = np.random.default_rng(0).random((192, 20), "float32")
+y = x.sum(axis=1, keepdims=True)
+
+
+def make_model():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((20,)), *layers])
+
+
+"""
+# How a process of a job hands in its model.
+END = """
+
+import os
+np.savez(f"model-{os.getpid()}.npz", *model.get_weights())
+"""
+_BLOCK = re.compile(r"with kt\.\w+\(.*\):")
+
+
+@pytest.fixture(autouse=True)
+def no_distribution():
+    yield
+    keras.distribution.set_distribution(None)
+
+
+def test_every_row_has_a_check():
+    assert migration.CHECKS.keys() == ROWS.keys()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=[long] * (key in migration.LONG), id=key[1])
+        for key in ROWS
+    ],
+)
+def test_rows(key):
+    migration.CHECKS[key](ROWS[key])
+
+
+def run_here(code, **names):
+    """Run a script in this process; the weights of its model."""
+    namespace = {"tf": tf, "kt": kt, "devices": migration.DEVICES, **names}
+    exec(BEGIN + code, namespace)
+    return namespace["model"].get_weights()
+
+
+def on_one_device(name):
+    """The weights of a script without its strategy."""
+    code = _BLOCK.sub("with contextlib.nullcontext():", SCRIPTS[name].after)
+    if "each" in name:
+        # Each of two towers draws a batch.
+        code = code.replace("batch_size=32", "batch_size=64")
+    return run_here(code, contextlib=contextlib)
+
+
+def assert_close(found, wanted):
+    for mine, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_scripts_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'):
+        wanted = on_one_device(name)
+        assert_close(run_here(SCRIPTS[name].after), wanted)
+    # What stood there before.
+    stock = SCRIPTS["TowerStrategy(devices)"]
+    assert_close(run_here(stock.before), run_here(stock.after))
+    script = SCRIPTS["DataParallel()"]
+    mine = run_here(script.after)
+    keras.distribution.set_distribution(None)
+    plain = re.sub(r"keras\.distribution\.set_.*", "", script.after)
+    assert_close(mine, run_here(plain))
+
+
+def models_of(folder):
+    """The weights that each process of a job has ended with."""
+    models = []
+    for path in sorted(folder.glob("model-*.npz")):
+        with np.load(path) as found:
+            models.append([found[name] for name in found.files])
+    return models
+
+
+def run_job(folder, code, command):
+    """Run a script as its page says; the weights of all processes."""
+    # TensorFlow hears of the task when keras_towers is imported.
+    warm = "MultiWorker" not in code
+    (folder / "train.py").write_text(BEGIN + code + END)
+    program, run, *arguments = shlex.split(command)
+    assert (program, run) == ("keras-towers", "run")
+    done = Launched(folder, tuple(arguments), warm=warm).finish(120)
+    assert done.code == 0, done.out + done.err
+    return models_of(folder)
+
+
+JOBS = [
+    pytest.param("HorovodStrategy()", "horovod"),
+    pytest.param("MultiWorkerTowerStrategy()", None, marks=long),
+    pytest.param("BytePSStrategy()", "byteps", marks=long),
+    pytest.param(
+        "SyncReplicasStrategy(replicas_to_aggregate=2)", None, marks=long
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "needs"), JOBS)
+def test_scripts_of_several_processes(name, needs, tmp_path, monkeypatch):
+    if needs:
+        pytest.importorskip(f"{needs}.common")
+    models = run_job(tmp_path, SCRIPTS[name].after, SCRIPTS[name].command)
+    assert len(models) == 2
+    monkeypatch.chdir(tmp_path)
+    wanted = on_one_device(name)
+    for found in models:
+        assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("HorovodStrategy()", "horovod.keras"),
+        ("BytePSStrategy()", "byteps.tensorflow.keras"),
+    ],
+)
+def test_scripts_with_the_drop_in(name, module, tmp_path, monkeypatch):
+    """Ranks read every second row, and train as one device on all of them."""
+    engine = module.partition(".")[0]
+    pytest.importorskip(f"{engine}.common")
+    script = SCRIPTS[name]
+    ours = script.before.replace(
+        f"import {module} as", f"import keras_towers.{engine} as"
+    )
+    assert ours != script.before
+    code = "import tensorflow as tf\n" + ours
+    models = run_job(tmp_path, code, script.command)
+    monkeypatch.chdir(tmp_path)
+    wanted = on_one_device(name)
+    assert len(models) == 2
+    for found in models:
+        assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_asynchronous_workers_of_a_parameter_server(tmp_path):
+    """They learn, and end with the same model."""
+    name = "DistributedParameterServerStrategy(sync=False)"
+    script = SCRIPTS[name]
+    one, other = run_job(tmp_path, script.after, script.command)
+    assert_close(one, other)
+    begun = run_here("model = make_model()")
+    pairs = zip(one, begun, strict=True)
+    assert any(np.abs(after - before).max() > 1e-3 for after, before in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_horovodrun(tmp_path):
+    pytest.importorskip("horovod.common")
+    path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
+    script = SCRIPTS["HorovodStrategy()"].after
+    (tmp_path / "train.py").write_text(BEGIN + script + END)
+    done = subprocess.run(
+        [path, "-np", "2", sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**inherited(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, other = models_of(tmp_path)
+    assert_close(one, other)
