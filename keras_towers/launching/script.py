@@ -34,13 +34,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
 
+    # Ranks compare the script that it names when they connect.
+    sys.argv = [options.script, *options.arguments]
     if options.fitting:
         _refuse_to_train_alone(options.fitting, options.connects)
     under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.strategy or options.connects:
         under = _connected(options.strategy, options.towers, options.connects)
-    # Ranks compare the script that it names when they connect.
-    sys.argv = [options.script, *options.arguments]
     try:
         with under:
             if options.module:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_towers import compat
+from keras_towers.splitting.joining import joined
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import aligned
 from keras_towers.splitting.values import (
     Kind,
     NotFollowed,
     Value,
-    joined,
     other,
 )
 from keras_towers.splitting.variables import current

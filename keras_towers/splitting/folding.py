@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, Size, compared
+from keras_towers.splitting.sizes import UNKNOWN, Size, broadcast, compared
 from keras_towers.splitting.slices import index_of
 from keras_towers.splitting.values import Value, of_known, same
 
@@ -321,22 +321,3 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]
-
-
-def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-    """Return the shape of an elementwise operation on two shapes."""
-    rank = max(len(a), len(b))
-    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
-    return [_wider(d, e) for d, e in zip(*wide, strict=True)]
-
-
-def _wider(d: Any, e: Any) -> Any:
-    if isinstance(d, int) and d == 1:
-        return e
-    if isinstance(e, int) and e == 1:
-        return d
-    # Both are the same when the step runs: the one is kept that is known best.
-    for size in (d, e):
-        if isinstance(size, int):
-            return size
-    return next((s for s in (d, e) if isinstance(s, Size)), None)

@@ -6,20 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-import tensorflow as tf
-
 from keras_towers.splitting import control_flow, exchanges, variables
-from keras_towers.splitting.folding import LARGEST, folded
+from keras_towers.splitting.completing import completed, constant
+from keras_towers.splitting.folding import folded
 from keras_towers.splitting.layouts import Layouts
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules import RULES, effects
-from keras_towers.splitting.sizes import EXAMPLES, Size
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
     Value,
-    of_known,
     other,
     same,
 )
@@ -58,7 +54,6 @@ _CARRIERS = frozenset(
         *("TensorListGetItem", "OptionalFromValue"),
     )
 )
-_HANDLES = (tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +129,7 @@ class Interpreter:
         if not node.num_outputs and not node.num_inputs:
             return []
         if node.type == "Const":
-            return [_constant(operation)]
+            return [constant(operation)]
         if node.type == "Placeholder":
             return [other("uses an unknown input", operation, is_open=True)]
         given = [values[tensor.name] for tensor in operation.inputs]
@@ -148,7 +143,7 @@ class Interpreter:
             else [result] * node.num_outputs
         )
         return [
-            _completed(node, index, value, given)
+            completed(node, index, value, given)
             for index, value in enumerate(outputs[: node.num_outputs])
         ]
 
@@ -250,92 +245,3 @@ def in_order(
                 continue
             done.add(waiting.pop().name)
             yield last
-
-
-def _constant(operation: Any) -> Value:
-    proto = operation.get_attr("value")
-    size = 1
-    for dimension in proto.tensor_shape.dim:
-        size *= dimension.size
-    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
-    dtype = tf.as_dtype(proto.dtype)
-    if dtype in _HANDLES or dtype == tf.string:
-        return same(shape=shape)
-    # A constant of one number is kept as that.
-    if size > LARGEST and len(proto.tensor_content) > dtype.size:
-        return same(shape=shape)
-    array = tf.make_ndarray(proto)
-    if size > LARGEST or not (dtype.is_integer or dtype.is_bool or size == 1):
-        return same(0 if array.any() else None, shape=shape)
-    return of_known(np.array(array.tolist(), dtype=object).reshape(shape))
-
-
-def _completed(
-    node: Node, index: int, value: Value, given: Sequence[Value]
-) -> Value:
-    """Add what the trace knows of the shape, and check the rule by it.
-
-    What grows with the batch has to be the axis that the rule names.
-    """
-    if value.kind in (Kind.HANDLE, Kind.OPTIONAL):
-        return value
-    if value.kind is Kind.OTHER:
-        if value.reason is not None and value.reason.operation is None:
-            reason = dataclasses.replace(value.reason, operation=node.operation)
-            value = dataclasses.replace(value, reason=reason)
-        static = node.static_shape(index)
-        if value.shape is None and static is not None and None not in static:
-            value = dataclasses.replace(value, shape=static)
-        return value
-    if node.output_dtype(index) in _HANDLES:
-        return value
-    static = node.static_shape(index)
-    if static is None:
-        static = value.shape
-        if static is None:
-            if value.is_same and not any(v.grows for v in given):
-                return value
-            text = "makes a tensor of unknown rank"
-            return other(text, node.operation, is_open=True)
-        static = tuple(s if isinstance(s, int) else None for s in static)
-    own = value.shape
-    if own is not None and len(own) != len(static):
-        own = None
-    axis = value.rows.axis if value.rows is not None else None
-    sizes: list[Any] = []
-    for place, size in enumerate(static):
-        claimed = None if own is None else own[place]
-        if place == axis:
-            if size is not None:
-                return _lost(node)
-            assert value.rows is not None
-            sizes.append(value.rows.count * EXAMPLES)
-        elif size is not None:
-            if isinstance(claimed, Size) and claimed.power("n"):
-                return _lost(node)
-            sizes.append(size)
-        else:
-            if isinstance(claimed, Size) and claimed.power("n"):
-                return _lost(node)
-            sizes.append(claimed if isinstance(claimed, (int, Size)) else None)
-    if None in sizes and not _may_be_open(value, given):
-        return _lost(node)
-    if value.known is not None and value.known.shape != tuple(sizes):
-        value = dataclasses.replace(value, known=None)
-    return dataclasses.replace(value, shape=tuple(sizes))
-
-
-def _may_be_open(value: Value, given: Sequence[Value]) -> bool:
-    """Whether a size that is not known is no number of examples."""
-    if not any(v.grows for v in given):
-        return True
-    # Some input has such a size, and no two that could be taken for another.
-    return any(v.shape is not None and None in v.shape for v in given)
-
-
-def _lost(node: Node) -> Value:
-    return other(
-        "moves the rows of examples where they cannot be followed",
-        node.operation,
-        is_open=True,
-    )

@@ -61,9 +61,17 @@ def _two_ways(tensor: tf.Tensor, meaning: str) -> Any:
     """Mark a tensor, and its gradient."""
 
     def back(upstream: tf.Tensor) -> Any:
-        return marked(upstream, f"gradient of {meaning}")
+        return _two_ways(upstream, _other_way(meaning))
 
     return _passing(tensor, meaning, back)
+
+
+def _other_way(meaning: str) -> str:
+    """The meaning of a gradient; that of its own gradient is the first."""
+    prefix = "gradient of "
+    if meaning.startswith(prefix):
+        return meaning.removeprefix(prefix)
+    return prefix + meaning
 
 
 def _passing(

@@ -197,3 +197,22 @@ def _ends(size: Any) -> tuple[Any, Any] | None:
     ends = size.number, size.number * float("inf")
     rises = all(power > 0 for _, power in size.powers)
     return ends if rises else (-float("inf"), float("inf"))
+
+
+def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """Return the shape of an elementwise operation on two shapes."""
+    rank = max(len(a), len(b))
+    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
+    return [_wider(d, e) for d, e in zip(*wide, strict=True)]
+
+
+def _wider(d: Any, e: Any) -> Any:
+    if isinstance(d, int) and d == 1:
+        return e
+    if isinstance(e, int) and e == 1:
+        return d
+    # Both are the same when the step runs: the one is kept that is known best.
+    for size in (d, e):
+        if isinstance(size, int):
+            return size
+    return next((s for s in (d, e) if isinstance(s, Size)), None)

@@ -99,18 +99,23 @@ class Durations:
         if hasattr(report, _PROBE):
             self.probes.append(getattr(report, _PROBE))
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session):
         """Write the file, or fail where something takes too long."""
-        if self._action is None or hasattr(session.config, "workerinput"):
-            return
-        if self._action == "write":
-            self._file.write_text(json.dumps(self.found(), indent=1) + "\n")
-        elif too_long := self.too_long():
-            print("\n\nTests that take too long:", *too_long, sep="\n")
-            session.exitstatus = (
-                session.exitstatus or pytest.ExitCode.TESTS_FAILED
-            )
+        too_long = []
+        if not hasattr(session.config, "workerinput"):
+            if self._action == "write":
+                found = json.dumps(self.found(), indent=1)
+                self._file.write_text(found + "\n")
+            elif self._action == "check":
+                too_long = self.too_long()
+        if too_long and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        result = yield
+        if too_long:
+            # Last of all, as other summaries have many lines.
+            print("\nTests that take too long:", *too_long, sep="\n")
+        return result
 
     def found(self) -> dict:
         """What the file is to say."""

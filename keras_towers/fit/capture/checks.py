@@ -5,6 +5,7 @@ Whatever is not known to be the same on all towers counts as a difference.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,12 +37,35 @@ class CannotSplit(CannotShare):
     """Why a step cannot be cut where its optimizer begins."""
 
 
-def check_parts(pieces: Sequence[Any], shares: Sequence[Any]) -> None:
-    """Check that all towers get data of the same form."""
-    forms = [[_form(leaf) for leaf in leaves_of(piece)] for piece in pieces]
+def check_parts(
+    pieces: Sequence[Any], shares: Sequence[Any], any_size: bool = False
+) -> None:
+    """Check that all towers get data of the same form.
+
+    Args:
+        pieces: the K towers' parts of the batch.
+        shares: the K towers' fractions of the batch.
+        any_size: whether parts may have different numbers of examples.
+    """
+    forms = [
+        [_form(leaf, any_size) for leaf in leaves_of(piece)] for piece in pieces
+    ]
     numbers = {share for share in shares if not tf.is_tensor(share)}
-    if any(form != forms[0] for form in forms) or len(numbers) > 1:
+    uneven = len(numbers) > 1 and not any_size
+    if uneven or any(form != forms[0] for form in forms):
         raise CannotShare("gets parts of different sizes")
+
+
+def common_shapes(pieces: Sequence[Any]) -> list[tf.TensorShape]:
+    """Return what is known of the shapes of all towers' tensors."""
+    return [
+        functools.reduce(
+            tf.TensorShape.most_specific_compatible_shape,
+            [tensor.shape for tensor in tensors],
+        )
+        for tensors in zip(*map(leaves_of, pieces), strict=True)
+        if isinstance(tensors[0], tf.Tensor)
+    ]
 
 
 def leaves_of(structure: Any) -> list[Any]:
@@ -49,10 +73,11 @@ def leaves_of(structure: Any) -> list[Any]:
     return tf.nest.flatten(structure, expand_composites=True)
 
 
-def _form(leaf: Any) -> Any:
+def _form(leaf: Any, any_size: bool) -> Any:
     if not isinstance(leaf, tf.Tensor):
         return leaf
-    return leaf.dtype, leaf.shape.rank, tuple(leaf.shape or ())
+    sizes = list(leaf.shape or ())
+    return leaf.dtype, leaf.shape.rank, sizes[1:] if any_size else sizes
 
 
 def check_operations(graph: Any) -> None:

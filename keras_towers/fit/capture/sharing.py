@@ -11,9 +11,10 @@ Every tower then has one, be it its own, where the step can be cut there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -34,9 +35,11 @@ from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
 
+_NOT_BUILT = "has layers that are not built yet"
 # What holds for the first trace of a step only: another follows.
 _FOR_NOW = frozenset(
     (
+        _NOT_BUILT,
         "creates variables",
         "writes a variable that the towers had in common",
     )
@@ -72,6 +75,7 @@ class StepTraces:
         self._shares = shares
         self._shared: TracedStep | None = None
         self._compiles: bool = bool(model.jit_compile)
+        self._is_judged = False
         self._begun = time.monotonic()
 
     def run(
@@ -118,27 +122,25 @@ class StepTraces:
             return self._shared
         given = tower, step, data
         if self._compiles:
-            trace = self._compiled(*given)
+            trace = self._compiled(*given, judged=judged)
             if trace is not None:
-                if trace is self._shared and judged:
-                    self._judge(trace, tower)
                 return trace
-        if tower.local_index or self._config.num_towers == 1:
+        # Other ranks get gradients while the step computes others.
+        alone = self._config.transport.size == 1
+        if tower.local_index or (alone and self._config.num_towers == 1):
             return None
+        way: Way = "called" if alone else "inlined"
         try:
-            self._check()
-            # Other ranks get gradients while the step computes others.
-            alone = self._config.transport.size == 1
-            way: Way = "called" if alone else "inlined"
-            self._shared = self._traced(*given, way=way)
-            if judged:
-                self._judge(self._shared, tower)
+            self._check_cut()
+            if not all(layer.built for layer in compat.layers_of(self._model)):
+                raise CannotShare(_NOT_BUILT)
+            self._shared = self._traced(*given, judged=judged, way=way)
         except CannotShare as error:
-            self._log_own_traces(error)
+            self._log_own_traces(error, tower, judged)
         return self._shared
 
     def _compiled(
-        self, tower: tower_lib.Tower, *given: Any
+        self, tower: tower_lib.Tower, *given: Any, judged: bool
     ) -> TracedStep | None:
         """Return a trace that XLA compiles, for all towers or this."""
         try:
@@ -146,12 +148,14 @@ class StepTraces:
             if tower.local_index == 0 and self._config.num_towers > 1:
                 try:
                     checks.check_parts(self._pieces, self._shares)
-                    self._shared = self._traced(tower, *given, way="xla")
+                    self._shared = self._traced(
+                        *(tower, *given), judged=judged, way="xla"
+                    )
                     return self._shared
                 except CannotSplit:
                     raise
                 except CannotShare as error:
-                    self._log_own_traces(error)
+                    self._log_own_traces(error, tower, judged)
             return self._traced(tower, *given, shared=False, way="xla")
         except (CannotShare, Uncompilable) as error:
             self._compiles = False
@@ -167,51 +171,59 @@ class StepTraces:
         tower: tower_lib.Tower,
         step: Callable[[Any], Any],
         data: Any,
-        **options: Any,
+        judged: bool = False,
+        shared: bool = True,
+        way: Way = "called",
     ) -> TracedStep:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
+        any_size = not _has_fixed_size(self._model)
         try:
-            trace = TracedStep(
-                *(self._config, step, tower, data),
-                any_size=not _has_fixed_size(self._model),
-                **options,
-            )
-            if self._attributes.hold_tensors_of(trace.graph):
-                raise CannotSplit("keeps tensors in attributes")
-            return trace
-        except BaseException as error:
+            with _as_reasons():
+                trace = TracedStep(
+                    *(self._config, step, tower, data, shared, way, any_size)
+                )
+                if self._attributes.hold_tensors_of(trace.graph):
+                    raise CannotSplit("keeps tensors in attributes")
+            if judged:
+                self._judge(trace, tower)
+            with _as_reasons():
+                # With XLA every tower has one device, be it its own.
+                if way != "xla" and not devices.all_on_host(
+                    self._config.devices
+                ):
+                    raise CannotShare("runs on other devices than CPUs")
+                sizes = any_size and way != "xla"
+                checks.check_parts(self._pieces, self._shares, sizes)
+                trace.finish(checks.common_shapes(self._pieces))
+        except BaseException:
             self._attributes.put(before)
-            own = not isinstance(error, (CannotShare, Uncompilable))
-            if own and isinstance(error, Exception):
-                # If it is the step's, it is raised again without the trace.
-                name = type(error).__name__
-                raise CannotSplit(
-                    f"fails in a function ({name}: {error})"
-                ) from error
             raise
+        return trace
 
-    def _judge(self, trace: TracedStep, tower: tower_lib.Tower) -> None:
-        """Find out whether the towers do together what one device does."""
-        if tower.share is None or self._config.on_difference == "ignore":
+    def _judge(self, found: TracedStep | str, tower: tower_lib.Tower) -> None:
+        """Find out whether the towers do together what one device does.
+
+        Args:
+            found: the step's trace, or why it has none.
+        """
+        ignored = self._config.on_difference == "ignore"
+        if tower.share is None or ignored or self._is_judged:
             return
-        analysis = splits.analysed(trace)
-        verdict.decide(self._config, self._model, tower.training, analysis)
-
-    def _check(self) -> None:
-        """Check for differences that are known before the step is traced."""
-        self._check_cut()
-        if not all(layer.built for layer in compat.layers_of(self._model)):
-            raise CannotShare("has layers that are not built yet")
-        if not devices.all_on_host(self._config.devices):
-            raise CannotShare("runs on other devices than CPUs")
-        checks.check_parts(self._pieces, self._shares)
+        self._is_judged = True
+        given = self._config, self._model, tower.training
+        if isinstance(found, str):
+            verdict.leave_open(*given, found)
+        else:
+            verdict.decide(*given, splits.analysed(found))
 
     def _check_cut(self) -> None:
         if self._config.random == "global" and self._compiles:
             raise CannotSplit("draws its own rows of random numbers")
 
-    def _log_own_traces(self, error: CannotShare) -> None:
+    def _log_own_traces(
+        self, error: CannotShare, tower: tower_lib.Tower, judged: bool
+    ) -> None:
         why = str(error)
         if told.is_news(("own traces", self._model.name, why)):
             logger.info(
@@ -219,6 +231,8 @@ class StepTraces:
                 self._model.name,
                 why,
             )
+        if judged and why not in _FOR_NOW:
+            self._judge(why, tower)
 
     def _first_is_traced(self) -> None:
         """Say what is to come, if the trace of the first tower took long."""
@@ -232,6 +246,20 @@ class StepTraces:
                 f"preparing {towers} towers for the first step of {name!r}: "
                 f"the first of them took {seconds:.0f} s ..."
             )
+
+
+@contextlib.contextmanager
+def _as_reasons() -> Iterator[None]:
+    """Take errors for reasons why a step cannot be cut."""
+    try:
+        yield
+    except (CannotShare, Uncompilable):
+        raise
+    except Exception as error:
+        # If it is the step's, it is raised again without the trace.
+        name = type(error).__name__
+        why = f"fails in a function ({name}: {error})"
+        raise CannotSplit(why) from error
 
 
 def _has_fixed_size(model: keras.Model) -> bool:

@@ -20,12 +20,13 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.data import batches as data_lib
 
 
 class TracedStep:
     """The trace of a step on one tower, up to where its optimizer begins.
 
-    All towers call it, or the given one alone.
+    All towers call it, or the given one alone, once it is ``finish``ed.
 
     Attributes:
         graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
@@ -39,7 +40,6 @@ class TracedStep:
     Raises:
         CannotShare: it cannot be the trace of other towers.
         CannotSplit: it cannot be cut there.
-        Uncompilable: XLA cannot compile it.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class TracedStep:
         any_size: bool = False,
     ):
         xla = way == "xla"
+        self._config = config
+        self._way = way
         self._shared = shared
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
@@ -68,7 +70,7 @@ class TracedStep:
         )
         self.data: Any = data
         self.captured: Captured
-        inputs = self._inputs(data, tower)
+        self._given = inputs = self._inputs(data, tower)
         of_data = sum(isinstance(v, tf.Tensor) for v in checks.leaves_of(data))
 
         def run(*inside: tf.Tensor) -> list[tf.Tensor]:
@@ -83,26 +85,43 @@ class TracedStep:
         self.graph: Any = self._traced(run, specs)
         captures = checks.captures_of(self.graph)
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}
-        if shared:
+        self._function: Callable[[Sequence[Any]], list[Any]]
+
+    def finish(self, shapes: Sequence[tf.TensorShape] | None = None) -> None:
+        """Make the function of it that towers call.
+
+        Args:
+            shapes: what all towers know of their tensors of ``data``; None: as
+                much as the given tower.
+
+        Raises:
+            CannotShare: it cannot be the trace of other towers.
+            CannotSplit: it cannot be cut there.
+            Uncompilable: XLA cannot compile it.
+        """
+        xla = self._way == "xla"
+        index = self.tower.local_index
+        captures = self.captures[index]
+        if self._shared:
             checks.check_operations(self.graph)
-            rows = checks.captures_for_towers(self.graph, config, xla)
+            rows = checks.captures_for_towers(self.graph, self._config, xla)
             self.captures = dict(enumerate(rows))
         if self._update_begins is not None:
             for call in self.captured.updates:
                 checks.check_update(call)
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
-        shapes = [tensor.shape for tensor in inputs]
-        self._function: Callable[[Sequence[Any]], list[Any]]
+        known = [tensor.shape for tensor in self._given]
+        known[: len(shapes or ())] = shapes or ()
         if self._exchanges.all:
             self._function = Pieces(
-                self.graph, self._exchanges.all, way, shapes
+                self.graph, self._exchanges.all, self._way, known
             )
             return
-        self._function = function = GraphFunction(self.graph, way, shapes)
+        self._function = function = GraphFunction(self.graph, self._way, known)
         if xla:
-            device = config.devices[tower.local_index]
-            function.check_xla([*inputs, *captures], device)
+            device = self._config.devices[index]
+            function.check_xla([*self._given, *captures], device)
 
     def _traced(
         self, run: Callable[..., Any], specs: Sequence[tf.TensorSpec]
@@ -160,6 +179,7 @@ class TracedStep:
         if tower.rows is not None:
             tower.rows = tower.rows.inside(
                 start=_filled(tower.rows.start, given),
+                count=data_lib.batch_size_of(self.data),
                 total=_filled(_unless_known(tower.rows.total), given),
                 data=self.data,
             )

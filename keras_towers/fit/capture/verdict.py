@@ -16,6 +16,12 @@ from keras_towers.splitting import Analysis, Difference
 from keras_towers.splitting.lines import line_of
 
 PROVEN = "proven to be that of one device"
+NOT_PROVEN = "not proven to be that of one device"
+
+_COMPARE = (
+    "keras_towers.verify(model, x, y) compares a few steps with those of one "
+    'device; on_difference="ignore" does without this message.'
+)
 
 _verdicts: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
     weakref.WeakKeyDictionary()
@@ -38,32 +44,59 @@ def decide(
     Raises:
         TowerError: it does, and ``on_difference`` is ``"error"``.
     """
-    step = f"the {'training' if training else 'evaluation'} step of "
-    step += repr(model.name)
     known = [d for d in analysis.differences if not d.is_open]
     found = known or analysis.differences
     verdict = PROVEN
     if known:
         verdict = "differs from that of one device"
     elif found or analysis.effects:
-        verdict = "not proven to be that of one device"
-    verdicts_of(config.strategy)[step] = verdict
-    if config.on_difference == "ignore" or config.batches == "each":
-        return
+        verdict = NOT_PROVEN
     messages = [
-        f"{config.name}: {step} {_verb(same[0])} {_cause(same[0])}, so that "
-        f"{_what(same)} {'may differ' if same[0].is_open else 'differ'} from "
-        f"one device's. {_remedy(same)}"
+        f"{_verb(same[0])} {_cause(same[0])}, so that {_what(same)} "
+        f"{'may differ' if same[0].is_open else 'differ'} from one device's. "
+        f"{_remedy(same)}"
         for same in _by_cause(found)
     ]
     messages += [
-        f"{config.name}: {step} has an effect: {effect.text}"
-        f"{_at(effect.operation)}, not once for the batch."
+        f"has an effect: {effect.text}{_at(effect.operation)}, not once for "
+        "the batch."
         for effect in analysis.effects
     ]
-    if not messages:
+    _tell(config, model, training, verdict, messages)
+
+
+def leave_open(
+    config: TowerConfig, model: keras.Model, training: bool, why: str
+) -> None:
+    """Tell that a step is not analysed.
+
+    Args:
+        why: what it does: "asks which tower it runs on".
+
+    Raises:
+        TowerError: ``on_difference`` is ``"error"``.
+    """
+    message = (
+        f"may differ: it {why}, so that every tower traces it by itself, and "
+        f"it is not analysed. {_COMPARE}"
+    )
+    _tell(config, model, training, NOT_PROVEN, [message])
+
+
+def _tell(
+    config: TowerConfig,
+    model: keras.Model,
+    training: bool,
+    verdict: str,
+    messages: Sequence[str],
+) -> None:
+    step = f"the {'training' if training else 'evaluation'} step of "
+    step += repr(model.name)
+    verdicts_of(config.strategy)[step] = verdict
+    if config.on_difference == "ignore" or config.batches == "each":
         return
-    if config.on_difference == "error":
+    messages = [f"{config.name}: {step} {message}" for message in messages]
+    if messages and config.on_difference == "error":
         raise TowerError("\n".join(messages))
     if config.peers.rank == 0:
         for message in messages:
@@ -122,10 +155,7 @@ def _what(differences: Sequence[Difference]) -> str:
 def _remedy(differences: Sequence[Difference]) -> str:
     first = differences[0]
     if first.is_open:
-        return (
-            "keras_towers.verify(model, x, y) compares a few steps with those "
-            'of one device; on_difference="ignore" does without this message.'
-        )
+        return _COMPARE
     if any("not their mean" in d.text for d in differences):
         return (
             "average=False adds the towers' gradients up, for a loss that is a "

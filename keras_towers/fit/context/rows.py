@@ -41,21 +41,25 @@ class Rows:
             if isinstance(leaf, tf.Tensor):
                 self.known[leaf.ref()] = NO_DIMENSION, ()
 
-    def inside(self, start: Any, total: Any, data: Any) -> Rows:
+    def inside(self, start: Any, count: Any, total: Any, data: Any) -> Rows:
         """Return the same rows in the trace of a function of them.
 
         Args:
             start: ``start`` in the trace.
+            count: ``count`` in the trace, or a number.
             total: ``total`` in the trace, or a number.
             data: the tower's data in the trace, of shape [count, ...].
         """
-        leaves = [leaf for leaf in tf.nest.flatten(data) if leaf.shape.rank]
         return Rows(
             start=start,
-            count=tf.shape(leaves[0], out_type=tf.int64)[0],
+            count=tf.convert_to_tensor(count, tf.int64),
             total=tf.convert_to_tensor(total, tf.int64),
             graph=compat.get_default_graph(),
-            known={leaf.ref(): (0, (1,)) for leaf in leaves},
+            known={
+                leaf.ref(): (0, (1,))
+                for leaf in tf.nest.flatten(data)
+                if isinstance(leaf, tf.Tensor) and leaf.shape.rank
+            },
             static=self.static,
         )
 

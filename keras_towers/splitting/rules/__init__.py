@@ -1,6 +1,9 @@
 """What operations do to values, by families."""
 
 from keras_towers.splitting.rules import (
+    arithmetic as arithmetic,
+)
+from keras_towers.splitting.rules import (
     effects as effects,
 )
 from keras_towers.splitting.rules import (
@@ -8,6 +11,9 @@ from keras_towers.splitting.rules import (
 )
 from keras_towers.splitting.rules import (
     images as images,
+)
+from keras_towers.splitting.rules import (
+    joins as joins,
 )
 from keras_towers.splitting.rules import (
     lists as lists,
@@ -19,6 +25,9 @@ from keras_towers.splitting.rules import (
     moves as moves,
 )
 from keras_towers.splitting.rules import (
+    parts as parts,
+)
+from keras_towers.splitting.rules import (
     picks as picks,
 )
 from keras_towers.splitting.rules import (
@@ -26,6 +35,9 @@ from keras_towers.splitting.rules import (
 )
 from keras_towers.splitting.rules import (
     reductions as reductions,
+)
+from keras_towers.splitting.rules import (
+    repeats as repeats,
 )
 from keras_towers.splitting.rules import (
     sizes_of as sizes_of,

@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from keras_towers.splitting.folding import broadcast
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
+from keras_towers.splitting.sizes import UNKNOWN, Size, broadcast, examples_in
 from keras_towers.splitting.values import (
     Degree,
     DoesNotSplit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_towers.splitting.joining import nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
 from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
@@ -10,7 +11,6 @@ from keras_towers.splitting.values import (
     Kind,
     Value,
     examples,
-    nothing,
     same,
 )
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.splitting.joining import joined, nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import inserted, rows_of, rule
+from keras_towers.splitting.sizes import EXAMPLES
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
     NotFollowed,
     Value,
-    joined,
-    nothing,
 )
 
 
@@ -74,8 +74,6 @@ def _stacked(node: Node, elements: Value, *options: Value) -> Value:
     if _of_examples(elements) and node.type != "TensorListStack":
         raise DoesNotSplit("picks examples of the batch from a list")
     if elements.kind is Kind.ROWS and rows_of(elements).axis < 0:
-        from keras_towers.splitting.sizes import EXAMPLES
-
         shape = elements.shape
         return elements.moved(
             0, shape=None if shape is None else (EXAMPLES, *shape)

@@ -105,3 +105,46 @@ def test_batch_norm_and_dropout_hide_no_other_difference(exact, logged):
         fit(model)
     ((_, said),) = logged("step of")
     assert "Sqrt" in said
+
+
+class Penalized(keras.Sequential):
+    """Punishes slopes, with gradients of gradients."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                output = self(x, training=True)
+            slope = inner.gradient(output, x)
+            loss = self.compute_loss(x, y, output)
+            loss += tf.reduce_mean(tf.square(slope))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, output)
+
+
+def test_gradients_of_gradients_through_own_statistics(logged):
+    def trained():
+        keras.utils.set_random_seed(1)
+        model = Penalized(
+            [
+                keras.Input((4,)),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(5, "tanh"),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+        model.fit(halves, Y[:8], batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    # Both towers have the statistics of the batch.
+    halves = np.tile(X[:4], (2, 1))
+    one = trained()
+    with kt.TowerStrategy(2):
+        two = trained()
+    assert not logged("step of")
+    assert not logged("traces the step")
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tests.splitting.cases.own_layer import Own
 from tests.splitting.cases.table import (
     WIDTH,
     by_design,
@@ -12,25 +13,6 @@ from tests.splitting.cases.table import (
     proven,
     with_layers,
 )
-
-
-class Own(keras.layers.Layer):
-    """A layer with one variable and a call of its own."""
-
-    def __init__(self, call, initial=1.0, shape=(), **options):
-        super().__init__()
-        self.body = call
-        self.kept = self.add_weight(
-            shape=shape,
-            initializer=keras.initializers.Constant(initial),
-            **{"trainable": False, "name": "kept", **options},
-        )
-
-    def call(self, x):
-        return self.body(self, x)
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
 
 
 @by_design()
@@ -187,3 +169,18 @@ def memory_bank():
         return x - tf.reduce_mean(before, 0)
 
     return with_layers(Own(call, shape=(4, WIDTH)))
+
+
+@proven()
+def constrained():
+    return with_layers(
+        keras.layers.Dense(4, kernel_constraint="max_norm"),
+        keras.layers.UnitNormalization(),
+    )
+
+
+@proven()
+def spectral():
+    return with_layers(
+        keras.layers.SpectralNormalization(keras.layers.Dense(4))
+    )

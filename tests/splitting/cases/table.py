@@ -157,3 +157,38 @@ def _network(kind: Any, outputs: int) -> keras.Model:
     entrance = keras.Input((WIDTH,))
     hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(entrance)
     return kind(entrance, keras.layers.Dense(outputs, name="outputs")(hidden))
+
+
+def count(t):
+    return tf.cast(tf.shape(t)[0], tf.float32)
+
+
+def errors(y, p):
+    return tf.reduce_mean(tf.square(p - y), -1)
+
+
+def positives(y):
+    return tf.reduce_sum(tf.cast(y > 0, tf.int32))
+
+
+def mse(y, p):
+    return tf.reduce_mean(tf.square(p - y))
+
+
+def by_default(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = mse(y, model(x, training=True))
+    return apply(model, tape, loss)
+
+
+def with_variable(step, shape=(), initial=0.0, outputs=1, **options):
+    """A step with a variable of the model's."""
+    model = stepped(step, outputs)
+    model.kept = model.add_weight(
+        shape=shape,
+        initializer=keras.initializers.Constant(initial),
+        trainable=False,
+        name="kept",
+        **options,
+    )
+    return model

@@ -131,3 +131,48 @@ def ints(*axes: str, low: float = 0, high: float = 3, **options: Any) -> list:
         Arg(a, low=low, high=high, **{"dtype": "int32", **options})
         for a in axes
     ]
+
+
+def of_floats(
+    kind: str,
+    note: str,
+    function: Callable[..., Any],
+    axes: str,
+    splits: str,
+    **more: Any,
+) -> Case:
+    """Return a case of arguments with numbers, by their axes."""
+    return Case(
+        kind, function, floats(*axes.split()), splits, note=note, **more
+    )
+
+
+def size(x: Any, axis: int) -> Any:
+    """Return the size of an axis, when the step runs."""
+    return tf.shape(x)[axis]
+
+
+def unary(name: str, low: float = -1, high: float = 1, key: str = "x") -> Case:
+    """Return a case of an operation on single numbers."""
+    args = floats("ab", low=low, high=high)
+    return Case(name, raw(name, key), args, "ab", broadcast=True)
+
+
+def binary(
+    name: str, low: float = -1, high: float = 1, keys: str = "x y", **more: Any
+) -> Case:
+    """Return a case of an operation on two tensors, which are broadcast."""
+    args = floats("ab", "ab", low=low, high=high)
+    return Case(name, raw(name, keys), args, "ab", broadcast=True, **more)
+
+
+_OF_NO_ZERO = "Div FloorDiv FloorMod Mod TruncateDiv TruncateMod"
+
+
+def of_ints(name: str, *keys: str, low: float = 1, high: float = 9) -> Case:
+    """Return a case of an operation on whole numbers."""
+    args = ints(*["ab"] * len(keys), low=low, high=high)
+    if name in _OF_NO_ZERO:
+        args = [*args[:-1], *ints("ab", low=low, high=high, scales=False)]
+    function = raw(name, " ".join(keys))
+    return Case(name, function, args, "ab", broadcast=True, note="ints")

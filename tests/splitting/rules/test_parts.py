@@ -1,0 +1,299 @@
+"""Operations that take a part of a tensor, or put it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.splitting.rules.case import Case, exercise, floats, of_floats, size
+
+
+def _slice(
+    note: str, function: Any, axes: str, splits: str, **more: Any
+) -> Case:
+    return of_floats("StridedSlice", note, function, axes, splits, **more)
+
+
+_SOME = "some of the examples"
+
+
+_SLICES = [
+    _slice("other", lambda x: x[:, 1:3], "acb", "ab", letters="ab"),
+    _slice("dropped", lambda x: x[:, 1], "acb", "ab", letters="ab"),
+    _slice("new", lambda x: x[:, None, ..., 1:], "acb", "ac", letters="ac"),
+    _slice("dots", lambda x: x[..., 0], "acb", "ac", letters="ac"),
+    _slice("back", lambda x: x[:, ::-1], "acb", "ab", letters="ab"),
+    _slice("all", lambda x: x[:], "acb", "acb"),
+    _slice("first", lambda x: x[0], "acb", "cb", refuses={"a": "one example"}),
+    _slice("last", lambda x: x[-1], "acb", "cb", refuses={"a": "one example"}),
+    _slice(
+        "reversed", lambda x: x[::-1], "acb", "cb", refuses={"a": "reverses"}
+    ),
+    _slice("some", lambda x: x[:2], "ecb", "cb", refuses={"e": _SOME}),
+    _slice("without", lambda x: x[1:], "ecb", "cb", refuses={"e": _SOME}),
+    _slice(
+        "every", lambda x: x[::2], "ecb", "cb", refuses={"e": "every other"}
+    ),
+    _slice(
+        "half",
+        lambda x: tf.concat([x, x + 1.0], 0)[: size(x, 0)],
+        "ab",
+        "a",
+        letters="a",
+    ),
+    _slice(
+        "end",
+        lambda x: tf.concat([x, x + 1.0], 0)[-size(x, 0) :],
+        "ab",
+        "a",
+        letters="a",
+    ),
+    _slice(
+        "middle",
+        lambda x: tf.concat([x, x + 1.0, x], 0)[size(x, 0) : 2 * size(x, 0)],
+        "ab",
+        "a",
+        letters="a",
+    ),
+    _slice(
+        "far", lambda x: x[size(x, 0) : 3 * size(x, 0)], "ab", "", letters="a"
+    ),
+    _slice("by n", lambda c, x: c[: size(x, 0)], "e ab", "", letters="a"),
+    _slice(
+        "at n",
+        lambda c, x: tf.concat([c, c, c], 0)[size(x, 0)],
+        "e ab",
+        "",
+        letters="a",
+    ),
+    _slice(
+        "from n",
+        lambda c, x: tf.concat([c, c, c], 0)[size(x, 0) - 1 :],
+        "e ab",
+        "",
+        letters="a",
+    ),
+    _slice("own end", lambda x: x[: size(x, 0)], "ab", "ab"),
+]
+
+
+def _gradient(function: Any) -> Any:
+    def apply(x: Any, dy: Any) -> Any:
+        return tf.gradients(function(x), [x], [dy])
+
+    return apply
+
+
+_GRADIENTS = [
+    of_floats(
+        "StridedSliceGrad",
+        "other",
+        _gradient(lambda x: x[:, 1:3]),
+        "acb adb",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "dropped",
+        _gradient(lambda x: x[:, 1]),
+        "acb ab",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "new",
+        _gradient(lambda x: x[:, None]),
+        "ac a1c",
+        "ac",
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "dots",
+        _gradient(lambda x: x[..., 0]),
+        "acb ac",
+        "ac",
+        letters="ac",
+    ),
+    of_floats(
+        "StridedSliceGrad", "first", _gradient(lambda x: x[0]), "acb cb", "cb"
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "half",
+        lambda x, dy: tf.gradients(
+            tf.concat([x, x], 0)[: size(x, 0)], [x], [dy]
+        ),
+        "ab ab",
+        "",
+        letters="a",
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "at n",
+        lambda c, x: tf.gradients(tf.concat([c, c, c], 0)[size(x, 0)], [c]),
+        "e ab",
+        "",
+        letters="a",
+    ),
+]
+
+
+_PARTS = [
+    of_floats(
+        "Slice",
+        "other",
+        lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
+        "acb",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "Slice",
+        "some",
+        lambda x: tf.slice(x, [0, 1], [2, 2]),
+        "ec",
+        "",
+        refuses={"e": _SOME},
+        letters="e",
+    ),
+    of_floats(
+        "Slice",
+        "own",
+        lambda x: tf.slice(x, [0, 1], [size(x, 0), 2]),
+        "ac",
+        "a",
+        letters="a",
+    ),
+    of_floats(
+        "Slice",
+        "half",
+        lambda x: tf.slice(
+            tf.concat([x, x], 0), [size(x, 0), 0], [size(x, 0), 2]
+        ),
+        "ac",
+        "a",
+        letters="a",
+    ),
+    of_floats(
+        "Slice",
+        "at n",
+        lambda c, x: tf.slice(tf.concat([c, c, c], 0), [size(x, 0)], [1]),
+        "e ab",
+        "",
+        letters="a",
+    ),
+    of_floats(
+        "Pad",
+        "",
+        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 0]]),
+        "acb",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "Pad",
+        "own",
+        lambda x: tf.pad(x, [[1, 0], [1, 2]]),
+        "ac",
+        "",
+        letters="a",
+    ),
+    of_floats(
+        "Pad",
+        "blocks",
+        lambda x: tf.pad(x, [[size(x, 0), 0], [0, 0]]),
+        "ac",
+        "a",
+        letters="a",
+    ),
+    of_floats(
+        "Pad",
+        "by n",
+        lambda c, x: tf.pad(c, [[size(x, 0), 0]]),
+        "e ab",
+        "",
+        letters="a",
+    ),
+    *(
+        of_floats(
+            "PadV2",
+            str(fill),
+            lambda x, fill=fill: tf.pad(
+                x, [[0, 0], [1, 2], [0, 0]], constant_values=fill
+            ),
+            "acb",
+            "ab",
+            letters="ab",
+        )
+        for fill in (1.0, -2.0)
+    ),
+    Case(
+        "PadV2",
+        lambda x, fill: tf.pad(
+            x, [[0, 0], [1, 2], [0, 0]], constant_values=fill
+        ),
+        floats("acb", ""),
+        "ab",
+        letters="ab",
+        note="given",
+    ),
+    of_floats(
+        "MirrorPad",
+        "",
+        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 0]], "REFLECT"),
+        "acb",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "MirrorPadGrad",
+        "",
+        lambda x: tf.raw_ops.MirrorPadGrad(
+            input=x, paddings=[[0, 0], [1, 1], [0, 0]], mode="REFLECT"
+        ),
+        "aeb",
+        "ab",
+        letters="ab",
+    ),
+]
+
+
+_SPLITS = [
+    of_floats(
+        "Split", "", lambda x: tf.split(x, 2, 1), "acb", "ab", letters="ab"
+    ),
+    of_floats(
+        "Split",
+        "own",
+        lambda x: tf.split(tf.concat([x, x + 1.0], 0), 2, 0),
+        "ab",
+        "ab",
+    ),
+    of_floats(
+        "SplitV",
+        "",
+        lambda x: tf.split(x, [1, 3], 1),
+        "acb",
+        "ab",
+        letters="ab",
+    ),
+    of_floats(
+        "SplitV",
+        "own",
+        lambda x: tf.split(
+            tf.concat([x, x, x], 0), [size(x, 0), 2 * size(x, 0)], 0
+        ),
+        "ab",
+        "ab",
+    ),
+]
+CASES = [*_SPLITS, *_SLICES, *_GRADIENTS, *_PARTS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    exercise(case)
