@@ -16,6 +16,7 @@ from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
     Value,
+    of_known,
     other,
     same,
 )
@@ -154,7 +155,10 @@ class Interpreter:
         results = folded(node, given)
         if results is not None:
             return results
+        if node.is_equal_to_itself:
+            return of_known(True)
         sizes = _SIZES.get(node.type, ())
+        rule = RULES.get(node.type)
         for index, value in enumerate(given):
             if value.kind is not Kind.OTHER:
                 continue
@@ -164,8 +168,9 @@ class Interpreter:
                 continue
             carried = index in sizes or node.type in _CARRIERS
             if not carried or value.known is None:
+                if rule is None and node.is_stateful:
+                    return self._unknown(node, given)
                 return [value.with_()] * node.num_outputs
-        rule = RULES.get(node.type)
         if rule is not None:
             if any(v.kind is Kind.HANDLE for v in given):
                 return self._unknown(node, given)

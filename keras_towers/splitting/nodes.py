@@ -62,3 +62,13 @@ class Node:
     def is_stateful(self) -> bool:
         """Whether it may have an effect, or draw random numbers."""
         return self.operation.op_def.is_stateful
+
+    @property
+    def is_equal_to_itself(self) -> bool:
+        """Whether it asks if a number equals itself, which may be no NaN."""
+        return (
+            self.type == "Equal"
+            and self._inputs[0] is self._inputs[1]
+            and not self.dtype(0).is_floating
+            and self.static_shape() == ()
+        )

@@ -13,6 +13,7 @@ from keras_towers.splitting.rules.common import (
     rule,
     shapes_together,
 )
+from keras_towers.splitting.sizes import UNKNOWN
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -123,6 +124,9 @@ def _divided(node: Node, a: Value, b: Value) -> Value:
 
 @rule("Select", "SelectV2")
 def _chosen(node: Node, condition: Value, a: Value, b: Value) -> Value:
+    known = UNKNOWN if condition.known is None else condition.known.flat[0]
+    if known is not UNKNOWN and shapes_together((condition, a, b)) == ():
+        return a if known else b
     free(node, condition)
     if condition.kind is Kind.SUM:
         raise DoesNotSplit("chooses by a sum or mean over the batch")

@@ -94,7 +94,7 @@ def centred_and_recomputed():
     return plain(lambda y, p: tf.square(centre(p) - y))
 
 
-@unproven()
+@proven()
 def recomputed():
     @tf.recompute_grad
     def activation(p):

@@ -13,7 +13,6 @@ from tests.splitting.cases.table import (
     mse,
     proven,
     stepped,
-    unproven,
     with_variable,
 )
 
@@ -130,7 +129,7 @@ def with_sums(step):
     return model
 
 
-@unproven()
+@proven()
 def accumulated_by_hand():
     def step(model, x, y):
         with tf.GradientTape() as tape:
