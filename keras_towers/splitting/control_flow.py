@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_towers import compat
+from keras_towers.splitting import rounds
 from keras_towers.splitting.joining import joined
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import aligned
@@ -99,6 +100,7 @@ def _one_of(
         chosen.rows is not None
         and chosen.rows.axis < 0
         and kinds <= {Kind.SAME, Kind.ROWS}
+        and not any(value.items or value.key for value in values)
     ):
         # Every example has a round of a loop, in which it may choose.
         ranks = [0] * (1 + len(values))
@@ -107,7 +109,7 @@ def _one_of(
             return either
         degree = either.degree
         result = aligned(node, [chosen, *values], degree, ranks)
-        return result.with_(shape=values[0].shape)
+        return result.with_(shape=either.shape)
     if reason is not None and not all(v.kind is Kind.HANDLE for v in values):
         return reason
     return joined_all(values)
@@ -126,6 +128,9 @@ def _loop(
 ) -> list[Value]:
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
+    results = rounds.followed(interpreter, node, body, condition, given)
+    if results is not None:
+        return results
     values = list(given)
     written: set[Any] = set()
     for _ in range(_ROUNDS):
@@ -167,10 +172,7 @@ def _loop(
 
 def _is_kept(body: Any, index: int) -> bool:
     """Whether the rounds of a loop leave what it goes round with."""
-    tensor = body.outputs[index]
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor is body.inputs[index]
+    return rounds.source(body.outputs[index]) is body.inputs[index]
 
 
 def _alike(a: Sequence[Value], b: Sequence[Value]) -> bool:

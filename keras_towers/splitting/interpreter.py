@@ -81,6 +81,21 @@ class Effect:
     text: str
 
 
+# They may be told the round of a loop over the examples.
+_BY_ROUND = frozenset(
+    (
+        *("Identity", "IdentityN", "TensorListGetItem", "TensorListSetItem"),
+        *("TensorListPushBack", "TensorListPopBack", *control_flow.SPECIAL),
+    )
+)
+
+
+def _numbered(value: Value) -> Value:
+    if value.kind is not Kind.ROUND:
+        return value
+    return other("numbers the examples of the batch")
+
+
 class Interpreter:
     """Finds out what every tensor of a graph is.
 
@@ -94,6 +109,7 @@ class Interpreter:
         effects: what it does besides.
         unknown: types of operations without a rule.
         layouts: the orders of rows of random numbers.
+        in_rounds: whether it is inside of a loop over the examples.
     """
 
     def __init__(self, initial: Mapping[Any, Value]):
@@ -105,6 +121,7 @@ class Interpreter:
         self.unknown: set[str] = set()
         self.layouts = Layouts()
         self.count = 0
+        self.in_rounds = False
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
         """Return what the tensors of a graph are, by their names."""
@@ -134,6 +151,8 @@ class Interpreter:
         if node.type == "Placeholder":
             return [other("uses an unknown input", operation, is_open=True)]
         given = [values[tensor.name] for tensor in operation.inputs]
+        if node.type not in _BY_ROUND:
+            given = [_numbered(value) for value in given]
         try:
             result = self._apply(node, given)
         except DoesNotSplit as error:
@@ -144,9 +163,27 @@ class Interpreter:
             else [result] * node.num_outputs
         )
         return [
-            completed(node, index, value, given)
-            for index, value in enumerate(outputs[: node.num_outputs])
+            completed(node, index, self._in_round(node, index, v, given), given)
+            for index, v in enumerate(outputs[: node.num_outputs])
         ]
+
+    def _in_round(
+        self, node: Node, index: int, value: Value, given: Sequence[Value]
+    ) -> Value:
+        """Check that what follows from the example of a round is known to."""
+        if node.type in control_flow.SPECIAL or node.type in _OF_SHAPES:
+            return value
+        if value.kind not in (Kind.SAME, Kind.ROWS, Kind.SUM):
+            return value
+        own = value.rows is not None and value.rows.axis < 0
+        if not self.in_rounds:
+            if own and node.output_dtype(index).name != "variant":
+                return other("picks one example of the batch")
+            return value
+        if own or not any(v.rows and v.rows.axis < 0 for v in given):
+            return value
+        text = f"takes {node.type} in a loop over the examples"
+        return other(text, is_open=True)
 
     def _apply(self, node: Node, given: list[Value]) -> Value | Sequence[Value]:
         special = _SPECIAL.get(node.type)
@@ -203,6 +240,8 @@ class Interpreter:
                 "draws random numbers by what follows from the batch"
             )
         try:
+            if self.in_rounds and stateful:
+                raise DoesNotSplit("draws random numbers for each example")
             value = effects.drawn(node, given[0])
         except DoesNotSplit as error:
             value = other(str(error), node.operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ def joined(a: Value, b: Value) -> Value:
     if a.kind is b.kind is Kind.OPTIONAL and len(a.items) == len(b.items):
         pairs = zip(a.items, b.items, strict=True)
         return a.with_(items=tuple(joined(v, w) for v, w in pairs))
+    if a.items != b.items:
+        # Lists of different lengths.
+        a, b = (dataclasses.replace(value, items=()) for value in (a, b))
     if {a.kind, b.kind} & {Kind.HANDLE, Kind.OPTIONAL}:
         return other("uses one of several variables")
     try:

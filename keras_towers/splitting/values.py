@@ -59,6 +59,9 @@ class Kind(enum.Enum):
     OTHER = "other"
     # A variable, or another resource; ``key`` tells which.
     HANDLE = "handle"
+    # The number of the round of a loop over the examples, which is an index of
+    # its example in lists, and nothing else.
+    ROUND = "round"
     # An optional of several tensors, which are its ``items``.
     OPTIONAL = "optional"
 

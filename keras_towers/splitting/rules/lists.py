@@ -1,8 +1,9 @@
 """Lists of tensors, which loops use: all elements are alike.
 
-The value of a list is that of its elements. Where they are the examples of
-the batch, one after the other, the axis of examples is -1. Its ``items`` are
-the number of its elements, if it is known.
+The value of a list is that of its elements. Its ``items`` are the number of its
+elements, if it is known. Where the elements are the examples of the batch, one
+after the other, or are to become them, they are as many as the examples, and
+where they are known to follow from them, their axis of examples is -1.
 """
 
 from __future__ import annotations
@@ -19,27 +20,33 @@ from keras_towers.splitting.values import (
     Kind,
     NotFollowed,
     Value,
+    examples,
 )
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def _empty(node: Node, shape: Value, count: Value) -> Value:
-    if not count.is_same:
-        raise NotFollowed("makes a list of a length that follows from the data")
     if node.type == "EmptyTensorList":
         return _with_length(nothing(), 0)
     number = None if count.known is None else count.known.flat[0]
+    if not count.is_same and number != EXAMPLES:
+        raise NotFollowed("makes a list of a length that follows from the data")
     return _with_length(nothing(), number)
 
 
 def _with_length(elements: Value, length: Any) -> Value:
-    known = isinstance(length, int)
+    known = isinstance(length, int) or length == EXAMPLES
     return dataclasses.replace(elements, items=(length,) if known else ())
 
 
 def _length(elements: Value) -> Any:
     """The number of elements, or None."""
     return elements.items[0] if elements.items else None
+
+
+def _is_of_batch(elements: Value) -> bool:
+    """Whether there is an element for each example."""
+    return elements.items == (EXAMPLES,)
 
 
 def _either(elements: Value, value: Value, more: int = 0) -> Value:
@@ -62,7 +69,7 @@ def _elements(node: Node, value: Value, shape: Value) -> Value:
     if rows_of(value).axis == 0:
         if rows_of(value).count > 1:
             raise DoesNotSplit("loops over the rows of examples")
-        return value.moved(-1, shape=rest)
+        return _with_length(value.moved(-1, shape=rest), EXAMPLES)
     moved = value.moved(rows_of(value).axis - 1, shape=rest)
     return _with_length(moved, length)
 
@@ -71,11 +78,15 @@ def _elements(node: Node, value: Value, shape: Value) -> Value:
 def _stacked(node: Node, elements: Value, *options: Value) -> Value:
     if node.type == "TensorListConcatV2":
         raise DoesNotSplit("joins the elements of a list")
-    if _of_examples(elements) and node.type != "TensorListStack":
-        raise DoesNotSplit("picks examples of the batch from a list")
-    if elements.kind is Kind.ROWS and rows_of(elements).axis < 0:
+    if elements.kind is Kind.ROUND:
+        raise DoesNotSplit("numbers the examples of the batch")
+    if _is_of_batch(elements):
+        if node.type != "TensorListStack":
+            raise DoesNotSplit("picks examples of the batch from a list")
+        if elements.kind is not Kind.ROWS:
+            raise NotFollowed("makes a list that rounds of no loop fill")
         shape = elements.shape
-        return elements.moved(
+        return _element_of(elements).moved(
             0, shape=None if shape is None else (EXAMPLES, *shape)
         )
     size: Any = _length(elements)
@@ -86,10 +97,13 @@ def _stacked(node: Node, elements: Value, *options: Value) -> Value:
 
 @rule("TensorListGetItem")
 def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
-    _check_index(index)
-    loops = elements.rows is not None and elements.rows.axis < 0
-    if loops and index.key != "round":
+    if index.kind is Kind.ROUND:
+        if not _is_of_batch(elements):
+            raise DoesNotSplit("picks an element by the number of an example")
+    elif _is_of_batch(elements):
         raise DoesNotSplit("picks one example of the batch")
+    else:
+        _check_index(index)
     return _element_of(elements)
 
 
@@ -97,37 +111,43 @@ def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
 def _set_element(
     node: Node, elements: Value, index: Value, value: Value
 ) -> Value:
-    _check_index(index)
-    if value.rows is not None and value.rows.axis < 0 and index.key != "round":
-        raise DoesNotSplit("puts an example at another place")
+    if index.kind is not Kind.ROUND:
+        if _is_of_batch(elements):
+            raise DoesNotSplit("puts an example at another place")
+        _check_index(index)
+        return _either(elements, value)
+    if not _is_of_batch(elements):
+        raise DoesNotSplit("puts an element where an example's number says")
+    if value.kind is Kind.SAME:
+        value = examples(-1, degree=value.degree, shape=value.shape)
+    if value.kind is not Kind.ROUND and rows_of(value).axis >= 0:
+        raise DoesNotSplit("gives every example all examples")
     return _either(elements, value)
 
 
 def _check_index(index: Value) -> None:
-    if not index.is_same and (index.rows is None or index.rows.axis >= 0):
+    if not index.is_same:
         raise DoesNotSplit("picks an element of a list by the batch")
 
 
 @rule("TensorListPushBack")
 def _pushed(node: Node, elements: Value, value: Value) -> Value:
+    if elements.items == (EXAMPLES,):
+        raise NotFollowed("puts more into a list than there are examples")
     return _either(elements, value, more=1)
 
 
 @rule("TensorListPopBack")
 def _popped(node: Node, elements: Value, shape: Value) -> list[Value]:
     length = _length(elements)
-    rest = None if length is None else length - 1
+    rest = length - 1 if isinstance(length, int) else None
     return [_with_length(elements, rest), _element_of(elements)]
 
 
 @rule("TensorListResize")
 def _resized(node: Node, elements: Value, size: Value) -> Value:
-    if not size.is_same or _of_examples(elements):
+    if not size.is_same or _is_of_batch(elements):
         raise NotFollowed("makes a list of a length that follows from the data")
     number = None if size.known is None else size.known.flat[0]
     # What is added is zero, which is anything.
     return _with_length(elements, number)
-
-
-def _of_examples(elements: Value) -> bool:
-    return elements.rows is not None and elements.rows.axis < 0

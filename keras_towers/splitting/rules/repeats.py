@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     free,
@@ -117,9 +119,10 @@ def _filled_like(node: Node, value: Value) -> Value:
     shape = value.shape
     if value.kind is Kind.ROWS:
         rows = rows_of(value)
-        return examples(
+        filled = examples(
             rows.axis, 1, rows.count, degree, uniform=True, shape=shape
         )
+        return dataclasses.replace(filled, items=value.items)
     if shape is None:
         shape = node.static_shape()
     if value.kind is Kind.OTHER and (shape is None or None in shape):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
-from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN
+from keras_towers.splitting.sizes import UNKNOWN
 from keras_towers.splitting.values import (
     Kind,
     NotFollowed,
@@ -75,6 +75,8 @@ def _of_list(node: Node, elements: Value) -> Value:
         if elements.grows and elements.shape is not None:
             return of_known([UNKNOWN] * len(elements.shape))
         return same()
+    if elements.items:
+        return of_known(elements.items[0])
     if elements.rows is not None and elements.rows.axis < 0:
-        return of_known(EXAMPLES)
-    return of_known(elements.items[0]) if elements.items else same()
+        raise NotFollowed("uses the length of a list that is not known")
+    return same()

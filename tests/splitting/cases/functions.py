@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
     count,
     differs,
+    mse,
     plain,
     proven,
+    stepped,
     unproven,
 )
 
@@ -35,10 +38,10 @@ def scanned():
     return plain(loss)
 
 
-@unproven()
+@proven()
 def folded():
     def loss(y, p):
-        s = tf.foldl(  # here
+        s = tf.foldl(
             lambda a, b: a + tf.square(b),
             p - y,
             tf.zeros([3]),
@@ -48,9 +51,64 @@ def folded():
     return plain(loss)
 
 
-@unproven()
+@proven()
 def mapped():
     return plain(lambda y, p: tf.map_fn(lambda a: tf.nn.softmax(a), p) - y)
+
+
+@differs()
+def mapped_by_number():
+    def loss(y, p):
+        numbers = tf.range(count(p))  # here
+        return tf.map_fn(
+            lambda pair: pair[0] * tf.square(pair[1]),
+            (numbers, p - y),
+            fn_output_signature=tf.float32,
+        )
+
+    return plain(loss)
+
+
+@differs()
+def folded_and_decayed():
+    def loss(y, p):
+        s = tf.foldl(  # here
+            lambda a, b: 0.5 * a + tf.square(b), p - y, tf.zeros([3])
+        )
+        return tf.reduce_mean(s)
+
+    return plain(loss)
+
+
+@proven()
+def private_by_map():
+    """The gradient of each example is clipped by itself."""
+
+    def step(model, x, y):
+        weights = model.trainable_variables
+
+        def one(pair):
+            a, b = pair
+            with tf.GradientTape() as tape:
+                loss = mse(b[None], model(a[None], training=True))
+            grads = tape.gradient(loss, weights)
+            return [tf.clip_by_norm(g, 0.1) for g in grads]
+
+        types = [tf.float32] * len(weights)
+        each = tf.map_fn(one, (x, y), fn_output_signature=types)
+        grads = [tf.reduce_mean(g, 0) for g in each]
+        model.optimizer.apply(grads, weights)
+        return {"loss": mse(y, model(x))}
+
+    return stepped(step)
+
+
+@proven()
+def recomputed_by_keras():
+    def layer(x):
+        return keras.remat(lambda t: tf.tanh(t) * tf.sigmoid(t))(x)
+
+    return plain(lambda y, p: tf.square(layer(p) - y))
 
 
 @unproven()
