@@ -256,3 +256,23 @@ def test_one_round_fewer():
 
     (value,) = check(step, _X)
     assert value.kind is Kind.OTHER
+
+
+_REDUCING = {
+    "norm": lambda t: tf.nn.l2_loss(t) * tf.ones([3]),
+    "scattered": lambda t: tf.scatter_nd([[0], [2]], t[1:], [3]),
+    "counted": lambda t: tf.math.unsorted_segment_sum(
+        t, tf.cast(t > 0, tf.int32), 3
+    ),
+}
+
+
+@pytest.mark.parametrize("one", _REDUCING.values(), ids=_REDUCING)
+def test_sums_over_one_example(one):
+    assert proven(_mapped(one), _X).kind is Kind.ROWS
+
+
+def test_gradients_of_a_bias_in_a_map():
+    step = _gradient(_mapped(lambda t, b: tf.nn.bias_add(t[None], b)[0] ** 2))
+    _, of_bias = check(step, _X, same(3))
+    assert of_bias.kind is Kind.SUM

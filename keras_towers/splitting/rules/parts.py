@@ -149,7 +149,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
     shape = tuple(target.known)
     taken = spans(node, shape, *(end.known for end in ends))
     _check_ends(value, taken, ends)
-    if value.kind is not Kind.ROWS:
+    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
         return _zeros_around(node, value, shape)
     axis = 0
     for span in taken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
+    aligned,
     fixed,
     free,
     one_order,
@@ -114,6 +115,10 @@ def scattered(
         raise DoesNotSplit("adds up rows by a sum over the batch")
     if Kind.ROWS not in (places.kind, rows.kind):
         return rows.with_(shape=shape)
+    if all(v.rows is None or v.rows.axis < 0 for v in (places, rows)):
+        return aligned(node, (places, rows), rows.degree, [0, 0]).with_(
+            rows=Rows(-1), shape=shape
+        )
     if rows.kind is Kind.SUM:
         raise DoesNotSplit("adds sums over the batch up by examples")
     if places.rows is None:

@@ -98,7 +98,7 @@ def _place_of_extreme(node: Node, value: Value, over: Value) -> Value:
 def _bias_gradient(node: Node, value: Value) -> Value:
     shape = shape_of(node, 0, value)
     axis = 1 if node.attr("data_format") == b"NCHW" else len(shape) - 1
-    if value.kind is not Kind.ROWS:
+    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
         return value.with_(shape=(shape[axis],))
     if rows_of(value).axis == axis:
         raise DoesNotSplit("adds examples as a bias")
@@ -117,8 +117,11 @@ def _half_squares(node: Node, value: Value) -> Value:
         raise DoesNotSplit(
             "takes the norm of a sum over the batch, such as a gradient"
         )
+    degree = power(value.degree, 2)
+    if value.kind is Kind.ROWS and rows_of(value).axis < 0:
+        return value.with_(degree=degree, shape=())
     kind = total if value.kind is Kind.ROWS else same
-    return kind(power(value.degree, 2), shape=())
+    return kind(degree, shape=())
 
 
 @rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
