@@ -186,7 +186,7 @@ def clip_by_global_norm(
     """Clip the gradients of the global batch by their global norm.
 
     Takes the place of ``tf.clip_by_global_norm`` in a custom ``train_step``.
-    Keras's own ``global_clipnorm`` needs nothing of the kind.
+    Keras's own ``global_clipnorm`` is exact without it.
 
     Args:
         gradients: N gradients of this tower; None for a missing one.

@@ -286,9 +286,9 @@ def _connect_anew() -> None:
 class Commit(Resuming):
     """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
 
-    ``fit`` starts in the state's epoch, behind the batches that were done.
+    ``fit`` starts in the state's epoch, after the batches that were done.
     ``History`` has all epochs, also those before the last loss of a worker.
-    Put it behind callbacks that are to see an epoch's end first.
+    Callbacks that are to see an epoch's end first come before it.
 
     Args:
         state: the state.

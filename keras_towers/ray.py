@@ -88,7 +88,7 @@ class Report(Resuming):
 
     Rank 0 saves the weights and the optimizer's state in a checkpoint. Where
     Ray starts the loop again, because a worker was lost or a run of the same
-    name continues, ``fit`` begins behind the epoch of the last checkpoint:
+    name continues, ``fit`` begins after the epoch of the last checkpoint:
     weights and ``History`` are those of an undisturbed run. To be used in one
     call of ``fit`` in a run, on every worker.
 

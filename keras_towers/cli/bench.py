@@ -48,7 +48,7 @@ Strategies = Annotated[
     typer.Option(
         metavar="NAMES",
         help=f"Rows to compare, such as {', '.join(ROWS)}; default: those that "
-        "are installed. Options of a strategy stand behind its name: "
+        "are installed. Options of a strategy follow its name: "
         "default,tower:mode=cpu,horovod:compression=fp16.",
     ),
 ]

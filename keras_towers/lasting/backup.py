@@ -32,16 +32,16 @@ class Backup(Resuming):
     Kubernetes, spot machines. At every epoch's end, after every ``every``
     batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
     optimizer's state, random states, metrics and the place in the data. After a
-    signal the process ends behind that batch, on all ranks, with exit code 75.
-    The same script, started again, goes on behind the same batch: weights and
+    signal the process ends after that batch, on all ranks, with exit code 75.
+    The same script, started again, goes on after that batch: weights and
     ``History`` are those of an undisturbed run. When ``fit`` has ended, the
     backup is deleted.
 
     A script that calls ``fit`` several times can use one folder: each call has
-    a file of its own. Calls that had ended are run again.
+    a file of its own. Calls that had ended run again.
 
     ``keras.callbacks.BackupAndRestore`` goes on from the beginning of an epoch,
-    and takes no notice of signals.
+    and ignores signals.
 
     Args:
         folder: where to write; all ranks that can be rank 0 have to see it.

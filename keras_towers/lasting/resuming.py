@@ -89,7 +89,7 @@ class Stored(Kept):
 class Resuming(ResumesFit):
     """Keeps the place of ``fit``, and makes ``fit`` go on from there.
 
-    If what is kept outlasts the process, SIGTERM and SIGUSR1 end it behind the
+    If what is kept outlasts the process, SIGTERM and SIGUSR1 end it after the
     next batch, with exit code 75.
 
     Args:
@@ -157,7 +157,7 @@ class Resuming(ResumesFit):
             self.kept.metrics = self._global_metrics()
             self.kept.commit()
         if ends:
-            self._end(f"behind batch {done} of epoch {self.kept.epoch + 1}")
+            self._end(f"after batch {done} of epoch {self.kept.epoch + 1}")
 
     setattr(on_train_batch_end, NEVER_STOPS, True)
 
@@ -174,7 +174,7 @@ class Resuming(ResumesFit):
         }
         kept.commit()
         if self._is_to_end():
-            self._end(f"behind epoch {epoch + 1}")
+            self._end(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
         history = self.model.history or keras.callbacks.History()

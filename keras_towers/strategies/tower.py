@@ -19,7 +19,9 @@ class TowerStrategy(BaseStrategy):
     Each tower holds a replica of the model and computes gradients on its share
     of the batch. The gradients are all-reduced, and the optimizer then does
     what it would do on one device, so the weights are those of one device, up
-    to float rounding. It is a real ``tf.distribute.Strategy`` and also works as
+    to float rounding, with ``exact=True`` also of models that have
+    BatchNormalization or random layers. What cannot be equal ``fit`` names
+    before the first step. The strategy is a real ``tf.distribute.Strategy`` and also works as
     ``with strategy.scope():`` and in custom training loops.
 
     Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.

@@ -37,7 +37,7 @@ _COUNT = "experimental_get_tracing_count"
 class Timeline(ObservesFit):
     """Measures where the time of ``fit`` goes, and says what to change.
 
-    When ``fit`` has ended, or failed, a file is there that
+    When ``fit`` ends or fails, the callback writes a file that
     https://ui.perfetto.dev and ``chrome://tracing`` show: a process for each
     rank, in it a row for the input and the callbacks and one for each tower.
     A tower's step has these phases:
@@ -48,22 +48,22 @@ class Timeline(ObservesFit):
     * reduction: until their sums are there. What was summed while gradients
       were still computed does not count;
     * update: until the weights are updated, and copied to other towers. If one
-      tower does it for all, only that one has it.
+      tower updates them for all, only that tower has this phase.
 
     A table of the phases is printed, with their means and medians, and what to
-    change where one stands out: a mean far above its median is of few steps
-    that take long. Calls in which TensorFlow traced the step are left out of
-    it. Above stands where the whole time of ``fit`` went: the steps, what comes
-    before the first of them, tracing, validation, the ends of epochs, and what
-    is between epochs. Of phases, only the times of the last 10,000 steps are
+    change where one stands out: a mean far above its median comes from a few
+    long steps. Calls in which TensorFlow traced the step are left out of it.
+    Above the table are the parts of the whole time of ``fit``: the steps, what
+    comes before the first of them, tracing, validation, the ends of epochs, and
+    what is between epochs. Of phases, only the times of the last 10,000 steps are
     kept, or of as many as are written: memory does not grow.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
-    so does the next one: what draws by an operation without a seed of its own,
-    such as ``tf.random.normal``, begins again.
+    so does the next ``fit``: an operation that draws without a seed of its own,
+    such as ``tf.random.normal``, starts its stream again.
 
     On accelerators, where TensorFlow only queues work, a phase ends when a
-    value that was queued behind it has reached the host. The marks' operations
+    value that was queued after it has reached the host. The marks' operations
     run in all steps, and the weights are the same as without.
 
     Args:
@@ -219,7 +219,7 @@ class Timeline(ObservesFit):
             self._recorder.read()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note where the other callbacks behind a batch have run."""
+        """Note where the other callbacks after a batch have run."""
         self.first.end_callbacks()
 
     setattr(on_train_batch_begin, NEVER_STOPS, True)

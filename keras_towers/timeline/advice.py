@@ -64,7 +64,7 @@ def advise(measured: Measured) -> list[str]:
         line = (
             f"towers are idle for {idle:.0%} of the time, because they get no "
             "batch: end the dataset with .prefetch(tf.data.AUTOTUNE), use "
-            "larger batches, or do less in callbacks behind a batch."
+            "larger batches, or do less in callbacks after a batch."
         )
         found.append((steps * idle, line))
     for part, least in _OF_EPOCHS.items():

@@ -70,7 +70,7 @@ def resuming(kind: str, given: dict[str, Any]) -> ResumesFit | None:
     if len(found) > 1:
         names = " and ".join(type(c).__name__ for c in found)
         raise TowerError(
-            f"fit can go on from one place only, but got {names}: give one of "
+            f"fit can resume from one place only, but got {names}: give one of "
             "them."
         )
     return found[0] if found else None
@@ -145,8 +145,8 @@ def warn_of_counters(given: dict[str, Any]) -> None:
     ]
     if names:
         logger.warning(
-            "fit goes on in the middle, but %s begins anew: what it has "
-            "counted, and its best value so far, are not kept.",
+            "fit resumes in the middle, but %s starts afresh: its counts and "
+            "its best value so far are not kept.",
             ", ".join(names),
         )
 

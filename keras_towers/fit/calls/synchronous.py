@@ -177,7 +177,7 @@ def check_splits(model: keras.Model, config: TowerConfig) -> None:
             raise TowerError(
                 f"layer {layer.name!r} of model {model.name!r} is stateful: it "
                 "keeps a state for each row of the batch, but each of the "
-                f"{config.num_replicas} towers gets other rows. Build it with "
+                f"{config.num_replicas} towers gets different rows. Build it with "
                 "stateful=False, or train this model on one device, outside of "
                 f"{config.name}."
             )
