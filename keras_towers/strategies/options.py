@@ -64,9 +64,9 @@ class Options(StepOptions):
         batch_norm: ``"tower"``: BatchNormalization normalizes with the
             statistics of its tower's share of the batch (None: this).
             ``"global"``: with those of the global batch, as one device does.
-        random: ``"tower"``: Dropout and other random layers draw from a stream of
-            each tower's own (None: this). ``"global"``: each tower gets its rows
-            of the draw that one device would have made.
+        random: ``"tower"``: Dropout and other random layers draw from a
+            stream of each tower's own (None: this). ``"global"``: each tower
+            gets its rows of the draw that one device would have made.
         on_difference: what happens where the analysis of a step finds that it
             differs from that of one device, or does not know: ``"warn"`` (once,
             with the line), ``"error"`` (before the first step), ``"ignore"``.

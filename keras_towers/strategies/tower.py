@@ -21,8 +21,10 @@ class TowerStrategy(BaseStrategy):
     what it would do on one device, so the weights are those of one device, up
     to float rounding, with ``exact=True`` also of models that have
     BatchNormalization or random layers. What cannot be equal ``fit`` names
-    before the first step. The strategy is a real ``tf.distribute.Strategy`` and also works as
-    ``with strategy.scope():`` and in custom training loops.
+    before the first step.
+
+    It is a real ``tf.distribute.Strategy`` and also works as ``with
+    strategy.scope():`` and in custom training loops.
 
     Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.
 

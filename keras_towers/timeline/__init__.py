@@ -55,7 +55,7 @@ class Timeline(ObservesFit):
     long steps. Calls in which TensorFlow traced the step are left out of it.
     Above the table are the parts of the whole time of ``fit``: the steps, what
     comes before the first of them, tracing, validation, the ends of epochs, and
-    what is between epochs. Of phases, only the times of the last 10,000 steps are
+    what is between epochs. Of phases, the times of the last 10,000 steps are
     kept, or of as many as are written: memory does not grow.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and

@@ -84,10 +84,10 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     for a, b in zip(other.get_weights(), untrained, strict=True):
         np.testing.assert_array_equal(a, b)
     interrupted(last, 1, 4, kill(signal.SIGUSR1))
-    assert "begins anew" not in caplog.text
+    assert "starts afresh" not in caplog.text
     stopping = keras.callbacks.EarlyStopping("loss", patience=9)
     assert_equal(train(last, stopping), undisturbed)
-    assert "EarlyStopping begins anew" in caplog.text
+    assert "EarlyStopping starts afresh" in caplog.text
     assert list((tmp_path / "last").iterdir()) == []
     assert handlers() == before
 

@@ -177,9 +177,9 @@ def check_splits(model: keras.Model, config: TowerConfig) -> None:
             raise TowerError(
                 f"layer {layer.name!r} of model {model.name!r} is stateful: it "
                 "keeps a state for each row of the batch, but each of the "
-                f"{config.num_replicas} towers gets different rows. Build it with "
-                "stateful=False, or train this model on one device, outside of "
-                f"{config.name}."
+                f"{config.num_replicas} towers gets different rows. Build it "
+                "with stateful=False, or train this model on one device, "
+                f"outside of {config.name}."
             )
 
 

@@ -52,7 +52,7 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
             f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
-            "of, which no strategy here can work with: unset it on all processes"
+            "of, which no strategy here can use: unset it on all processes"
         )
     return (
         f"worker {number} of {workers}, with {servers} server(s) and the "
