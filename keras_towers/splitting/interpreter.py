@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from keras_towers.splitting import control_flow, exchanges, variables
+from keras_towers.splitting import (
+    control_flow,
+    exchanges,
+    own_picks,
+    variables,
+)
 from keras_towers.splitting.completing import completed, constant
 from keras_towers.splitting.folding import folded
 from keras_towers.splitting.layouts import Layouts
@@ -154,7 +159,9 @@ class Interpreter:
         if node.type not in _BY_ROUND:
             given = [_numbered(value) for value in given]
         try:
-            result = self._apply(node, given)
+            result = own_picks.added_up(node, given, values)
+            if result is None:
+                result = self._apply(node, given)
         except DoesNotSplit as error:
             result = other(str(error), operation, error.is_open)
         outputs = (
