@@ -56,7 +56,15 @@ def main() -> int:
             preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
-        print(f"cannot start: {error}", file=sys.stderr, flush=True)
+        # A host that joins an elastic job is not asked before.
+        why = f"cannot start: {error}"
+        if not os.path.isdir(order["folder"]):
+            why = (
+                f"there is no folder {order['folder']} on host "
+                f"{socket.gethostname()}: ranks run in the launcher's working "
+                "folder, which all hosts have to have"
+            )
+        print(why, file=sys.stderr, flush=True)
         return CANNOT_START
     grace_s = order["grace_s"]
     for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -10,7 +10,7 @@ import time
 
 # Whoever is lost is named within this, by everybody.
 NOTICED_S = 60
-START_S = 120
+START_S = 240
 STEPS = "steps"
 
 
@@ -30,8 +30,9 @@ class Job:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.append(line.rstrip())
 
     @property
     def text(self):

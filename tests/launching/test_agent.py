@@ -52,3 +52,11 @@ def test_a_launcher_on_this_machine_gives_none():
     assert process.poll() is None
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + 15
+
+
+def test_a_folder_that_is_not_there_is_named():
+    process = start(folder="/nowhere/at/all")
+    _, error = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == agent.CANNOT_START
+    assert error.startswith("there is no folder /nowhere/at/all on host ")
+    assert len(error.splitlines()) == 1
