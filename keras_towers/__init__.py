@@ -137,7 +137,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)
 
 
 def _connect() -> None:

@@ -28,8 +28,10 @@ def call(target: str) -> Any:
         sys.path.insert(0, here)
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TowerError(f"{target} cannot be imported: {error}") from error
+    except Exception as error:
+        raise TowerError(
+            f"{target} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     try:
         return function()
     except Exception as error:

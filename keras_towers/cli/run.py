@@ -23,7 +23,8 @@ from keras_towers.strategies.registry import STRATEGIES, find
 
 
 def run(
-    command: options.Command,
+    script: options.Script,
+    arguments: options.Arguments = None,
     processes: options.Processes = None,
     hosts: options.Hosts = None,
     hostfile: options.Hostfile = None,
@@ -84,7 +85,7 @@ def run(
             processes = sum(named.values())
         if not elastic and processes is None and rank is None:
             raise TowerError("give the number of processes: -np N")
-        _check_script(command[0], module)
+        _check_script(script, module)
         here = None
         if not (elastic or named or processes or tasks):
             here = tf_config.from_environment()
@@ -99,6 +100,7 @@ def run(
             fitting = _fitting(served, bool(here or tasks), servers)
         if strategy or no_strategy:
             fitting = None
+        command = [script, *(arguments or [])]
         program = _program(command, strategy, towers, module, served, fitting)
         known = STRATEGIES.get(strategy or "")
         several = elastic or rank or processes != 1

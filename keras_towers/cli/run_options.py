@@ -10,11 +10,14 @@ import typer
 _ELASTIC = "Elastic jobs, in which ranks may join and leave"
 _RUNTIME = "Jobs on TensorFlow's own runtime, with tasks on this machine"
 
-Command = Annotated[
-    list[str],
+Script = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="What each rank runs.")
+]
+Arguments = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="SCRIPT [ARGUMENTS]...",
-        help="What each rank runs; ARGUMENTS are passed to SCRIPT.",
+        metavar="ARGUMENTS",
+        help="They are passed to SCRIPT, options too.",
         show_default=False,
     ),
 ]

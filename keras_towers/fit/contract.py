@@ -26,9 +26,13 @@ from keras_towers.meeting.check import Peers
 from keras_towers.transport import Transport
 
 Batches: TypeAlias = Literal["split", "each"]
+"""Whether the global batch is split, or each tower draws a whole batch."""
 Extent: TypeAlias = Literal["tower", "global"]
+"""Whether a tower's share of the batch counts, or the global batch."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
+"""Whether one tower updates all weights, each its copy, or each a share."""
 OnDifference: TypeAlias = Literal["warn", "error", "ignore"]
+"""What happens where a step differs from that of one device."""
 Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.

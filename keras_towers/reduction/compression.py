@@ -179,6 +179,7 @@ def _check_floats(tensors: Sequence[tf.Tensor]) -> None:
 CompressionName: TypeAlias = Literal[
     "none", "fp16", "fp16-shards", "bf16", "fp16-feedback", "bf16-feedback"
 ]
+"""How gradients are exchanged between processes."""
 
 _NAMED: dict[str, Callable[[], CommunicationHook]] = {
     "none": lambda: all_reduce,

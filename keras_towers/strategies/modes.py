@@ -25,6 +25,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "gpu", "cpu"
 ]
+"""How gradients are summed over the towers of a process."""
 
 
 def _always(devices: Sequence[str]) -> str | None:

@@ -25,6 +25,7 @@ from keras_towers.strategies.options import Options, check, takes_options
 from keras_towers.strategies.servers import Servers
 
 Tokens = Literal["per_replica", "shared"]
+"""Whether each replica has tokens of its own, or all draw from one queue."""
 
 
 class SyncReplicasStrategy(BaseStrategy):

@@ -4,8 +4,10 @@ import runpy
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from keras_towers import __version__
+from keras_towers.cli.main import app
 
 pytestmark = pytest.mark.core
 
@@ -18,3 +20,32 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     for name in (f"keras-towers {__version__}", "keras", "tensorflow"):
         assert any(line.startswith(name) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run -np 2 none.py",
+        "install none",
+        "bench --towers none",
+        "bench --json none/a.json",
+        "verify none:f",
+        "verify breaks:f",
+    ],
+)
+def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "breaks.py").write_text("[][0]")
+    ended = CliRunner().invoke(app, words.split())
+    command = words.split()[0]
+    assert ended.exit_code == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"keras-towers {command}: ")
+
+
+def test_help_shows_what_to_write():
+    said = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["run", "--help"])
+    usage = said.output.split("Usage: ")[1].splitlines()[0].strip()
+    # Typer may put what is required into braces.
+    usage = usage.translate(str.maketrans("", "", "{}"))
+    assert usage == "keras-towers run [OPTIONS] SCRIPT [ARGUMENTS]..."

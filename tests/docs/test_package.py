@@ -1,6 +1,9 @@
 """What the pages say of the package's source is so."""
 
 import ast
+import contextlib
+import importlib
+import inspect
 import re
 
 import pytest
@@ -24,7 +27,54 @@ ORDER = re.findall(
 def test_the_reference_has_all_public_names():
     page = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"^::: keras_towers\.(\w+)$", page, re.MULTILINE)
-    assert sorted(listed) == sorted(kt.__all__)
+    assert sorted(listed) == sorted(kt.__all__) == dir(kt)
+
+
+def shown_types(entry):
+    """The words of the types that the reference shows of an object."""
+    module, _, name = entry.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    # The others have none that Python knows of.
+    parts = []
+    with contextlib.suppress(TypeError, ValueError):
+        parts.append(inspect.signature(found))
+    if isinstance(found, type):
+        parts += vars(found).get("__annotations__", {}).values()
+        parts += [
+            inspect.signature(member.fget).return_annotation
+            for member in vars(found).values()
+            if isinstance(member, property)
+        ]
+    return {word for part in parts for word in re.findall(r"\w+", str(part))}
+
+
+def test_the_reference_explains_every_type_it_shows():
+    page = (ROOT / "docs" / "api.md").read_text()
+    entries = re.findall(r"^::: (keras_towers[.\w]+)$", page, re.MULTILINE)
+    explained = {entry.rpartition(".")[2] for entry in entries}
+    ours = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        for name in defined(node)
+        if name[0].isupper() and not name.isupper()
+    }
+    # Ray's module needs Ray.
+    shown = set().union(
+        *(shown_types(entry) for entry in entries if ".ray." not in entry)
+    )
+    shown &= ours
+    assert {"Towers", "Batches", "ModeName", "Kind"} <= shown
+    assert shown <= explained
+
+
+def defined(node):
+    if isinstance(node, ast.ClassDef):
+        yield node.name
+    targets = [getattr(node, "target", None), *getattr(node, "targets", [])]
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield target.id
 
 
 def imported(path):
