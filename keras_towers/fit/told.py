@@ -17,9 +17,9 @@ from keras_towers.fit.contract import KerasStrategy, TowerConfig
 logger = logging.getLogger("keras_towers")
 
 About: TypeAlias = Literal[
-    "couples", "random", "state", "plain-variable", "log", "rows"
+    "batch-norm", "couples", "random", "state", "plain-variable", "log", "rows"
 ]
-"""What differs, in the words of ``keras_towers.verification.Kind``."""
+"""What differs."""
 
 
 class Told(NamedTuple):
@@ -93,12 +93,13 @@ def warn_not_reduced(strategy: KerasStrategy) -> None:
     )
 
 
-_OWN_SHARE = {
+_OWN_SHARE: dict[str, tuple[About, str]] = {
     "batch_norm": (
+        "batch-norm",
         "BatchNormalization ({}) takes the statistics of each tower's share of "
-        "the batch"
+        "the batch",
     ),
-    "random": "{} draw from a stream of each tower's own",
+    "random": ("random", "{} draw from a stream of each tower's own"),
 }
 
 
@@ -109,14 +110,17 @@ def tell_own_share(
 ) -> None:
     """Say once, as training begins, what one device would do otherwise."""
     chosen = {"batch_norm": config.batch_norm, "random": config.random}
-    reasons = [
-        said.format(_named(alone[option]))
-        for option, said in _OWN_SHARE.items()
+    found = [
+        Told(about, _named(alone[option]), said.format(_named(alone[option])))
+        for option, (about, said) in _OWN_SHARE.items()
         if chosen[option] == "tower" and option in alone
     ]
     # Towers with batches of their own are not compared with one device.
-    if not reasons or config.batches == "each" or config.peers.rank:
+    if not found or config.batches == "each" or config.peers.rank:
         return
+    if _heard is not None:
+        _heard.extend(found)
+    reasons = [one.message for one in found]
     if is_news(("own share", model.name, *reasons)):
         announce(
             f"{config.name}: {model.name!r} does not train as on one device: "

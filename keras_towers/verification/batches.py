@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -27,10 +28,11 @@ def first(
     sample_weight: Any,
     batch_size: int | None,
     number: int,
-) -> tuple[list[Any], Any]:
+) -> tuple[list[Any], list[Any]]:
     """Return up to ``number`` batches of data, as a step gets them.
 
-    And their spec, for which ``fit`` would trace the step.
+    And the specs for which the step is to be traced, the first that works: of
+    arrays that of any number of rows, as others may not have full batches only.
 
     Args:
         x: as for ``fit``.
@@ -61,18 +63,78 @@ def first(
     found = list(dataset.take(number))
     if not found:
         raise TowerError("verify got no batch: the dataset is empty.")
-    return found, dataset.element_spec
+    spec = dataset.element_spec
+    if isinstance(x, tf.data.Dataset):
+        return found, [spec]
+    return found, [tf.nest.map_structure(_of_any_size, spec), spec]
 
 
-def rows_by_name(batch: Any) -> dict[str, int]:
+def for_towers(data: list[Any], spec: Any, towers: int) -> list[Any]:
+    """Return the batches that towers can share, and one of uneven shares.
+
+    Args:
+        data: batches.
+        spec: their spec; None: any.
+        towers: number of towers.
+
+    Raises:
+        TowerError: there is none.
+    """
+    found = [batch for batch in data if size_of(batch) >= towers]
+    if not found:
+        raise TowerError(
+            f"verify got batches of {size_of(data[0])} examples for {towers} "
+            "towers: give at least one for each tower."
+        )
+    largest = max(found, key=size_of)
+    rows = size_of(largest)
+    uneven = any(size_of(batch) % towers for batch in found)
+    if not uneven and rows > towers and _is_uniform(largest):
+        odd = tf.nest.map_structure(
+            lambda leaf: data_lib.first_rows(leaf, rows - 1), largest
+        )
+        if spec is None or _is_of(odd, spec):
+            found.append(odd)
+    return found
+
+
+def size_of(batch: Any) -> int:
+    """Return the number of examples of a batch."""
+    return next(iter(_rows_by_name(batch).values()), 1)
+
+
+def unequal_rows(data: list[Any], towers: int) -> tuple[str, str] | None:
+    """Name a part that towers cannot divide like the others, and say why."""
+    for batch in data:
+        rows = _rows_by_name(batch)
+        if len(set(rows.values())) > 1 and math.gcd(*rows.values()) < towers:
+            listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
+            size = next(iter(rows.values()))
+            return next(name for name, n in rows.items() if n != size), (
+                f"parts of a batch have different numbers of rows ({listed}), "
+                f"which {towers} towers cannot divide alike"
+            )
+    return None
+
+
+def _is_uniform(batch: Any) -> bool:
+    """Whether all parts of a batch have the same number of rows."""
+    return len(set(_rows_by_name(batch).values())) == 1
+
+
+def _is_of(batch: Any, spec: Any) -> bool:
+    leaves = zip(tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True)
+    return all(part.is_compatible_with(leaf) for leaf, part in leaves)
+
+
+def _of_any_size(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def _rows_by_name(batch: Any) -> dict[str, int]:
     """Return the number of rows of each part of a batch that has rows."""
     parts = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
     rows = [int(data_lib.batch_size_of(part)) for part in parts]
     return dict(zip(names_of(batch), rows, strict=True))
-
-
-def first_rows(batch: Any, count: int) -> Any:
-    """Return the first rows of a batch, of every part that has rows."""
-    return tf.nest.map_structure(
-        lambda leaf: data_lib.first_rows(leaf, count), batch
-    )

@@ -21,26 +21,28 @@ _SMALLEST_LOG = 1e-3
 _ROUNDING = 4e-6
 
 
+def are_of_the_same(
+    whole: Sequence[NamedGradients], other: Sequence[NamedGradients]
+) -> bool:
+    """Whether two steps update the same variables equally often."""
+    return [call.names for call in whole] == [call.names for call in other]
+
+
 def gradients(
     whole: Sequence[NamedGradients], other: Sequence[NamedGradients]
 ) -> Differences:
-    """Compare gradients.
+    """Return the largest relative difference of each variable's gradients.
 
     Args:
-        whole: for each call, gradients of N variables on one device.
+        whole: for each call of an optimizer, those of one device.
         other: those to compare.
-
-    Returns:
-        The largest relative difference of each variable.
     """
     found: Differences = {}
-    for mine, theirs in zip(whole, other, strict=False):
-        if mine.names != theirs.names:
-            continue
-        arrays = [_dense(grad) for grad in mine.grads]
+    for mine, theirs in zip(whole, other, strict=True):
+        arrays = [_array(grad) for grad in mine.grads]
         largest = max((_size(a) for a in arrays if a is not None), default=0.0)
         for name, a, grad in zip(mine.names, arrays, theirs.grads, strict=True):
-            b = _dense(grad)
+            b = _array(grad)
             if a is None or b is None:
                 off = float((a is None) != (b is None))
             else:
@@ -74,12 +76,6 @@ def values(before: Any, whole: Any, other: Any) -> float:
     return off / max(_size(a - start), _ROUNDING * _size(a))
 
 
-def over(differences: Differences, tolerance: float) -> Differences:
-    """Return those that exceed a tolerance, the largest first."""
-    ranked = sorted(differences.items(), key=lambda item: -item[1])
-    return {name: off for name, off in ranked if off > tolerance}
-
-
 def _off(a: Any, b: Any, scale: float) -> float:
     if a.shape != b.shape:
         return 1.0
@@ -96,5 +92,5 @@ def _size(array: Any) -> float:
     return float(finite.max(initial=0.0))
 
 
-def _dense(grad: Any) -> Any:
+def _array(grad: Any) -> Any:
     return None if grad is None else tf.convert_to_tensor(grad).numpy()

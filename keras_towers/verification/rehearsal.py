@@ -1,41 +1,44 @@
-"""Steps of a model on one device, and on towers that share this device."""
+"""A few steps of a model on one device, and on towers that share it."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
+from keras_towers.fit import told as told_lib
 from keras_towers.fit.calls.synchronous import TowerCalls, check_splits
-from keras_towers.fit.contract import (
-    Extent,
-    NamedGradients,
-    UpdateCall,
-)
+from keras_towers.fit.capture import verdict
+from keras_towers.fit.contract import Extent
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.verify import layers as layers_lib
-from keras_towers.fit.verify import runs, snapshot
-from keras_towers.fit.verify.draws import Draws
-from keras_towers.fit.verify.moments import Moments
-from keras_towers.fit.verify.runs import Run
-from keras_towers.fit.verify.tapes import Tapes
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.verify import snapshot, steps
+from keras_towers.fit.verify.steps import RecordedStep, Run
 from keras_towers.strategies import options as strategy_options
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import compare
+from keras_towers.verification.report import Kind
+
+Seen: TypeAlias = dict[tuple[Kind, str], float]
+"""Sizes of differences of gradients, logs and states in the rehearsal."""
+
+_IN_HALF_PRECISION = 3e-2
+_IN_SINGLE_PRECISION = 1e-4
+# Deep networks with BatchNormalization amplify rounding, and towers round in
+# more places than the weights.
+_TIMES_ROUNDING = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The strategy to verify for, and what of it is made equal for a run.
+    """The strategy to verify for.
 
     Attributes:
         towers: number of towers.
@@ -43,32 +46,49 @@ class Options:
         exact: as for ``TowerStrategy``.
         batch_norm: as for ``TowerStrategy``.
         random: as for ``TowerStrategy``.
-        equal_batch_norm: give BatchNormalization one device's statistics.
-        equal_draws: give towers the rows of one device's random draws.
     """
 
-    towers: int = 2
-    average: bool = True
-    exact: bool = False
-    batch_norm: Extent = "tower"
-    random: Extent = "tower"
-    equal_batch_norm: bool = True
-    equal_draws: bool = True
+    towers: int
+    average: bool
+    exact: bool
+    batch_norm: Extent
+    random: Extent
 
-    def replace(self, **changes: Any) -> Options:
-        """Return other options."""
-        return dataclasses.replace(self, **changes)
+    def without(self, told: Iterable[told_lib.Told]) -> Options:
+        """Return options with which nothing differs by design."""
+        kinds = {one.about for one in told}
+        return dataclasses.replace(
+            self,
+            batch_norm="global" if "batch-norm" in kinds else self.batch_norm,
+            random="global" if "random" in kinds else self.random,
+        )
+
+
+@dataclasses.dataclass
+class OnTowers:
+    """What a step on towers did, and what was found out before.
+
+    Attributes:
+        told: what ``fit`` would warn of.
+        judged: for each trace of the step why it differs, or may.
+        runs: the steps; empty if they did not run.
+        error: what they raised instead.
+    """
+
+    told: list[told_lib.Told]
+    judged: list[list[verdict.Reason]]
+    runs: list[Run] = dataclasses.field(default_factory=list)
+    error: Exception | None = None
 
 
 class SharedDeviceStrategy(BaseStrategy):
-    """Towers that share one device and apply the gradients of one device.
+    """Towers that share one device, whose gradients are recorded.
 
     Args:
         options: the strategy to be like.
-        whole: the gradients of one device, for each call of an optimizer.
     """
 
-    def __init__(self, options: Options, whole: Sequence[NamedGradients] = ()):
+    def __init__(self, options: Options):
         super().__init__(
             devices_lib.resolve(None)[:1] * options.towers,
             strategy_options.Options(
@@ -81,17 +101,20 @@ class SharedDeviceStrategy(BaseStrategy):
             ),
         )
         reduce = reduction.sum_on_host
-        self._compared = runs.ComparedUpdate(self._config, reduce, whole=whole)
+        self._compared = steps.ComparedUpdate(self._config, reduce)
         self._calls = TowerCalls(self._compared)
         self._compose(self._compared, self._calls)
 
-    @property
-    def updates_made(self) -> list[NamedGradients]:
-        """The sums of the towers' gradients, for each call of an optimizer."""
-        return self._compared.calls
+    def step_of(
+        self, model: keras.Model, spec: Any, wholes: Sequence[Run]
+    ) -> RecordedStep:
+        """Place a model; return its step on all towers.
 
-    def step_of(self, model: keras.Model) -> Callable[[Any], Any]:
-        """Place a model; return its step on all towers, which gives logs."""
+        Args:
+            model: the model.
+            spec: as for ``RecordedStep``.
+            wholes: the steps on one device, whose gradients are applied.
+        """
         check_splits(model, self._config)
         adoption = self._calls.adoption
         adoption.claim(model)
@@ -99,166 +122,170 @@ class SharedDeviceStrategy(BaseStrategy):
         adoption.mark_trained()
         sources = adoption.log_sources(model, True)
         logs = Logs(model, True, self._config.transport, sources)
-        step = runs.step_of(model)
-        steps = GlobalStep(self._compared)
-        return lambda batch: steps.run(step, batch, logs)
+        step = steps.step_of(model)
+        all_towers = GlobalStep(self._compared)
+        run = self._compared.recorded(
+            lambda batch: all_towers.run(step, batch, logs)
+        )
+        recorded = RecordedStep(run, spec, wholes[0].updates)
+        if all_towers.hidden is not None:
+            recorded.retry = functools.partial(
+                all_towers.hidden.retrying, model
+            )
+        return recorded
 
 
 class Rehearsal:
-    """Runs steps of a model, each from a state that is given.
+    """Runs steps of a model, and leaves it as it was.
+
+    What has mixed precision runs in single precision.
 
     Args:
         model: a compiled model that is built, and all its optimizers.
-        state: the values of its variables, by id.
-        batch: what its step takes.
-        rows: number of examples of the batch.
-        options: the strategy to verify for.
+        batches: what its step takes, one after the other.
+        spec: as for ``RecordedStep``.
+        tolerance: the largest relative difference that counts as rounding;
+            None: that of the model's precision.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        state: dict[int, Any],
-        batch: Any,
-        rows: int,
-        options: Options,
+        batches: Sequence[Any],
+        spec: Any,
+        tolerance: float | None,
     ):
-        self.model = model
-        self._state = state
-        self._batch = batch
-        self.rows = rows
-        self.options = options
-        self.moments: Moments = Moments(layers_lib.batch_norms(model))
-        self.draws: Draws = Draws(rows, options.towers)
-        self.whole: Run = self._whole(
-            self.moments.installed("record"), self.draws.recorded(), Tapes()
-        )
+        self._model = model
+        self._batches = batches
+        self._spec = spec
+        self._variables = snapshot.all_of(model)
+        self._before = snapshot.values_of(self._variables)
+        self._is_mixed = layers_lib.computes_in_half(model)
+        with layers_lib.in_float32(model):
+            is_half = layers_lib.computes_in_half(model)
+        usual = _IN_HALF_PRECISION if is_half else _IN_SINGLE_PRECISION
+        self._tolerance = usual if tolerance is None else tolerance
 
-    @property
-    def plain_variables(self) -> dict[str, tf.Variable]:
-        """The ``tf.Variable``s of the model, by name."""
-        return snapshot.plain_variables_of(self.model)
-
-    def state_differences(self, whole: Run, other: Run) -> dict[str, float]:
-        """Compare what two runs left in variables, by name.
-
-        The state of metrics and random draws is not compared: it differs, and
-        what they result in is.
-        """
-        state = state_lib.collect(self.model)
-        skipped = {id(v) for v in (*state.seeds, *state.metrics)}
-        named = {
-            **{v.path: v for v in state.everything() if id(v) not in skipped},
-            **self.plain_variables,
-        }
-        return {
-            name: compare.values(
-                self._state[id(v)], whole.state[id(v)], other.state[id(v)]
-            )
-            for name, v in named.items()
-            if all(id(v) in s for s in (self._state, whole.state, other.state))
-        }
-
-    def again(self, tapes: Sequence[NamedGradients] = ()) -> Run:
-        """Run on one device again, with other results of its tapes."""
-        return self._whole(
-            self.moments.installed("repeat"),
-            self.draws.repeated(),
-            Tapes(tapes),
-        )
-
-    def with_batch_norm(self) -> Run:
-        """Run on one device again, with BatchNormalization as it is."""
-        return self._whole(
-            contextlib.nullcontext(), self.draws.repeated(), Tapes()
-        )
-
-    def nearby(self) -> Run:
-        """Run on one device with other last bits in the trained weights."""
-        state = self._state
-        weights = self.model.trainable_variables
-        self._state = {**state, **snapshot.other_last_bits(weights, state)}
-        try:
-            return self.again()
-        finally:
-            self._state = state
-
-    def _whole(self, moments: Any, draws: Any, tapes: Tapes) -> Run:
-        run = Run()
-
-        def step() -> Any:
-            found = runs.on_one_device(self.model, self._batch, UpdateCall.run)
-            run.updates = found.updates
-            return found.output
-
-        self._run(
-            run,
-            moments,
-            draws,
-            tapes.recorded(),
-            step,
-        )
-        run.tapes = tapes.sums()
-        return run
-
-    def on_towers(
-        self,
-        options: Options,
-        tapes: Sequence[NamedGradients] = (),
-        whole: Run | None = None,
-    ) -> Run:
-        """Run on towers.
+    def on_one_device(self, near: Sequence[dict[int, Any]] = ()) -> list[Run]:
+        """Run the steps on one device.
 
         Args:
-            options: of the strategy.
-            tapes: what tapes of every tower return.
-            whole: a run on one device, whose gradients are applied.
+            near: states before each step, from which the trained weights are
+                to differ in their last bits.
         """
-        run, recorded = Run(), Tapes(tapes)
-        updates = (whole or self.whole).updates
-        strategy = SharedDeviceStrategy(options, updates)
-        draws = self.draws
-        if options.towers != self.options.towers:
-            draws = draws.for_towers(options.towers)
-        self._run(
-            run,
-            self.moments.installed(
-                "repeat" if options.equal_batch_norm else "watch"
-            ),
-            draws.repeated() if options.equal_draws else draws.watched(),
-            recorded.recorded(),
-            strategy,
-            lambda: strategy.step_of(self.model)(self._batch),
-        )
-        run.updates, run.tapes = strategy.updates_made, recorded.sums()
-        return run
+        with (
+            snapshot.restored(self._model),
+            layers_lib.in_float32(self._model),
+        ):
+            step = RecordedStep(steps.on_one_device(self._model), self._spec)
+            runs = []
+            for index, batch in enumerate(self._batches):
+                if near:
+                    snapshot.load(self._variables, near[index])
+                    snapshot.other_last_bits(self._model)
+                runs.append(self._recorded(step(batch)))
+            return runs
 
-    def _run(self, run: Run, *parts: Any) -> None:
-        """Run a step in contexts, the last of ``parts``, from the state."""
-        *contexts, step = parts
-        self._load()
-        try:
-            with snapshot.same_randomness(), contextlib.ExitStack() as stack:
-                for context in contexts:
-                    stack.enter_context(context)
-                logs = step()
-        except Exception as error:
-            run.error = error
-            return
-        run.logs = numbers(logs)
-        run.state = snapshot.values_of(snapshot.all_of(self.model))
+    def on_towers(
+        self, options: Options, wholes: Sequence[Run]
+    ) -> tuple[OnTowers, OnTowers]:
+        """Run the steps on towers, where one device's gradients are applied.
 
-    def _load(self) -> None:
-        snapshot.load(snapshot.all_of(self.model), self._state)
+        Args:
+            options: the strategy to verify for.
+            wholes: the steps on one device.
 
+        Returns:
+            What a trace with these options says; and what the steps did, with
+            equal options but for what would differ by design.
+        """
 
-def numbers(logs: Any) -> dict[str, Any]:
-    """Return the logs of a step as arrays by name."""
-    named = logs if isinstance(logs, dict) else {"loss": logs}
-    found = {}
-    for name, value in named.items():
-        for index, leaf in enumerate(tf.nest.flatten(value)):
-            array = np.asarray(leaf)
-            if array.dtype.kind in "fiub":
-                found[f"{name}/{index}" if index else str(name)] = array
-    return found
+        def differs(told: Sequence[told_lib.Told]) -> bool:
+            return self._is_mixed or options.without(told) != options
+
+        given = self._on_towers(options, wholes, differs)
+        if given.error is not None or not differs(given.told):
+            return given, given
+        with layers_lib.in_float32(self._model):
+            return given, self._on_towers(options.without(given.told), wholes)
+
+    def _on_towers(
+        self,
+        options: Options,
+        wholes: Sequence[Run],
+        traced_only: Callable[[list[told_lib.Told]], bool] = lambda told: False,
+    ) -> OnTowers:
+        with (
+            snapshot.restored(self._model),
+            told_lib.heard() as told,
+            verdict.heard() as judged,
+        ):
+            found = OnTowers(told, judged)
+            strategy = SharedDeviceStrategy(options)
+            try:
+                with strategy:
+                    run = strategy.step_of(self._model, self._spec, wholes)
+                    for batch, whole in zip(self._batches, wholes, strict=True):
+                        found.runs.append(
+                            self._recorded(run(batch, whole.updates))
+                        )
+                        # What the first one has told.
+                        if traced_only(told):
+                            break
+            except Exception as error:
+                found.error = error
+        return found
+
+    def _recorded(self, run: Run) -> Run:
+        state = snapshot.values_of(self._variables)
+        return dataclasses.replace(run, state=state)
+
+    def differences(self, wholes: Sequence[Run], runs: Sequence[Run]) -> Seen:
+        """Return what differs by more than rounding, which steps may amplify.
+
+        Args:
+            wholes: the steps on one device.
+            runs: those on towers.
+        """
+        states = [self._before, *(whole.state for whole in wholes)]
+        over = {
+            what: size
+            for what, size in self._sizes(states, wholes, runs).items()
+            if size > self._tolerance
+        }
+        if not over:
+            return over
+        others = self.on_one_device(states[:-1])
+        rounding = self._sizes(states, wholes, others)
+        return {
+            what: size
+            for what, size in over.items()
+            if size > _TIMES_ROUNDING * rounding.get(what, 0.0)
+        }
+
+    def _sizes(
+        self,
+        states: Sequence[dict[int, Any]],
+        wholes: Sequence[Run],
+        runs: Sequence[Run],
+    ) -> Seen:
+        found: Seen = {}
+        for before, one, other in zip(states, wholes, runs, strict=False):
+            if not compare.are_of_the_same(one.updates, other.updates):
+                # What follows differs, too.
+                return {(Kind.UPDATES, "the step"): math.inf}
+            values = {
+                name: compare.values(
+                    *(s[id(v)] for s in (before, one.state, other.state))
+                )
+                for name, v in snapshot.compared(self._model).items()
+                if id(v) in before
+            }
+            for kind, group in (
+                (Kind.GRADIENT, compare.gradients(one.updates, other.updates)),
+                (Kind.LOG, compare.logs(one.logs, other.logs)),
+                (Kind.STATE, values),
+            ):
+                for name, size in group.items():
+                    found[kind, name] = max(size, found.get((kind, name), 0.0))
+        return found

@@ -5,29 +5,28 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from enum import StrEnum
+from typing import Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["proven", "rehearsed", "differs"]
 
 
 class Kind(StrEnum):
-    """Why a training step does not split over towers."""
+    """What differs on towers, or does not work there."""
 
-    COUPLES = "couples"
-    """The loss couples the examples of a batch."""
-    CHANGED_BY_HAND = "changed-by-hand"
-    """Gradients are changed before the optimizer gets them."""
-    SUM = "sum"
-    """A loss is a sum over examples, where means are averaged."""
-    MEAN = "mean"
-    """A loss is a mean over examples, where sums are added (average=False)."""
-    BATCH_NORM = "batch-norm"
-    """BatchNormalization uses statistics of a tower's rows."""
-    RANDOM = "random"
-    """Random draws differ from those of one device."""
-    STATE = "state"
-    """A Keras variable is written from the batch, and not with a mean."""
-    PLAIN_VARIABLE = "plain-variable"
-    """The same of a ``tf.Variable``."""
+    GRADIENT = "gradient"
+    """Gradients do not add up to those of one device."""
+    METRIC = "metric"
+    """The state of a metric does not."""
     LOG = "log"
     """A log is neither the result of a metric nor a mean over examples."""
+    STATE = "state"
+    """A variable that the step writes itself is no mean over examples."""
+    EFFECT = "effect"
+    """Something happens once for each tower instead of once."""
+    BATCH_NORM = "batch-norm"
+    """BatchNormalization uses statistics of a tower's rows, by design."""
+    RANDOM = "random"
+    """Random draws differ from those of one device."""
     ROWS = "rows"
     """Parts of a batch have different numbers of rows."""
     STATEFUL = "stateful"
@@ -45,12 +44,12 @@ class Finding:
     """One reason why towers would differ from one device.
 
     Attributes:
-        kind: why they differ.
+        kind: what differs.
         name: the weight, log, variable, layer or input that differs most.
-        message: what was observed, in one sentence.
+        message: what was found, with the line of code where it is known.
         remedy: what to do about it.
-        difference: its size, relative to the value on one device; None where
-            nothing could be compared.
+        difference: its size in the rehearsal, relative to the value on one
+            device; None where none was seen, or nothing could be compared.
     """
 
     kind: Kind
@@ -61,15 +60,8 @@ class Finding:
 
     def __str__(self) -> str:
         size = "" if self.difference is None else f", {self.difference:.0e}"
-        lines = [f"{self.kind} ({self.name}{size})"]
-        for text in (self.message, f"-> {self.remedy}"):
-            lines += textwrap.wrap(
-                text,
-                76,
-                initial_indent="    ",
-                subsequent_indent="       " if text[0] == "-" else "    ",
-            )
-        return "\n".join(lines)
+        lines = [f"{self.kind} ({self.name}{size})", _indented(self.message)]
+        return "\n".join([*lines, _indented(self.remedy, "-> ")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,23 +73,36 @@ class Report:
         towers: the number of towers that were compared with one device.
         batches: the numbers of examples of the batches that were tried.
         findings: why it does not split; empty if it does.
+        unproven: why that is not proven; empty if it is.
 
     Example:
         >>> report = keras_towers.verify(model, x, y)
-        >>> report.safe
-        False
+        >>> report.verdict, report.safe
+        ('differs', False)
         >>> print(report)
-        my_model is NOT safe to split: on 2 towers (32, 32, 31 examples) ...
+        my_model is NOT safe to split: on 2 towers (batches of 32, 31) ...
     """
 
     model: str
     towers: int
     batches: tuple[int, ...]
     findings: tuple[Finding, ...] = ()
+    unproven: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is known: "proven", "rehearsed" or "differs".
+
+        The analysis proves that a step splits; or it does not, but the
+        rehearsal found no difference; or the step differs, or fails.
+        """
+        if self.findings:
+            return "differs"
+        return "rehearsed" if self.unproven else "proven"
 
     @property
     def safe(self) -> bool:
-        """Whether towers give what one device gives."""
+        """Whether nothing was found that differs from one device."""
         return not self.findings
 
     @property
@@ -110,20 +115,32 @@ class Report:
         tried = f"on {self.towers} towers"
         if sizes:
             tried += f" (batches of {sizes})"
-        if self.safe:
-            return (
-                f"{self.model} is safe to split: {tried} its training step "
-                "gave what one device gives."
+        if self.findings:
+            count = len(self.findings)
+            head = (
+                f"{self.model} is NOT safe to split: {tried} its training step "
+                "differs from one device, or fails, for "
+                f"{count} reason{'s' * (count > 1)}:"
             )
-        count = len(self.findings)
-        seen = any(f.difference is not None for f in self.findings)
-        how = "differs from" if seen else "is not known to be that of"
+            return "\n\n".join([head, *map(str, self.findings)])
         head = (
-            f"{self.model} is NOT safe to split: {tried} its training step "
-            f"{how} one device, for {count} reason{'s' * (count > 1)}:"
+            f"{self.model} is safe to split: {tried} its training step gave "
+            "what one device gives, and "
         )
-        return "\n\n".join([head, *map(str, self.findings)])
+        if not self.unproven:
+            return f"{head}it is proven that it always does."
+        head += "that was seen only, not proven. The step"
+        return "\n".join([head, *map(_indented, self.unproven)])
 
     def __repr__(self) -> str:
         kinds = ", ".join(finding.kind for finding in self.findings)
-        return f"<Report: {self.model} is {'safe' if self.safe else kinds}>"
+        return f"<Report: {self.model}: {self.verdict}{kinds and f' {kinds}'}>"
+
+
+def _indented(text: str, begin: str = "") -> str:
+    return textwrap.fill(
+        begin + text,
+        76,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * (4 + len(begin)),
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 
@@ -17,20 +19,56 @@ from keras_towers.splitting.lines import line_of
 
 PROVEN = "proven to be that of one device"
 NOT_PROVEN = "not proven to be that of one device"
+_DIFFERS = "differs from that of one device"
 
 _COMPARE = (
     "keras_towers.verify(model, x, y) compares a few steps with those of one "
     'device; on_difference="ignore" does without this message.'
 )
 
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a step differs from one device, or may.
+
+    Attributes:
+        message: what it does, for a sentence about the step.
+        remedy: what to do about it.
+        differences: what differs for this reason; empty for an effect, and
+            where the step is not analysed.
+        is_open: whether it may not differ, as nobody knows.
+    """
+
+    message: str
+    remedy: str
+    differences: tuple[Difference, ...] = ()
+    is_open: bool = False
+
+
 _verdicts: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
     weakref.WeakKeyDictionary()
 )
+_heard: list[list[Reason]] | None = None
 
 
 def verdicts_of(strategy: Strategy) -> dict[str, str]:
     """Return what is known of the steps of a strategy, by their names."""
     return _verdicts.setdefault(strategy, {})
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[list[Reason]]]:
+    """Hear what is known of the steps of a block, which is not told then.
+
+    Yields:
+        For each traced step why it differs, or may; nothing if it is proven.
+    """
+    global _heard
+    before, _heard = _heard, []
+    try:
+        yield _heard
+    finally:
+        _heard = before
 
 
 def decide(
@@ -48,21 +86,30 @@ def decide(
     found = known or analysis.differences
     verdict = PROVEN
     if known:
-        verdict = "differs from that of one device"
+        verdict = _DIFFERS
     elif found or analysis.effects:
         verdict = NOT_PROVEN
-    messages = [
-        f"{_verb(same[0])} {_cause(same[0])}, so that {_what(same)} "
-        f"{'may differ' if same[0].is_open else 'differ'} from one device's. "
-        f"{_remedy(same)}"
+    reasons = [
+        Reason(
+            f"{_verb(same[0])} {_cause(same[0])}, so that {_what(same)} "
+            f"{'may differ' if same[0].is_open else 'differ'} from one "
+            "device's.",
+            _remedy(same),
+            tuple(same),
+            same[0].is_open,
+        )
         for same in _by_cause(found)
     ]
-    messages += [
-        f"has an effect: {effect.text}{_at(effect.operation)}, not once for "
-        "the batch."
+    reasons += [
+        Reason(
+            f"has an effect: {effect.text}{_at(effect.operation)}, not once "
+            "for the batch.",
+            "Where it has to happen once, do it outside of the step, such as "
+            "in a callback.",
+        )
         for effect in analysis.effects
     ]
-    _tell(config, model, training, verdict, messages)
+    _tell(config, model, training, verdict, reasons)
 
 
 def leave_open(
@@ -78,9 +125,10 @@ def leave_open(
     """
     message = (
         f"may differ: it {why}, so that every tower traces it by itself, and "
-        f"it is not analysed. {_COMPARE}"
+        "it is not analysed."
     )
-    _tell(config, model, training, NOT_PROVEN, [message])
+    reason = Reason(message, _COMPARE, is_open=True)
+    _tell(config, model, training, NOT_PROVEN, [reason])
 
 
 def _tell(
@@ -88,19 +136,24 @@ def _tell(
     model: keras.Model,
     training: bool,
     verdict: str,
-    messages: Sequence[str],
+    reasons: list[Reason],
 ) -> None:
     step = f"the {'training' if training else 'evaluation'} step of "
     step += repr(model.name)
     verdicts_of(config.strategy)[step] = verdict
+    if _heard is not None:
+        _heard.append(reasons)
+        return
     if config.on_difference == "ignore" or config.batches == "each":
         return
-    messages = [f"{config.name}: {step} {message}" for message in messages]
+    messages = [
+        f"{config.name}: {step} {reason.message} {reason.remedy}"
+        for reason in reasons
+    ]
     if messages and config.on_difference == "error":
         raise TowerError("\n".join(messages))
     if config.peers.rank == 0:
         for message in messages:
-            # kt.verify, which hears warnings, compares what differs itself.
             if told.is_news(message):
                 told.logger.warning("%s", message)
 

@@ -1,4 +1,4 @@
-"""Layers that split badly: finding them, and making them split."""
+"""Layers that split badly, or hide differences."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from keras_towers.fit.context import patches
 _HALF = ("float16", "bfloat16")
 
 
-def batch_norms(model: keras.Model) -> list[keras.layers.Layer]:
-    """Return the layers that normalize with statistics of a batch."""
-    return [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-    ]
-
-
 def stateful(model: keras.Model) -> list[str]:
-    """Return the names of recurrent layers with a state for each row."""
+    """Return the names of layers with a state for each row."""
     return [
         layer.name
         for layer in model._flatten_layers()
-        if getattr(layer, "stateful", False)
-        and isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional))
+        if getattr(layer, "stateful", False) is True
     ]
 
 

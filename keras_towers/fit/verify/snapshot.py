@@ -12,14 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.attributes import attributes_of, put_back
-from keras_towers.fit.verify import substitutes
 from keras_towers.fit.weights import state as state_lib
-
-
-def variables_of(model: keras.Model) -> dict[int, Any]:
-    """Return the Keras variables of a model and its training, by id."""
-    return {id(v): v for v in state_lib.collect(model).everything()}
 
 
 def plain_variables_of(model: keras.Model) -> dict[str, tf.Variable]:
@@ -43,7 +38,7 @@ def plain_variables_of(model: keras.Model) -> dict[str, tf.Variable]:
         for name, value in list(vars(layer).items()):
             if not name.startswith("_self_"):
                 visit(f"{layer.name}.{name}", value, 2)
-    kept = {id(v._value) for v in variables_of(model).values()}
+    kept = {id(v._value) for v in state_lib.collect(model).everything()}
     return {
         name: variable
         for key, (name, variable) in found.items()
@@ -52,11 +47,24 @@ def plain_variables_of(model: keras.Model) -> dict[str, tf.Variable]:
 
 
 def all_of(model: keras.Model) -> list[Any]:
-    """Return the variables of a model, of both kinds."""
+    """Return the variables of a model and its training, of both kinds."""
     return [
-        *variables_of(model).values(),
+        *state_lib.collect(model).everything(),
         *plain_variables_of(model).values(),
     ]
+
+
+def compared(model: keras.Model) -> dict[str, Any]:
+    """Return the variables that are to be equal after a step, by name.
+
+    State of metrics and of draws is not: what it results in is.
+    """
+    state = state_lib.collect(model)
+    skipped = {id(v) for v in (*state.seeds, *state.metrics)}
+    return {
+        **{v.path: v for v in state.everything() if id(v) not in skipped},
+        **plain_variables_of(model),
+    }
 
 
 @contextlib.contextmanager
@@ -70,17 +78,19 @@ def created() -> Iterator[dict[int, Any]]:
     variables = []
 
     def initialize(
-        name: str, original: Callable[..., None], variable: Any, value: Any
+        original: Callable[..., None], variable: Any, value: Any
     ) -> None:
         original(variable, value)
-        with tf.init_scope():
+        if tf.executing_eagerly():
             values[id(variable)] = variable._value.read_value()
         # Ids of variables that are gone may be used again.
         variables.append(variable)
 
-    place = (compat.KerasVariable, "_initialize")
-    with substitutes.replaced([place], initialize):
+    undo = patches.wrap(compat.KerasVariable, "_initialize", initialize)
+    try:
         yield values
+    finally:
+        undo()
 
 
 def values_of(variables: Iterable[Any]) -> dict[int, Any]:
@@ -91,30 +101,23 @@ def values_of(variables: Iterable[Any]) -> dict[int, Any]:
     }
 
 
-def other_last_bits(
-    variables: Iterable[Any], values: dict[int, Any]
-) -> dict[int, Any]:
-    """Change floating values by one unit in the last place, up or down."""
-    found = {}
-    for variable in variables:
-        value = values[id(variable)]
-        if value.dtype.is_floating:
-            signs = tf.reshape(
-                1 - 2 * (tf.range(tf.size(value)) % 2), value.shape
-            )
-            unit = np.finfo(value.dtype.as_numpy_dtype).eps
-            found[id(variable)] = value * (
-                1 + unit * tf.cast(signs, value.dtype)
-            )
-    return found
-
-
 def load(variables: Iterable[Any], values: dict[int, Any]) -> None:
     """Assign what ``values_of`` returned."""
     for variable in variables:
         if id(variable) in values:
             value = getattr(variable, "_value", variable)
             value.assign(values[id(variable)])
+
+
+def other_last_bits(model: keras.Model) -> None:
+    """Change weights by one unit in the last place, up or down."""
+    for variable in model.trainable_variables:
+        value = tf.convert_to_tensor(variable._value)
+        if value.dtype.is_floating:
+            odd = tf.reshape(tf.range(tf.size(value)) % 2, value.shape)
+            unit = np.finfo(value.dtype.name).eps
+            signs = tf.cast(1 - 2 * odd, value.dtype)
+            variable._value.assign(value * (1 + unit * signs))
 
 
 @contextlib.contextmanager
@@ -130,7 +133,7 @@ def restored(model: keras.Model) -> Iterator[None]:
     trackers = [vars(part).get("_tracker") for part in parts]
     parts += [tracker for tracker in trackers if tracker is not None]
     before = [(part, attributes_of(part)) for part in parts]
-    seeds = _RandomStates()
+    restore_randomness = _random_states()
     new: dict[int, Any] = {}
     try:
         with created() as new:
@@ -140,7 +143,7 @@ def restored(model: keras.Model) -> Iterator[None]:
         load(variables, values)
         for part, attributes in before:
             put_back(part, attributes)
-        seeds.restore()
+        restore_randomness()
 
 
 def _objects(model: keras.Model) -> list[Any]:
@@ -160,30 +163,18 @@ def _is_restored(part: Any) -> bool:
     )
 
 
-class _RandomStates:
-    """The states of the random generators of Python, NumPy and TensorFlow."""
+def _random_states() -> Callable[[], None]:
+    """Return what restores the generators of Python, NumPy and TensorFlow."""
+    python, numpy = random.getstate(), np.random.get_state()
+    of_keras = compat.get_global_attribute("global_seed_generator")
+    operations = getattr(compat.eager_context(), "_rng", None)
+    state = operations and operations.getstate()
 
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._keras = compat.get_global_attribute("global_seed_generator")
-        operations = getattr(compat.eager_context(), "_rng", None)
-        self._operations = operations and (operations, operations.getstate())
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        compat.set_global_attribute("global_seed_generator", of_keras)
+        if operations:
+            operations.setstate(state)
 
-    def restore(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        compat.set_global_attribute("global_seed_generator", self._keras)
-        if self._operations:
-            generator, state = self._operations
-            generator.setstate(state)
-
-
-@contextlib.contextmanager
-def same_randomness() -> Iterator[None]:
-    """Restore the random generators that are not Keras's after a block."""
-    states = _RandomStates()
-    try:
-        yield
-    finally:
-        states.restore()
+    return restore

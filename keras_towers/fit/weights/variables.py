@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -144,6 +145,9 @@ class TowerVariable(compat.SyncOnReadVariable):
         shares: BatchShares | None = None,
     ):
         super().__init__(config.strategy, values, _AGGREGATION[merge])
+        for component in values:
+            # TensorFlow marks no handle of what a function has created.
+            component.handle._distributed_container = weakref.ref(self)
         self.merge = merge
         self._first_tower = config.first_tower
         self._has_no_sums = config.transport.rank > 0

@@ -37,6 +37,16 @@ def test_an_ordinary_step_is_proven_and_nothing_is_said(logged):
     assert "proven to be that of one device" in strategy.describe()
 
 
+def test_metrics_that_were_built_in_a_step_on_one_device(logged):
+    model = _model(metrics=["mae"])
+    fit(model)
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        fit(model)
+    assert not logged("step of")
+    assert "proven to be that of one device" in strategy.describe()
+
+
 def test_what_differs_is_told_once_with_the_line_and_the_remedy(logged):
     with kt.TowerStrategy(2):
         model = _model(_largest)
