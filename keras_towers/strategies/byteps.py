@@ -28,6 +28,7 @@ class BytePSStrategy(BaseStrategy):
     takes its share of every global batch. The weights are those that one
     process would have trained, up to float rounding, and bit-identical on every
     rank. Metrics and ``History`` are those of the global batch, on every rank.
+    The option ``exact`` makes BatchNormalization and random layers equal, too.
     With ``compression=None`` servers sum gradients without loss, as with
     ``compression="none"``.
 

@@ -34,7 +34,8 @@ class MultiWorkerTowerStrategy(BaseStrategy):
     and gRPC servers. Each takes its share of every global batch. The weights
     are those that one process would have trained, up to float rounding, and
     bit-identical on every rank. Metrics and ``History`` are those of the
-    global batch, on every rank.
+    global batch, on every rank. The option ``exact`` makes BatchNormalization
+    and random layers equal, too.
 
     The chief, or else the first worker, is rank 0. TensorFlow starts as one of
     the tasks if ``keras_towers`` is imported before the first tensor or model;

@@ -24,8 +24,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     Each tower reads the weights from the devices that hold them and computes
     gradients on its share of the batch. Each gradient is summed on the device
-    of its variable and applied there once. The weights are those of one device,
-    as with ``TowerStrategy``, but need the memory of only one copy.
+    of its variable and applied there once. The weights are as exact as with
+    ``TowerStrategy``, but need the memory of only one copy.
 
     That holds for the trained weights of a model and for the optimizer's slots.
     Variables that towers write individually (moving statistics, metrics, random
