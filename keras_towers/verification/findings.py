@@ -100,11 +100,9 @@ def of(
         for difference in reason.differences
         for name in difference.names
     }
-    known = {one.about for one in given.told}
-    told = [*given.told, *(t for t in compared.told if t.about not in known)]
-    if given.judged:
-        # Where fit guesses, the analysis knows.
-        told = [one for one in told if one.about not in ("state", "log")]
+    told, of_rehearsal = _told(given), _told(compared)
+    known = {one.about for one in told}
+    told += [one for one in of_rehearsal if one.about not in known]
     of_fit = [_of_told(one, names) for one in told]
     if not given.judged:
         # Eager steps tell the same of batches of every size.
@@ -113,7 +111,7 @@ def of(
     unexplained = {
         (kind, name): size
         for (kind, name), size in seen.items()
-        if not _is_explained(kind, name, why, compared.told, names)
+        if not _is_explained(kind, name, why, of_rehearsal, names)
     }
     findings = [
         *_of_numbers(unexplained, why),
@@ -165,6 +163,17 @@ class _Names:
 
     def shown(self, name: str) -> str:
         return self._shown.get(name, name)
+
+
+def _told(found: OnTowers) -> list[told_lib.Told]:
+    """What ``fit`` tells; not what it guesses and the analysis knows."""
+    return [
+        one
+        for one in found.told
+        if not found.judged
+        or one.about not in ("state", "log")
+        or one.subject == "the step"
+    ]
 
 
 def _reasons_of(found: OnTowers) -> list[Reason]:

@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 import keras_towers as kt
+from keras_towers.fit.capture import splits
+from keras_towers.splitting import Analysis
 from keras_towers.verification import Kind
 from tests.exactness import coupled as c
 from tests.exactness import models as e
@@ -145,6 +147,22 @@ def test_what_is_not_proven_is_rehearsed(name):
         assert report.verdict == "rehearsed"
         assert report.safe
         assert "not proven" in str(report)
+
+
+def test_a_step_that_is_wrongly_proven_is_told_first(monkeypatch):
+    proven = Analysis((), (), (), frozenset(), 0)
+    monkeypatch.setattr(splits, "analyse", lambda *args: proven)
+    for model, expected in (
+        (m.own(Writes), [Kind.LOG, Kind.STATE]),
+        (m.own(m.Clipping), [Kind.GRADIENT]),
+    ):
+        report = verify(model, X, Y)
+        first = report.findings[: len(expected)]
+        assert [finding.kind for finding in first] == expected, str(report)
+        assert not report.unproven
+        for finding in first:
+            assert "defect of keras_towers" in finding.message
+            assert finding.difference > 1e-3
 
 
 def test_only_draws_differ():
