@@ -1,1 +1,1 @@
-"""What is installed on a machine, and whether it works together."""
+"""The packages installed on a machine, and whether they work together."""

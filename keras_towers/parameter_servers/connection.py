@@ -229,7 +229,7 @@ def take_role(
         cluster: None: the one that ``TF_CONFIG`` describes.
         timeout_s: seconds to wait for the ps tasks; None: for ever.
     """
-    # So that one script does on all machines. In a ps task this does not
+    # One script serves all machines: in a ps task this function does not
     # return: the process ends, with exit code 0, when training has.
     cluster = cluster or tf_config.required()
     if not cluster.ps:

@@ -1,4 +1,4 @@
-"""What a reduction takes and returns: K towers with N gradients each."""
+"""Arguments and results of reductions: K towers with N gradients each."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Coordinator(threading.Thread):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of the gradients so far."""
+        """How many gradients were used and dropped so far."""
         return ReplicaCounts(
             self._step - self._first, tuple(self._used), tuple(self._dropped)
         )

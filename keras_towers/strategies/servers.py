@@ -42,7 +42,7 @@ class Servers:
 
     @property
     def gradient_factor(self) -> float:
-        """What a worker multiplies its gradients by: its part is like all."""
+        """The factor of a worker's gradients: its part stands for all."""
         size = self.connection.size
         factor = size if self.options.batches == "split" else 1
         return factor / size if self.options.scale_gradient else float(factor)

@@ -192,7 +192,7 @@ class SyncReplicasStrategy(BaseStrategy):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of each replica's gradients in the last ``fit``."""
+        """Each replica's gradients that the last ``fit`` used and dropped."""
         return self._calls.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What to change, as measured."""
+"""Advice on what to change, from what was measured."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def of_one_device(calls: Calls, traced: np.ndarray) -> dict[str, Took]:
 
 
 def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
-    """Of calls with numbers of steps."""
+    """Measure calls with numbers of steps."""
     each = seconds / steps
     mean = seconds.sum() / np.broadcast_to(steps, seconds.shape).sum()
     return Took(float(mean), float(np.median(each)))

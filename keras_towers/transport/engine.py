@@ -1,4 +1,4 @@
-"""What engines have in common: their modules, and collectives of ranks."""
+"""The common part of engines: their modules, and collectives of ranks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def load(name: str, title: str) -> ModuleType:
 
 
 class EngineTransport(ABC):
-    """What the transports of all engines do alike."""
+    """The common part of all engines' transports."""
 
     # Later strategies may be created by some ranks only.
     _compared = False

@@ -116,7 +116,7 @@ class ReplicaCalls(AsyncCalls):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of the gradients of the last ``fit``."""
+        """How many gradients the last ``fit`` used and dropped."""
         if self._last is not None:
             return self._last.counts
         return ReplicaCounts.none(self._rounds.replicas)

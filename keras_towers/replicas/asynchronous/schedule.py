@@ -99,7 +99,7 @@ class ReplicaSchedule(UpdateSchedule):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of the gradients of the last ``fit``."""
+        """How many gradients the last ``fit`` used and dropped."""
         if self._coordinator is None:
             return ReplicaCounts.none(self._rounds.replicas)
         return self._coordinator.counts

@@ -62,7 +62,7 @@ class ServedCalls(TowerCalls):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of the gradients of the last ``fit``."""
+        """How many gradients the last ``fit`` used and dropped."""
         if self.last is not None:
             return self.last.counts
         return ReplicaCounts.none(self._config.peers.size)

@@ -56,7 +56,7 @@ class ReplicaSession(Session):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of the gradients; on the chief only."""
+        """How many gradients were used and dropped; on the chief only."""
         if self._coordinator is None:
             return ReplicaCounts.none(self._rounds.replicas)
         return self._coordinator.counts

@@ -230,7 +230,7 @@ class Session:
 
     @property
     def counts(self) -> ReplicaCounts:
-        """What has become of gradients that may be dropped; on the chief."""
+        """How many gradients were used and dropped; on the chief."""
         return ReplicaCounts.none(self.connection.size)
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:

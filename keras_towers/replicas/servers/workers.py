@@ -1,4 +1,4 @@
-"""What becomes of the workers of a ``fit``: they leave, fail or die."""
+"""Workers of a ``fit`` that leave, fail or die."""
 
 from __future__ import annotations
 
