@@ -137,15 +137,15 @@ def run_job(folder, code, command):
 
 
 JOBS = [
-    pytest.param("HorovodStrategy()", "horovod"),
-    pytest.param("MultiWorkerTowerStrategy()", None, marks=long),
-    pytest.param("BytePSStrategy()", "byteps", marks=long),
-    pytest.param(
-        "SyncReplicasStrategy(replicas_to_aggregate=2)", None, marks=long
-    ),
+    ("HorovodStrategy()", "horovod"),
+    ("MultiWorkerTowerStrategy()", None),
+    ("BytePSStrategy()", "byteps"),
+    ("SyncReplicasStrategy(replicas_to_aggregate=2)", None),
 ]
 
 
+# Other jobs of each engine are in tests/processes.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "needs"), JOBS)
 def test_scripts_of_several_processes(name, needs, tmp_path, monkeypatch):
