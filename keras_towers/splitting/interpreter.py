@@ -159,9 +159,8 @@ class Interpreter:
         if node.type not in _BY_ROUND:
             given = [_numbered(value) for value in given]
         try:
-            result = own_picks.added_up(node, given, values)
-            if result is None:
-                result = self._apply(node, given)
+            picked = own_picks.added_up(node, given, values)
+            result = self._apply(node, given) if picked is None else picked
         except DoesNotSplit as error:
             result = other(str(error), operation, error.is_open)
         outputs = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     all_outputs,
+    fixed,
     free,
     one_order,
     refuse_sums,
@@ -19,6 +21,7 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
+    examples,
     product,
     same,
     total,
@@ -218,3 +221,24 @@ def _suppressed(node: Node, *values: Value) -> list[Value]:
 @rule("CTCLoss", "CTCLossV2")
 def _ctc(node: Node, inputs: Value, *values: Value) -> list[Value]:
     raise DoesNotSplit("aligns sparse labels")
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND")
+def _blocks(node: Node, value: Value, sizes: Value, ends: Value) -> Value:
+    """Blocks of pixels become rows of the batch, or rows become blocks."""
+    block = [int(size) for size in fixed(sizes, "a size of blocks")]
+    if not ends.is_same:
+        raise DoesNotSplit("pads by what follows from the batch")
+    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
+        return value.with_()
+    rows, times = rows_of(value), math.prod(block)
+    if 0 < rows.axis <= len(block):
+        raise DoesNotSplit(f"takes {node.type} along the examples of the batch")
+    if rows.axis:
+        return value.with_()
+    rows = node.layouts.resolved(rows)
+    if node.type == "SpaceToBatchND":
+        return examples(0, times * rows.outer, rows.inner, value.degree)
+    if rows.outer % times:
+        raise DoesNotSplit("makes blocks of rows of several examples")
+    return examples(0, rows.outer // times, rows.inner, value.degree)

@@ -11,6 +11,7 @@ from tests.splitting.cases import functions as functions
 from tests.splitting.cases import gradients as gradients
 from tests.splitting.cases import gradients_of_examples as gradients_of_examples
 from tests.splitting.cases import layers as layers
+from tests.splitting.cases import of_examples as of_examples
 from tests.splitting.cases import of_images as of_images
 from tests.splitting.cases import of_keras as of_keras
 from tests.splitting.cases import pairs as pairs

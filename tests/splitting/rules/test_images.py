@@ -350,7 +350,31 @@ _PIXELS = [
         letters="b",
     ),
 ]
-CASES = [*_CONVOLUTIONS, *_POOLS, *_GRADIENTS, *_RESIZES, *_PIXELS]
+_BLOCKS = [
+    Case(
+        "SpaceToBatchND",
+        lambda x: tf.space_to_batch(x, [2], [[1, 1]]),
+        floats("acb"),
+        "ab",
+        {"c": "along the examples"},
+    ),
+    Case(
+        "BatchToSpaceND",
+        lambda x: tf.batch_to_space(
+            tf.space_to_batch(x, [2], [[1, 1]]) * 2.0, [2], [[0, 1]]
+        ),
+        floats("acb"),
+        "ab",
+    ),
+    Case(
+        "BatchToSpaceND",
+        lambda x: tf.batch_to_space(x, [1], [[0, 1]]),
+        floats("acb"),
+        "ab",
+        note="one",
+    ),
+]
+CASES = [*_CONVOLUTIONS, *_POOLS, *_GRADIENTS, *_RESIZES, *_PIXELS, *_BLOCKS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
