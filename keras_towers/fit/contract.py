@@ -257,6 +257,10 @@ class Residents(Protocol):
         """Make all models ordinary ones again."""
         ...
 
+    def release_model(self, model: keras.Model) -> None:
+        """Make one model an ordinary one again."""
+        ...
+
     def created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
         ...

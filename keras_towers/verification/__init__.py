@@ -138,6 +138,8 @@ def _check_model(model: Any) -> None:
             f"model {model.name!r} is not compiled: call model.compile(...) "
             "with an optimizer before verify."
         )
+    if not tf.distribute.has_strategy():
+        trainers.leave_home(model)
     if tf.distribute.has_strategy() or contract.home_of(model) is not None:
         raise TowerError(
             f"verify was called in the scope of a strategy, or model "

@@ -109,6 +109,8 @@ class Adoption:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
+            if home_of(trainer) is not self._config.strategy:
+                trainers.leave_home(trainer)
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(

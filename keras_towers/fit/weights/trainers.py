@@ -16,7 +16,14 @@ from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit import told
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import METHODS, TRAINING, TowerConfig, home_of
+from keras_towers.fit.contract import (
+    METHODS,
+    TRAINING,
+    TowerConfig,
+    home_of,
+    in_force,
+    owner_of,
+)
 
 logger = logging.getLogger("keras_towers")
 
@@ -34,6 +41,8 @@ _OF_CALLS = (
 # The towers on which models train outside of any block, too.
 _homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
 _told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# Those that are there now, until a block takes them.
+_at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def settle(trainer: keras.Model, config: TowerConfig) -> None:
@@ -67,9 +76,13 @@ def _in_scope(
 ) -> Any:
     method = getattr(type(model), name)
     inside = tf.distribute.has_strategy()
+    if inside and in_force() is not config.strategy:
+        leave_home(model)
     if inside and home_of(model) is None:
         # The block of any strategy may train an ordinary model.
         return method(model, *args, **kwargs)
+    if home_of(model) is None:
+        _at_home.add(model)
     with config.strategy.scope():
         if not inside and name in TRAINING:
             _tell_home(config, name, model)
@@ -92,9 +105,17 @@ def stay_home(trainer: keras.Model, config: TowerConfig) -> None:
         run_in_scope(trainer, config, TRAINING)
 
 
+def leave_home(trainer: keras.Model) -> None:
+    """Make a model ordinary again that was placed outside of any block."""
+    owner = owner_of(trainer)
+    if owner is not None and trainer in _at_home:
+        owner._components.adoption.release_model(trainer)
+
+
 def leave(trainer: keras.Model) -> None:
     """Unbind a model from its strategy; its training may have a home."""
     trainer._distribute_strategy = None
+    _at_home.discard(trainer)
     drop_functions(trainer)
     vars(trainer).pop("_eval_epoch_iterator", None)
     for name in (*METHODS, *_OF_CALLS):
