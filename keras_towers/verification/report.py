@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["proven", "rehearsed", "differs"]
+"""How a report judges a step: proven from its graph, compared, or different."""
 
 
 class Kind(StrEnum):
