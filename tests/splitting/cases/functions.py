@@ -20,7 +20,7 @@ from tests.splitting.cases.table import (
 def total_by_loop():
     def loss(y, p):
         _, total = tf.while_loop(
-            lambda i, _: i < tf.shape(p)[0],
+            lambda i, _: i < tf.shape(p)[0],  # here
             lambda i, s: (i + 1, s + p[i]),
             (0, tf.zeros([3])),
         )

@@ -105,7 +105,8 @@ def vector_quantized():
     def step(model, x, y):
         with tf.GradientTape() as tape:
             h = model.layers[1](x)
-            d = tf.reduce_sum(tf.square(h[:, None] - model.kept), -1)
+            off = h[:, None] - model.kept  # here
+            d = tf.reduce_sum(tf.square(off), -1)
             at = tf.argmin(d, 1)
             code = tf.gather(model.kept, at)
             q = h + tf.stop_gradient(code - h)
