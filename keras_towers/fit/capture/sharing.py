@@ -118,17 +118,22 @@ class StepTraces:
         Args:
             judged: whether it gives logs; else it gives a row for each example.
         """
-        if self._shared is not None or tf.executing_eagerly():
+        if self._shared is not None:
             return self._shared
+        alone = self._config.transport.size == 1
+        one_device = alone and self._config.num_towers == 1
+        if tf.executing_eagerly():
+            if judged and not tower.local_index and not one_device:
+                self._judge("runs eagerly", tower)
+            return None
         given = tower, step, data
         if self._compiles:
             trace = self._compiled(*given, judged=judged)
             if trace is not None:
                 return trace
-        # Other ranks get gradients while the step computes others.
-        alone = self._config.transport.size == 1
-        if tower.local_index or (alone and self._config.num_towers == 1):
+        if tower.local_index or one_device:
             return None
+        # Other ranks get gradients while the step computes others.
         way: Way = "called" if alone else "inlined"
         try:
             self._check_cut()

@@ -17,7 +17,6 @@ from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import GraphFunction, Way
 from keras_towers.fit.capture.pieces import Exchanges, Pieces
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.data import batches as data_lib
@@ -184,8 +183,6 @@ class TracedStep:
                 data=self.data,
             )
         tower.data = self.data
-        if tower.origins is not None:
-            tower.origins = Origins(self.data)
         with tf.variable_creator_scope(self._creates):
             self.captured = capture(step, self.data, tower, self._begin_update)
         return _tensors(_results(self.captured))

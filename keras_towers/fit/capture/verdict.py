@@ -123,10 +123,7 @@ def leave_open(
     Raises:
         TowerError: ``on_difference`` is ``"error"``.
     """
-    message = (
-        f"may differ: it {why}, so that every tower traces it by itself, and "
-        "it is not analysed."
-    )
+    message = f"may differ: it {why}, so that it cannot be analysed."
     reason = Reason(message, _COMPARE, is_open=True)
     _tell(config, model, training, NOT_PROVEN, [reason])
 

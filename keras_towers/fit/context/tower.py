@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
 
@@ -86,8 +85,6 @@ class Tower:
             the same list on all towers of this process; None: Keras's own.
         alone: what uses this tower's share of the batch only, where one device
             would use the whole: names by the option that would change that.
-        origins: tells what depends on the tower's examples; None if nobody
-            wants to know.
         data: its part of the batch, as its step gets it.
         common: what it has been given that is the same on all towers.
     """
@@ -111,7 +108,6 @@ class Tower:
     mixes: bool = False
     apart: bool = False
     graph: Any = None
-    origins: Origins | None = None
     data: Any = None
     common: list[Any] = dataclasses.field(default_factory=list)
     unseeded: list[Any] | None = None
@@ -189,8 +185,6 @@ class Tower:
             values = with_gradient_times(self.loss_weight, values)
         if not tf.executing_eagerly():
             self.common += tf.nest.flatten(values, expand_composites=True)
-        if self.origins is not None:
-            self.origins.note_common(values)
         if self.rows is not None:
             self.rows.note_common(values)
         return values

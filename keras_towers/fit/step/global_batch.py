@@ -16,7 +16,6 @@ from keras_towers.fit.capture.sharing import StepTraces
 from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
-from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
@@ -163,8 +162,6 @@ class GlobalStep:
                 start = starts[index]
                 data = self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
-            if training and index == 0 and not tf.executing_eagerly():
-                tower.origins = Origins(data)
             with replica_context.activate(tower), self.order.gated():
                 output = traces.run(step, data, tower, note)
             if index == 0:

@@ -10,9 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
@@ -65,41 +63,10 @@ class Logs:
             for metric, result in results
             for place, leaf in enumerate(tf.nest.flatten(result))
         }
-        origins = Origins([result for _, result in results])
         self._sources.clear()
         for index, leaf in enumerate(tf.nest.flatten(output)):
             if id(leaf) in known:
                 self._sources[index] = known[id(leaf)]
-            else:
-                self._warn_of(index, output, leaf, origins)
-
-    def _warn_of(
-        self, index: int, output: Any, leaf: Any, origins: Origins
-    ) -> None:
-        """Warn of a log that may be no mean over examples."""
-        if not isinstance(leaf, tf.Tensor):
-            return
-        derived = origins.depends_on_data(leaf)
-        if leaf.dtype.is_floating and leaf.shape.rank == 0 and not derived:
-            return
-        name = list(_names(output))[index]
-        what = (
-            "which it computes from a metric's result"
-            if derived
-            else f"a {leaf.dtype.name} of shape {leaf.shape}"
-        )
-        instead = (
-            "the mean over the towers"
-            if leaf.dtype.is_floating
-            else "that of tower 0"
-        )
-        told.differs(
-            "log",
-            name,
-            f"the step reports {name!r}, {what}: the log is {instead}. Use a "
-            "keras.metrics metric whose result it is, or keras_towers.gather.",
-            once=("log", self.model.name, name),
-        )
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
         """Compute the logs of a global batch."""
@@ -168,8 +135,3 @@ def _merged(value: Any) -> tf.Tensor:
         return value.merged_value()
     return value.values[0].read_value()
 
-
-def _names(logs: Any) -> Iterator[str]:
-    """Name the leaves of logs, in the order in which they are flattened."""
-    for path, _ in keras.tree.flatten_with_path(logs):
-        yield "/".join(map(str, path)) or "loss"

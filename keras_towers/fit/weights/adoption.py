@@ -163,10 +163,6 @@ class Adoption:
             *(self._update.place(v) for v in state.weights),
             *(self._spread.spread(v, variables_lib.SUM) for v in state.metrics),
         ]
-        for variable in state.of_keras_layers:
-            # Keras's own layers write means (BatchNormalization).
-            if isinstance(variable._value, variables_lib.TowerVariable):
-                variable._value.warns_of = None
         for optimizer in state.optimizers:
             self._update.place_optimizer(optimizer)
         if any(moved):

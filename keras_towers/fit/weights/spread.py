@@ -96,10 +96,7 @@ class SpreadVariables:
             # The optimizer's writes are the same on all towers.
             merge = MEAN
         new = self.spread(variable, merge)
-        value = variable._value
-        value.sums_over_ranks = True
-        if new and not variable.trainable and merge != SUM:
-            value.warns_of = variable.path
+        variable._value.sums_over_ranks = True
         return new
 
     def own(self, variable: keras.Variable, merge: str | None = None) -> None:

@@ -21,7 +21,6 @@ class ModelState:
 
     seeds: list[keras.Variable]
     weights: list[keras.Variable]
-    of_keras_layers: list[keras.Variable]
     metrics: list[keras.Variable]
     optimizers: list[keras.optimizers.Optimizer]
 
@@ -59,14 +58,7 @@ def collect(model: keras.Model) -> ModelState:
         (v for metric in _metrics(model, layers) for v in metric.variables),
         but=[*seeds, *weights],
     )
-    theirs = _unique(
-        variable
-        for layer in layers
-        if type(layer).__module__.startswith("keras.")
-        and not isinstance(layer, keras.Model)
-        for variable in layer.non_trainable_variables
-    )
-    return ModelState(seeds, weights, theirs, metrics, _optimizers(layers))
+    return ModelState(seeds, weights, metrics, _optimizers(layers))
 
 
 def trainers(model: keras.Model) -> Iterator[keras.Model]:

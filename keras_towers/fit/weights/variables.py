@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_devices
-from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 
@@ -155,7 +154,6 @@ class TowerVariable(compat.SyncOnReadVariable):
         self._shares = shares
         self.written_by_towers = False
         self.sums_over_ranks = False
-        self.warns_of: str | None = None
         self._elsewhere: tf.Tensor | None = None
 
     def merged_value(self) -> tf.Tensor:
@@ -268,31 +266,9 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.written_by_towers = True
         mine = self._values[index]
         tower = tower_lib.current()
-        self._warn_of_data(tower, value)
         if self.merge == SUM and tower is not None and tower.live is not None:
             value = tf.where(tower.live, tf.cast(value, mine.dtype), mine)
         return mine.assign(value, use_locking, name, read_value)
-
-    def _warn_of_data(self, tower: tower_lib.Tower | None, value: Any) -> None:
-        """Warn if a mean is to be taken of what may be no mean."""
-        if self.warns_of is None or tower is None or tower.origins is None:
-            return
-        if tower.origins.depends_on_data(value):
-            taken = (
-                "mean over the towers"
-                if self.merge == MEAN
-                else "value of tower 0"
-            )
-            told.differs(
-                "state",
-                self.warns_of,
-                f"the step writes {self.warns_of!r} from the batch. Every "
-                "tower writes what it computes from its part, and the "
-                f"{taken} is taken. That is right for means over examples "
-                "only, which keras_towers.mean takes of the whole batch; for "
-                "anything else, such as a queue, use keras_towers.gather.",
-            )
-            self.warns_of = None
 
     def assign_add(self, delta, use_locking=False, name=None, read_value=True):
         return self.assign(self + delta, use_locking, name, read_value)
