@@ -137,7 +137,9 @@ class Interpreter:
         for operation in in_order(graph.get_operations(), values):
             self.count += 1
             for tensor, value in zip(
-                operation.outputs, self._outputs(operation, values), strict=True
+                operation.outputs,
+                self.outputs_of(operation, values),
+                strict=True,
             ):
                 values.setdefault(tensor.name, value)
         return values
@@ -147,7 +149,10 @@ class Interpreter:
         values = self.run(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
-    def _outputs(self, operation: Any, values: dict[str, Value]) -> list[Value]:
+    def outputs_of(
+        self, operation: Any, values: Mapping[str, Value]
+    ) -> list[Value]:
+        """Return what an operation returns, of inputs that are known."""
         node = Node(operation, self.layouts)
         if not node.num_outputs and not node.num_inputs:
             return []

@@ -47,9 +47,7 @@ def check_parts(
         shares: the K towers' fractions of the batch.
         any_size: whether parts may have different numbers of examples.
     """
-    forms = [
-        [_form(leaf, any_size) for leaf in leaves_of(piece)] for piece in pieces
-    ]
+    forms = [_forms(piece, any_size) for piece in pieces]
     numbers = {share for share in shares if not tf.is_tensor(share)}
     uneven = len(numbers) > 1 and not any_size
     if uneven or any(form != forms[0] for form in forms):
@@ -78,6 +76,17 @@ def _form(leaf: Any, any_size: bool) -> Any:
         return leaf
     sizes = list(leaf.shape or ())
     return leaf.dtype, leaf.shape.rank, sizes[1:] if any_size else sizes
+
+
+def _forms(piece: Any, any_size: bool) -> list[Any]:
+    """What a trace needs of a tower's part of the batch."""
+    # What consists of several tensors may keep their sizes to itself.
+    whole = [
+        tf.type_spec_from_value(leaf)
+        for leaf in tf.nest.flatten(piece)
+        if tf.is_tensor(leaf) and not isinstance(leaf, tf.Tensor)
+    ]
+    return whole + [_form(leaf, any_size) for leaf in leaves_of(piece)]
 
 
 def check_operations(graph: Any) -> None:

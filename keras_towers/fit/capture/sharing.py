@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices, settings
 from keras_towers._notices import announce
+from keras_towers.errors import TowerError
 from keras_towers.fit import told
 from keras_towers.fit.capture import checks, splits, verdict
 from keras_towers.fit.capture.capture import capture
@@ -193,6 +194,9 @@ class StepTraces:
             if judged:
                 self._judge(trace, tower)
             with _as_reasons():
+                if not shared:
+                    trace.finish()
+                    return trace
                 # With XLA every tower has one device, be it its own.
                 if way != "xla" and not devices.all_on_host(
                     self._config.devices
@@ -258,7 +262,7 @@ def _as_reasons() -> Iterator[None]:
     """Take errors for reasons why a step cannot be cut."""
     try:
         yield
-    except (CannotShare, Uncompilable):
+    except (CannotShare, Uncompilable, TowerError):
         raise
     except Exception as error:
         # If it is the step's, it is raised again without the trace.

@@ -19,8 +19,8 @@ from keras_towers.splitting import (
     Variable,
     analyse,
 )
-from keras_towers.splitting.sizes import EXAMPLES, symbol
-from keras_towers.splitting.values import Value, examples, handle, other, same
+from keras_towers.splitting.growing import of_batch
+from keras_towers.splitting.values import Value, handle, other, same
 
 _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
 
@@ -28,7 +28,7 @@ _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
 def analysed(trace: TracedStep) -> Analysis:
     """Return what is known of a traced step."""
     inputs: list[Value] = [
-        _of_data(leaf, index)
+        of_batch(leaf, index)
         for index, leaf in enumerate(checks.leaves_of(trace.data))
         if isinstance(leaf, tf.Tensor)
     ]
@@ -46,20 +46,6 @@ def analysed(trace: TracedStep) -> Analysis:
         else:
             inputs.append(same())
     return analyse(trace.graph, inputs, variables, _results(trace))
-
-
-def _of_data(leaf: tf.Tensor, index: int) -> Value:
-    if leaf.shape.rank is None:
-        return other("gets data of unknown rank", is_open=True)
-    if leaf.shape.rank == 0:
-        return same(shape=())
-    if leaf.shape[0] is not None:
-        return other("gets batches of a fixed size", is_open=True)
-    sizes = [
-        symbol(f"size{index}.{axis}") if size is None else size
-        for axis, size in enumerate(leaf.shape)
-    ]
-    return examples(shape=(EXAMPLES, *sizes[1:]))
 
 
 def _variable(outside: Any, inside: Any) -> Variable:

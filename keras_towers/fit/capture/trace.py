@@ -20,6 +20,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.splitting.growing import Growing
 
 
 class TracedStep:
@@ -180,9 +181,10 @@ class TracedStep:
                 start=_filled(tower.rows.start, given),
                 count=data_lib.batch_size_of(self.data),
                 total=_filled(_unless_known(tower.rows.total), given),
-                data=self.data,
             )
         tower.data = self.data
+        tower.values = Growing()
+        tower.values.note_batch(self.data)
         with tf.variable_creator_scope(self._creates):
             self.captured = capture(step, self.data, tower, self._begin_update)
         return _tensors(_results(self.captured))

@@ -13,6 +13,7 @@ from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.contract import OwnsVariables, TakesGradients
+from keras_towers.splitting.growing import Growing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +88,7 @@ class Tower:
             would use the whole: names by the option that would change that.
         data: its part of the batch, as its step gets it.
         common: what it has been given that is the same on all towers.
+        values: what the tensors of its step are.
     """
 
     index: int
@@ -110,6 +112,7 @@ class Tower:
     graph: Any = None
     data: Any = None
     common: list[Any] = dataclasses.field(default_factory=list)
+    values: Growing = dataclasses.field(default_factory=Growing)
     unseeded: list[Any] | None = None
     alone: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     shared: Callable[[str], NoReturn] | None = None
@@ -185,8 +188,7 @@ class Tower:
             values = with_gradient_times(self.loss_weight, values)
         if not tf.executing_eagerly():
             self.common += tf.nest.flatten(values, expand_composites=True)
-        if self.rows is not None:
-            self.rows.note_common(values)
+            self.values.note_common(values)
         return values
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,7 +19,20 @@ from keras_towers.fit.context.draws import rows_of_draw, warn
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.step import parts
-from keras_towers.fit.step.dimensions import Dimension, Dimensions
+from keras_towers.splitting.sizes import degree_of, examples_in
+from keras_towers.splitting.values import Value
+
+Dimension: TypeAlias = "int | str | tuple[int, ...] | None"
+"""A dimension of a tower's tensor.
+
+* an int: static;
+* ``SAME``: not static, but the same on all towers;
+* a tuple: a number of rows, in blocks one after another; block i has as many
+  rows for each example as element i says;
+* None: unknown.
+"""
+
+SAME = "same"
 
 # Algorithms that are Philox on CPUs and GPUs: Philox and "auto_select".
 _PHILOX = (1, 3)
@@ -135,16 +148,14 @@ def _plan(
 
 
 def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
-    if rows.graph is not None:
-        try:
-            followed = Dimensions(rows, rows.explained).of_shape(shape)
-        except RecursionError:
-            followed = None
-        return followed if rows.static is None else _by_size(followed, rows)
+    tower = tower_lib.current()
+    if rows.graph is not None and tower is not None:
+        found = dimensions_of(tower.values.value_of(shape), shape.shape[0])
+        return found if rows.static is None else _by_size(found, rows)
     known = compat.constant_value_as_shape(shape)
     if known.rank is None or None in known.as_list():
         return None
-    found: list[Dimension] = known.as_list()
+    found = known.as_list()
     if found and found[0] == rows.count:
         warn(
             EAGER,
@@ -156,6 +167,29 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
         )
         found[0] = (1,)
     return found
+
+
+def dimensions_of(shape: Value, rank: int | None) -> list[Dimension] | None:
+    """Explain all dimensions that a shape tensor lists.
+
+    Returns:
+        One entry for each dimension; None if the rank is unknown.
+    """
+    if shape.known is not None:
+        return [_dimension(entry, shape) for entry in shape.known.flat]
+    return [SAME if shape.is_same else None] * rank if rank else None
+
+
+def _dimension(size: Any, shape: Value) -> Dimension:
+    if isinstance(size, int):
+        return size
+    number = examples_in(size)
+    if number == 1:
+        return (1,)
+    if number is not None:
+        outer, inner = getattr(size, "order", None) or (0, 0)
+        return (inner,) * outer or None
+    return SAME if degree_of(size) == 0 or shape.is_same else None
 
 
 def _by_size(

@@ -17,19 +17,11 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit import told
 from keras_towers.fit.context.origins import Origins
-from keras_towers.fit.context.rows import NO_DIMENSION, Rows
 from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.step import axes, slices
-from keras_towers.fit.step.dimensions import (
-    SAME,
-    Dimension,
-    Dimensions,
-    outer,
-    scaled,
-)
-
-_READS = ("ReadVariableOp", "VariableV2")
+from keras_towers.splitting.growing import Growing
+from keras_towers.splitting.sizes import degree_of
+from keras_towers.splitting.values import Value
 
 # What was gathered in a step, by the tower's replica context.
 _before: weakref.WeakKeyDictionary[Any, list[tf.Tensor]] = (
@@ -55,45 +47,83 @@ def blocks_of(
         value: a tensor of shape [rows, ...].
 
     Returns:
-        The blocks of rows, as of a ``Dimension``; None if the value is the same
-        on all towers.
+        For each block of rows, one after another, how many rows each example
+        has in it; None if the value is the same on all towers.
     """
     before = _before.get(context, [])
     if any(value is whole for whole in before):
         return None
     if not hasattr(value, "graph"):
         return _by_size(before, tower, value, what)
-    data = drawn = None
-    if tower is not None:
-        before, data, drawn = tower.common, tower.data, tower.rows
-    rows = _Followed(before, data, drawn)
-    origins = Origins(data)
-    origins.note_common(before)
+    if tower is None:
+        values = Growing()
+        values.note_common(before)
+    else:
+        before, values = tower.common, tower.values
+    found = values.value_of(value)
     gathered = Origins(before)
     common = gathered.depends_on_data(value)
-    found = rows.of(value, 0)
-    selects = found is None and rows.end_selects_own(gathered)
-    joins = found is None and rows.joins()
-    if not origins.depends_on_data(value):
-        if rows.may_count_examples(found):
+    if found.is_same:
+        if _may_count_examples(value, tower, before):
             raise _unknown(value, what)
         return None
-    if any(
-        isinstance(rows.of(value, axis), tuple)
-        for axis in range(1, value.shape.rank)
-    ):
+    if tower is not None and data_lib.static_size(tower.data) is not None:
+        return _by_size(before, tower, value, what)
+    if _is_of_pairs(found, values):
         raise TowerError(
             f"{what} was given values of shape {value.shape}, one for each "
             "pair of the tower's own examples. Gather what they are computed "
             f"from, such as x, and compare x with {what}(x)."
         )
-    if isinstance(found, tuple):
-        return found
-    if common and not selects:
+    rows = found.rows
+    if rows is not None and rows.axis == 0 and rows.draw is None:
+        return (rows.inner,) * rows.outer
+    if common and not _selects_own(found, values, gathered):
         raise _unknown(value, what)
-    if data is None and joins:
+    if tower is None and _joins(found):
         _warn_of_order(what)
     return (1,)
+
+
+def _may_count_examples(
+    value: tf.Tensor, tower: Tower | None, before: list[tf.Tensor]
+) -> bool:
+    """Whether a constant may have been computed from a static shape."""
+    size = value.shape[0]
+    if size is None or any(whole.shape[:1] == [size] for whole in before):
+        return False
+    each = tower and data_lib.static_size(tower.data)
+    return tower is None or bool(each and size % each == 0)
+
+
+def _is_of_pairs(value: Value, values: Growing) -> bool:
+    """Whether a value has an entry for each pair of examples."""
+    if any(degree_of(size) != 0 for size in (value.shape or ())[1:]):
+        return True
+    cause = value.reason and value.reason.operation
+    if cause is None or None not in (value.shape or ())[1:]:
+        return False
+    return sum(values.value_of(t).rows is not None for t in cause.inputs) > 1
+
+
+def _joins(value: Value) -> bool:
+    """Whether a value is not known because it joins others."""
+    cause = value.reason and value.reason.operation
+    return cause is not None and cause.type == "ConcatV2"
+
+
+def _selects_own(value: Value, values: Growing, gathered: Origins) -> bool:
+    """Whether a value is not known because own rows are selected."""
+    cause = value.reason and value.reason.operation
+    if cause is None:
+        return False
+    if not gathered.depends_on_data(cause.outputs[0]):
+        return True
+    found = [values.value_of(t) for t in cause.inputs if t.shape.rank]
+    others = [v for v in found if v.rows is None or v.rows.axis]
+    return len(others) < len(found) and all(
+        v.shape is not None and isinstance(v.shape[0], int) for v in others
+    )
 
 
 def _unknown(value: tf.Tensor, what: str) -> TowerError:
@@ -110,7 +140,10 @@ def _unknown(value: tf.Tensor, what: str) -> TowerError:
 def _by_size(
     before: list[tf.Tensor], tower: Tower | None, value: tf.Tensor, what: str
 ) -> Blocks:
-    """Eager values show no origin: tell what can be told by their rows."""
+    """Tell what can be told by their rows of values without an origin.
+
+    These are eager values, and those of a step that needs a fixed size.
+    """
     count = value.shape[0] or 0
     mine = tower and data_lib.static_size(tower.data)
     if mine and count > mine and count % mine == 0:
@@ -121,12 +154,14 @@ def _by_size(
     if any(count and count % size == 0 for size in sizes):
         raise TowerError(
             f"{what} was given {count} rows, where {max(sizes)} were gathered "
-            "before. With run_eagerly=True it is not known whether these are "
-            "the rows of the global batch, which need not be gathered: use "
-            "them as they are. If they are several for each of the tower's own "
-            "examples, gather all values in one call, or compile without "
-            "run_eagerly, where this is known."
+            "before. With run_eagerly=True, or a batch of a fixed size, it is "
+            "not known whether these are the rows of the global batch, which "
+            "need not be gathered: use them as they are. If they are several "
+            "for each of the tower's own examples, gather all values in one "
+            "call, or compile without run_eagerly, where this is known."
         )
+    if hasattr(value, "graph"):
+        return (1,)
     _warn(
         f"run_eagerly=True: {what} takes all rows for those of the tower's own "
         "examples, unless there are as many as in the global batch. What is "
@@ -147,94 +182,3 @@ def _warn_of_order(what: str) -> None:
 
 def _warn(message: str) -> None:
     told.differs("couples", "the step", message, once=message)
-
-
-class _Followed(Dimensions):
-    """Explains dimensions, also static ones, as far as that is certain.
-
-    Args:
-        data: the tower's data; None if it is not known.
-
-    Attributes:
-        end: where the last search gave up; None if that cannot be seen.
-    """
-
-    def __init__(self, before: list[Any], data: Any, drawn: Rows | None):
-        super().__init__(drawn or Rows(0, 0, 0))
-        self._known: dict[Any, tuple[int, Blocks]] = dict(self._rows.known)
-        for leaf in tf.nest.flatten(data):
-            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-                self._known[leaf.ref()] = 0, (1,)
-        for whole in before:
-            self._known[whole.ref()] = NO_DIMENSION, ()
-        self.end: Any = None
-        self._anything = data is None
-        self._each = None if data is None else data_lib.static_size(data)
-
-    def may_count_examples(self, found: Dimension) -> bool:
-        """Whether a constant may have been computed from a static shape."""
-        if not isinstance(found, int):
-            return False
-        return self._anything or (
-            self._each is not None and found % self._each == 0
-        )
-
-    def joins(self) -> bool:
-        """Whether the last search ended where values are joined."""
-        return self.end is not None and self.end.op.type == "ConcatV2"
-
-    def end_selects_own(self, gathered: Origins) -> bool:
-        """Whether the last search ended where own rows are selected."""
-        end = self.end
-        if end is None:
-            return False
-        if not gathered.depends_on_data(end):
-            return True
-        found = [self.of(t, 0) for t in end.op.inputs if t.shape.rank]
-        others = [size for size in found if not isinstance(size, tuple)]
-        self.end = end
-        return len(others) < len(found) and all(
-            isinstance(size, int) for size in others
-        )
-
-    def of(self, tensor: Any, axis: int) -> Dimension:
-        """Explain one dimension of a tensor."""
-        found = self._one(tensor, axis)
-        while isinstance(found, slices.From):
-            if found.scale != 1:
-                return scaled(self.of(found.tensor, found.axis), found.scale)
-            found = self._one(found.tensor, found.axis)
-        return found
-
-    def of_any(self, tensors: list[Any], axis: int) -> Dimension:
-        """Explain a dimension that several tensors have."""
-        # A constant may be as long by chance.
-        found = [self.of(tensor, axis) for tensor in tensors]
-        known = [size for size in found if not isinstance(size, int)]
-        if not known:
-            return found[0]
-        return known[0] if all(size == known[0] for size in known) else None
-
-    def _one(self, tensor: Any, axis: int) -> Any:
-        inside, tensor = tensor, outer(tensor)
-        if tensor is None:
-            self.end = inside if hasattr(inside, "graph") else None
-            return None
-        known = self._known.get(tensor.ref())
-        size = tensor.shape[axis] if tensor.shape.rank else None
-        if known is not None:
-            place, blocks = known
-            if place == NO_DIMENSION:
-                return SAME
-            return blocks if axis == place else (size or SAME)
-        kind = tensor.op.type
-        if kind in _READS or tensor.dtype == tf.resource:
-            return SAME
-        if size == 1 or kind == "Const":
-            return size
-        found = None
-        if not axes.is_assumed(tensor, axis) and tensor.op.inputs:
-            found = axes.source(self, tensor, axis)
-        if found is None:
-            self.end = tensor
-        return found

@@ -162,6 +162,7 @@ class GlobalStep:
                 start = starts[index]
                 data = self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
+            tower.values.note_batch(data)
             with replica_context.activate(tower), self.order.gated():
                 output = traces.run(step, data, tower, note)
             if index == 0:

@@ -134,4 +134,3 @@ def _merged(value: Any) -> tf.Tensor:
     if isinstance(value, variables_lib.TowerVariable):
         return value.merged_value()
     return value.values[0].read_value()
-

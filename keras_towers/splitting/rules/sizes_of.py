@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
-from keras_towers.splitting.sizes import UNKNOWN
+from keras_towers.splitting.sizes import UNKNOWN, Size
 from keras_towers.splitting.values import (
     Kind,
     NotFollowed,
@@ -48,7 +49,13 @@ def _shapes(node: Node, *values: Value) -> Sequence[Value]:
     return results
 
 
-def _vector(value: Value, sizes: Sequence[object]) -> Value:
+def _vector(value: Value, sizes: list[Any]) -> Value:
+    rows = value.rows
+    if rows is not None and rows.axis >= 0 and rows.draw is None:
+        size = sizes[rows.axis]
+        if isinstance(size, Size):
+            order = rows.outer, rows.inner
+            sizes[rows.axis] = dataclasses.replace(size, order=order)
     vector = of_known(np.array(sizes, dtype=object))
     if UNKNOWN in sizes and not value.grows and value.kind is Kind.SAME:
         return same(known=vector.known, shape=vector.shape)

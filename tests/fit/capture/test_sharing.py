@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.capture import checks, sharing
+from keras_towers.fit.capture import checks
 from keras_towers.fit.context import tower as tower_lib
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
@@ -45,7 +45,7 @@ def reasons(logged):
     return lambda: [said.partition(start)[2] for _, said in logged(start)]
 
 
-def _refused(self):
+def _refused(*_):
     raise checks.CannotShare("is not to be shared")
 
 
@@ -65,9 +65,10 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 
     one, found, traces = trained()
     assert reasons() == [] and traces == 1
-    monkeypatch.setattr(sharing.StepTraces, "_check", _refused)
+    monkeypatch.setattr(checks, "check_parts", _refused)
     each, wanted, traces = trained()
-    assert traces == 4
+    # And one that is analysed.
+    assert traces == 5
     same_history(found, wanted)
     same_model(one, each)
 
