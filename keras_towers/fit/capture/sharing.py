@@ -183,11 +183,10 @@ class StepTraces:
     ) -> TracedStep:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
-        any_size = not _has_fixed_size(self._model)
         try:
             with _as_reasons():
                 trace = TracedStep(
-                    *(self._config, step, tower, data, shared, way, any_size)
+                    *(self._config, step, tower, data, shared, way)
                 )
                 if self._attributes.hold_tensors_of(trace.graph):
                     raise CannotSplit("keeps tensors in attributes")
@@ -202,8 +201,8 @@ class StepTraces:
                     self._config.devices
                 ):
                     raise CannotShare("runs on other devices than CPUs")
-                sizes = any_size and way != "xla"
-                checks.check_parts(self._pieces, self._shares, sizes)
+                any_size = way != "xla"
+                checks.check_parts(self._pieces, self._shares, any_size)
                 trace.finish(checks.common_shapes(self._pieces))
         except BaseException:
             self._attributes.put(before)
@@ -269,9 +268,3 @@ def _as_reasons() -> Iterator[None]:
         name = type(error).__name__
         why = f"fails in a function ({name}: {error})"
         raise CannotSplit(why) from error
-
-
-def _has_fixed_size(model: keras.Model) -> bool:
-    """Whether a model takes batches of one size only."""
-    inputs = getattr(model, "inputs", None) or ()
-    return any(x.shape and x.shape[0] is not None for x in inputs)

@@ -50,7 +50,6 @@ class TracedStep:
         data: Any,
         shared: bool = True,
         way: Way = "called",
-        any_size: bool = False,
     ):
         xla = way == "xla"
         self._config = config
@@ -78,10 +77,9 @@ class TracedStep:
                 return self._run(step, inside)
 
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
-        if any_size:
-            # The number of examples is not to become part of the trace, as a
-            # number like any other.
-            specs[:of_data] = [_of_any_size(spec) for spec in specs[:of_data]]
+        # The number of examples is not to become part of the trace, as a number
+        # like any other.
+        specs[:of_data] = [_of_any_size(spec) for spec in specs[:of_data]]
         self.graph: Any = self._traced(run, specs)
         captures = checks.captures_of(self.graph)
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}

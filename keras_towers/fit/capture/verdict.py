@@ -206,15 +206,15 @@ def _remedy(differences: Sequence[Difference]) -> str:
     first = differences[0]
     if first.is_open:
         return _COMPARE
-    if any("not their mean" in d.text for d in differences):
-        return (
-            "average=False adds the towers' gradients up, for a loss that is a "
-            "sum."
-        )
     if {d.what for d in differences} <= {"log"}:
         return (
             "Report the result of a keras.metrics metric instead, or use "
             "keras_towers.gather."
+        )
+    if any("not their mean" in d.text for d in differences):
+        return (
+            "average=False adds the towers' gradients up, for a loss that is a "
+            "sum."
         )
     return (
         "keras_towers.gather(x) gives every tower the rows of all towers; "
