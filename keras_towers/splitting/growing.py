@@ -135,7 +135,7 @@ class Growing:
 
     def _assumed(self, value: Value, tensor: Any) -> Value:
         """Take rows of what is not known for those of the examples."""
-        cause = value.reason and value.reason.operation
+        cause = None if value.reason is None else value.reason.operation
         moved = cause is not None and cause.type in _SIZED_BY_DATA | _MOVING
         if moved or not tensor.shape.rank or not self._keeps_first(tensor.op):
             return value

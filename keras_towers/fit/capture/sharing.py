@@ -127,9 +127,8 @@ class StepTraces:
             if judged and not tower.local_index and not one_device:
                 self._judge("runs eagerly", tower)
             return None
-        given = tower, step, data
         if self._compiles:
-            trace = self._compiled(*given, judged=judged)
+            trace = self._compiled(step, data, tower, judged)
             if trace is not None:
                 return trace
         if tower.local_index or one_device:
@@ -140,13 +139,15 @@ class StepTraces:
             self._check_cut()
             if not all(layer.built for layer in compat.layers_of(self._model)):
                 raise CannotShare(_NOT_BUILT)
-            self._shared = self._traced(*given, judged=judged, way=way)
+            self._shared = self._traced(
+                tower, step, data, judged=judged, way=way
+            )
         except CannotShare as error:
             self._log_own_traces(error, tower, judged)
         return self._shared
 
     def _compiled(
-        self, tower: tower_lib.Tower, *given: Any, judged: bool
+        self, step: Any, data: Any, tower: tower_lib.Tower, judged: bool
     ) -> TracedStep | None:
         """Return a trace that XLA compiles, for all towers or this."""
         try:
@@ -155,14 +156,14 @@ class StepTraces:
                 try:
                     checks.check_parts(self._pieces, self._shares)
                     self._shared = self._traced(
-                        *(tower, *given), judged=judged, way="xla"
+                        tower, step, data, judged=judged, way="xla"
                     )
                     return self._shared
                 except CannotSplit:
                     raise
                 except CannotShare as error:
                     self._log_own_traces(error, tower, judged)
-            return self._traced(tower, *given, shared=False, way="xla")
+            return self._traced(tower, step, data, shared=False, way="xla")
         except (CannotShare, Uncompilable) as error:
             self._compiles = False
             why = str(error)

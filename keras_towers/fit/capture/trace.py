@@ -53,7 +53,7 @@ class TracedStep:
     ):
         xla = way == "xla"
         self._config = config
-        self._way = way
+        self._way: Way = way
         self._shared = shared
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None

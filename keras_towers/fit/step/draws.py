@@ -177,7 +177,9 @@ def dimensions_of(shape: Value, rank: int | None) -> list[Dimension] | None:
     """
     if shape.known is not None:
         return [_dimension(entry, shape) for entry in shape.known.flat]
-    return [SAME if shape.is_same else None] * rank if rank else None
+    if not rank:
+        return None
+    return [SAME if shape.is_same else None for _ in range(rank)]
 
 
 def _dimension(size: Any, shape: Value) -> Dimension:

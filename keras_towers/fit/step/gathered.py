@@ -100,21 +100,26 @@ def _is_of_pairs(value: Value, values: Growing) -> bool:
     """Whether a value has an entry for each pair of examples."""
     if any(degree_of(size) != 0 for size in (value.shape or ())[1:]):
         return True
-    cause = value.reason and value.reason.operation
+    cause = _cause(value)
     if cause is None or None not in (value.shape or ())[1:]:
         return False
     return sum(values.value_of(t).rows is not None for t in cause.inputs) > 1
 
 
+def _cause(value: Value) -> Any:
+    """Return the operation for which a value is not known, or None."""
+    return None if value.reason is None else value.reason.operation
+
+
 def _joins(value: Value) -> bool:
     """Whether a value is not known because it joins others."""
-    cause = value.reason and value.reason.operation
+    cause = _cause(value)
     return cause is not None and cause.type == "ConcatV2"
 
 
 def _selects_own(value: Value, values: Growing, gathered: Origins) -> bool:
     """Whether a value is not known because own rows are selected."""
-    cause = value.reason and value.reason.operation
+    cause = _cause(value)
     if cause is None:
         return False
     if not gathered.depends_on_data(cause.outputs[0]):
