@@ -5,7 +5,6 @@ Whatever is not known to be the same on all towers counts as a difference.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -56,14 +55,14 @@ def check_parts(
 
 def common_shapes(pieces: Sequence[Any]) -> list[tf.TensorShape]:
     """Return what is known of the shapes of all towers' tensors."""
-    return [
-        functools.reduce(
-            tf.TensorShape.most_specific_compatible_shape,
-            [tensor.shape for tensor in tensors],
-        )
-        for tensors in zip(*map(leaves_of, pieces), strict=True)
-        if isinstance(tensors[0], tf.Tensor)
-    ]
+    shapes = []
+    for tensors in zip(*map(leaves_of, pieces), strict=True):
+        first = tensors[0]
+        if isinstance(first, tf.Tensor):
+            alike = all(tensor.shape == first.shape for tensor in tensors)
+            hidden = first.shape.rank and [None, *first.shape[1:]]
+            shapes.append(first.shape if alike else tf.TensorShape(hidden))
+    return shapes
 
 
 def leaves_of(structure: Any) -> list[Any]:
