@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import keras
+import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit import told as told_lib
@@ -70,7 +71,6 @@ _CALLED = {
     Kind.LOG: "the log",
     Kind.STATE: "the variable",
 }
-_NOT_ANALYSED = "may differ: it was not analysed, as it ran eagerly."
 
 
 def of(
@@ -100,11 +100,10 @@ def of(
         for difference in reason.differences
         for name in difference.names
     }
-    told, of_rehearsal = _told(given), _told(compared)
-    known = {one.about for one in told}
-    told += [one for one in of_rehearsal if one.about not in known]
+    known = {one.about for one in given.told}
+    told = [*given.told, *(t for t in compared.told if t.about not in known)]
     of_fit = [_of_told(one, names) for one in told]
-    if not given.judged:
+    if model.run_eagerly or tf.config.functions_run_eagerly():
         # Eager steps tell the same of batches of every size.
         of_fit = list({(one.kind, one.name): one for one in of_fit}.values())
     why = _reasons_of(compared)
@@ -165,22 +164,9 @@ class _Names:
         return self._shown.get(name, name)
 
 
-def _told(found: OnTowers) -> list[told_lib.Told]:
-    """What ``fit`` tells; not what it guesses and the analysis knows."""
-    return [
-        one
-        for one in found.told
-        if not found.judged
-        or one.about not in ("state", "log")
-        or one.subject == "the step"
-    ]
-
-
 def _reasons_of(found: OnTowers) -> list[Reason]:
     """Why the step differs, or may, as its last trace says."""
-    if found.judged:
-        return found.judged[-1]
-    return [Reason(_NOT_ANALYSED, "", is_open=True)]
+    return found.judged[-1] if found.judged else []
 
 
 def _of_reason(reason: Reason, seen: Seen, names: _Names) -> Finding:
