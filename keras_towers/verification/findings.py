@@ -110,7 +110,7 @@ def of(
     unexplained = {
         (kind, name): size
         for (kind, name), size in seen.items()
-        if not _is_explained(kind, name, why, of_rehearsal, names)
+        if not _is_explained(kind, name, why, compared.told, names)
     }
     findings = [
         *_of_numbers(unexplained, why),
