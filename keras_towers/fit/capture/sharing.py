@@ -187,7 +187,7 @@ class StepTraces:
         try:
             with _as_reasons():
                 trace = TracedStep(
-                    *(self._config, step, tower, data, shared, way)
+                    *(self._config, step, tower, data), shared=shared, way=way
                 )
                 if self._attributes.hold_tensors_of(trace.graph):
                     raise CannotSplit("keeps tensors in attributes")
