@@ -95,6 +95,9 @@ def test_an_ordinary_program(lines):
     # Each of its two models has a random layer, which is said once.
     told = [line for line in more if "does not train as on one" in line]
     assert len(told) == len(set(told)) == 2
+    # One of them runs eagerly: its two steps are not analysed.
+    told += [line for line in more if "runs eagerly" in line]
+    assert len(told) == len(set(told)) == 4
     # On a machine that is busy, towers may take long to prepare.
     rest = {line for line in more if "preparing 2 towers" not in line}
     assert rest == set(told)
