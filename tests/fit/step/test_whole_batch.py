@@ -86,7 +86,8 @@ def told_in_a_step(model, x, y, **options):
 @pytest.mark.parametrize("reason", TOLD)
 def test_without_exact_it_is_told(reason):
     heard = told_in_a_step(*TOLD[reason]())
-    assert {one.about for one in heard} == {"couples"}
+    # Two of them draw random numbers besides.
+    assert {one.about for one in heard} - {"random"} == {"couples"}
     assert reason in heard[0].message
     assert "exact=True computes it from the global batch" in heard[0].message
 
