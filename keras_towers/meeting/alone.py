@@ -44,6 +44,6 @@ def _engine_runs() -> bool:
         engine = sys.modules.get(name)
         # It raises where it has not been started.
         with contextlib.suppress(AttributeError, ValueError):
-            if engine is not None and engine.size():
+            if engine is not None and engine.size() > 1:
                 return True
     return False
