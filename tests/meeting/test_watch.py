@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import threading
 import urllib.error
 
 import pytest
@@ -53,7 +54,20 @@ class Store:
 
 
 @pytest.fixture
-def watch():
+def exits(monkeypatch):
+    """What the process would have ended with; nothing follows on its thread."""
+    found, over = [], threading.Event()
+
+    def leave(code):
+        found.append(code)
+        over.wait(60)
+
+    monkeypatch.setattr(watch_lib.os, "_exit", leave)
+    return found, over
+
+
+@pytest.fixture
+def watch(exits):
     started = []
 
     def start(store, marks, **options):
@@ -66,6 +80,7 @@ def watch():
     yield start
     for one in started:
         one.stop()
+        exits[1].set()
         one.join(60)
         assert not one.is_alive()
 
@@ -95,13 +110,12 @@ def test_who_waits_warns(watch, caplog, marks, other, alive, said):
         assert texts[0].endswith(f" s in step 3: {said}")
 
 
-def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
-    codes = []
-    monkeypatch.setattr(watch_lib.os, "_exit", codes.append)
+def test_the_job_is_ended_at_last(capfd, exits, watch):
+    codes, _ = exits
     store = Store(Progress(1, "step 0"), alive=False)
     watch(store, ["step 0"], shutdown_s=0.5)
     assert wait_until(lambda: codes)
-    assert codes[0] == 75
+    assert codes == [75]
     error = capfd.readouterr().err
     assert "rank 1 has stopped giving signs of life" in error
     assert "Ending the job" in error
@@ -121,7 +135,7 @@ def test_the_job_is_ended_at_last(watch, monkeypatch, capfd):
     ],
 )
 def test_whoever_waits_for_a_rank_that_is_lost_ends(
-    watch, monkeypatch, capfd, lost, marks, said
+    monkeypatch, capfd, exits, watch, lost, marks, said
 ):
     class Told(Store):
         def get(self, key):
@@ -136,12 +150,11 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
     gone = isinstance(lost, OSError)
     monkeypatch.setattr(watch_lib, "names", here[::-1] if gone else here)
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
-    codes = []
-    monkeypatch.setattr(watch_lib.os, "_exit", codes.append)
+    codes, _ = exits
     store = Told(Progress(7, "step 7"), alive=True)
     watch(store, marks)
     assert wait_until(lambda: codes if said else store.signs > 12)
-    assert set(codes) == ({75} if said else set())
+    assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
 
 
