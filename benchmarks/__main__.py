@@ -13,13 +13,13 @@ from benchmarks.field import Field
 from benchmarks.rows import FIELD
 from keras_towers.bench.runner import Setting
 from keras_towers.cli.bench import (
-    Batches,
     BatchSize,
     Device,
     JsonPath,
     Models,
     On,
     Repeats,
+    Steps,
     Strategies,
     Timeout,
     Towers,
@@ -39,7 +39,7 @@ def field(
     models: Models = "small,large,cnn",
     towers: Towers = "auto",
     strategies: Strategies = "default",
-    batches: Batches = 60,
+    steps: Steps = 60,
     batch_size: BatchSize = 64,
     repeats: Repeats = 1,
     device: On = Device.AUTO,
@@ -60,7 +60,7 @@ def field(
         Field,
         FIELD,
         Setting(
-            *(device, batch_size, batches, timeout, repeats),
+            *(device, batch_size, steps, timeout, repeats),
             frameworks=True,
             worker="benchmarks.worker",
         ),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from keras_towers.devices import virtual_towers
     from keras_towers.fit.callbacks import ChiefOnly, EveryRank
-    from keras_towers.fit.hooks.saving import every_rank
+    from keras_towers.fit.hooks.saving import save_on_every_rank
     from keras_towers.lasting.backup import Backup
     from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
@@ -76,12 +76,12 @@ __all__ = [
     "clip_by_global_norm",
     "current_tower",
     "elastic",
-    "every_rank",
     "gather",
     "launch",
     "mean",
     "reduce_gradients",
     "run_on_each_tower",
+    "save_on_every_rank",
     "strategy",
     "verify",
     "virtual_towers",
@@ -107,12 +107,12 @@ _HOMES = {
     "TowerStrategy": "keras_towers.strategies.tower",
     "clip_by_global_norm": "keras_towers.collectives",
     "current_tower": "keras_towers.towers",
-    "every_rank": "keras_towers.fit.hooks.saving",
     "gather": "keras_towers.collectives",
     "launch": "keras_towers.launching.function",
     "mean": "keras_towers.collectives",
     "reduce_gradients": "keras_towers.collectives",
     "run_on_each_tower": "keras_towers.towers",
+    "save_on_every_rank": "keras_towers.fit.hooks.saving",
     "strategy": "keras_towers.strategies.registry",
     "verify": "keras_towers.verification",
     "virtual_towers": "keras_towers.devices",
@@ -126,8 +126,9 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES and name not in _MODULES:
+            now = ": it is save_on_every_rank now" * (name == "every_rank")
             raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}"
+                f"module {__name__!r} has no attribute {name!r}{now}"
             )
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")

@@ -80,7 +80,7 @@ class Setting:
     Attributes:
         device: ``"cpu"``, ``"gpu"``, or ``"auto"`` until it is known.
         batch: examples of a global batch.
-        batches: the number of steps to time.
+        steps: the number of steps to time.
         timeout_s: the time limit of one cell in seconds.
         repeats: the number of runs of each row.
         frameworks: whether frameworks are compared, for which every replica has
@@ -90,7 +90,7 @@ class Setting:
 
     device: str
     batch: int
-    batches: int
+    steps: int
     timeout_s: float
     repeats: int = 1
     frameworks: bool = False

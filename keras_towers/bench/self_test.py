@@ -36,7 +36,7 @@ def run(
     Returns:
         Findings, and the output of each training that failed.
     """
-    setting = Setting("cpu", batch=16, batches=1, timeout_s=timeout_s)
+    setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
     found = []
     alone = Sample(Cell(_MODEL, "plain", 1, 0))
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:

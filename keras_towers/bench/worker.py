@@ -43,7 +43,7 @@ def main(rows: Mapping[str, Row] = ROWS) -> None:
     model, rank = Stored(task["model"], Path(task["stored"])), 0
     result: dict[str, Any]
     if task["cell"] is None:
-        steps = steps_needed(setting.batches, 1)
+        steps = steps_needed(setting.steps, 1)
         try:
             result = model.store(steps * setting.batch)
         except TowerError as error:
@@ -73,7 +73,7 @@ def train(
         # Nothing connects the processes, of which TF_CONFIG tells.
         os.environ.pop("TF_CONFIG", None)
     over = ROUNDS * cell.replicas if row.bursts else 1
-    steps = steps_needed(setting.batches, over)
+    steps = steps_needed(setting.steps, over)
     work = Workload(model, folder, rank, size, devices, setting.batch, steps)
     memory = Growth(work)
     with row.train(work) as trainer:
@@ -165,7 +165,7 @@ def measure(
     settling = max(_SETTLING_STEPS, over)
     # On a GPU, and with JAX, a step otherwise ends before what it started.
     waits = setting.frameworks
-    times = trainer.train(settling + setting.batches + over, 1, waits)
+    times = trainer.train(settling + setting.steps + over, 1, waits)
     step_ms = [1e3 * s for s in differences(times.batches[settling:], over)]
     cost_s = None
     if times.epochs:

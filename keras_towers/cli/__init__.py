@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from typing import NoReturn
+from contextlib import contextmanager, nullcontext
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from keras_towers.errors import CompatibilityError, TowerError
+
+# Typer has no name of its own for all wrong uses of a command line.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 def refuse(command: str, reason: object, code: int = 2) -> NoReturn:
@@ -17,7 +21,7 @@ def refuse(command: str, reason: object, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-@contextlib.contextmanager
+@contextmanager
 def refusing(command: str) -> Iterator[None]:
     """End with 2 on wrong options, and 1 where TensorFlow cannot be used."""
     try:
@@ -26,3 +30,52 @@ def refusing(command: str) -> Iterator[None]:
         refuse(command, error)
     except CompatibilityError as error:
         refuse(command, error, 1)
+
+
+@contextmanager
+def _refusing_call(name: str | None, parent: Any) -> Iterator[None]:
+    """Refuse an unknown option or a wrong value as all else is refused."""
+    try:
+        yield
+    except _UsageError as error:
+        command = f"{parent.command_path} {name}" if parent else name
+        reason = error.format_message().rstrip(".")
+        if getattr(error, "option_name", None) == "--batches":
+            reason += ": it is --steps now"
+        typer.echo(f"{command}: {reason} ({command} --help)", err=True)
+        raise typer.Exit(2) from None
+
+
+class Command(TyperCommand):
+    """A subcommand."""
+
+    def make_context(
+        self, info_name: Any, args: Any, parent: Any = None, **extra: Any
+    ) -> Any:
+        """Read its arguments."""
+        with _refusing_call(info_name, parent):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return how to call it; Typer may put what is required in braces."""
+        return [p.strip("{}") for p in super().collect_usage_pieces(ctx)]
+
+
+class Commands(TyperGroup):
+    """Subcommands, of which an unknown name lists the known ones."""
+
+    def make_context(
+        self, info_name: Any, args: Any, parent: Any = None, **extra: Any
+    ) -> Any:
+        """Read what comes before the subcommand."""
+        # Without any argument, Typer shows the help.
+        with _refusing_call(info_name, parent) if args else nullcontext():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the subcommand."""
+        if self.get_command(ctx, args[0]) is None:
+            known = ", ".join(self.list_commands(ctx))
+            with _refusing_call(ctx.info_name, ctx.parent):
+                ctx.fail(f"unknown command {args[0]!r}; choose {known}")
+        return super().resolve_command(ctx, args)

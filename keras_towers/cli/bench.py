@@ -53,7 +53,7 @@ Strategies = Annotated[
     ),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Runs per row.")]
-Batches = Annotated[
+Steps = Annotated[
     int,
     typer.Option(
         min=1,
@@ -94,14 +94,14 @@ def bench(
         ),
     ] = None,
     strategies: Strategies = "default",
-    batches: Batches = 60,
+    steps: Steps = 60,
     batch_size: BatchSize = 64,
     repeats: Repeats = 3,
     device: On = Device.AUTO,
     timeout: Timeout = 300,
     json_path: JsonPath = None,
 ) -> None:
-    """Compare strategies on a model: plain Keras, TensorFlow's and towers.
+    """Compare the speed of strategies on a model.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.
@@ -112,7 +112,7 @@ def bench(
         "bench",
         Comparison,
         ROWS,
-        Setting(device, batch_size, batches, timeout, repeats),
+        Setting(device, batch_size, steps, timeout, repeats),
         json_path,
         models=models,
         towers=towers,

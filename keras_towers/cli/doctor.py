@@ -35,7 +35,7 @@ def doctor(
         bool, typer.Option("--json", help="Print JSON instead of tables.")
     ] = False,
 ) -> None:
-    """Show what is installed, whether it is compatible, and what to do next.
+    """Show whether what is installed works, and what to do next.
 
     The exit code is 1 if something required does not work or the self-test
     fails.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,9 +19,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Bar
-from typer.core import TyperGroup
 
-from keras_towers.cli import refuse
+from keras_towers.cli import Command, Commands, refuse
 from keras_towers.system import handled
 
 if TYPE_CHECKING:
@@ -29,26 +28,16 @@ if TYPE_CHECKING:
     from keras_towers.building.recipe import Recipe
 
 
-class _Engines(TyperGroup):
-    """The engines as subcommands; an unknown name lists the known ones."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.get_command(ctx, args[0]) is None:
-            known = ", ".join(self.list_commands(ctx))
-            refuse("install", f"unknown engine '{args[0]}'; choose {known}")
-        return super().resolve_command(ctx, args)
-
-
 install: typer.Typer = typer.Typer(
-    cls=_Engines,
+    cls=Commands,
     no_args_is_help=True,
-    help="Build and install an engine that connects processes.",
+    help="Build an engine that connects processes, and install it.",
 )
 
 
 @install.callback(subcommand_metavar="ENGINE")
 def _engine() -> None:
-    """Build and install an engine that connects processes.
+    """Build an engine that connects processes, and install it.
 
     It is compiled for the TensorFlow of this environment. The wheel is cached,
     so the next installation takes seconds.
@@ -77,7 +66,7 @@ _WheelOnly = Annotated[
 ]
 
 
-@install.command()
+@install.command(cls=Command)
 def horovod(
     with_mpi: Annotated[
         bool,
@@ -97,7 +86,7 @@ def horovod(
     _install(Horovod(with_mpi, with_nccl), rebuild, wheel_only)
 
 
-@install.command()
+@install.command(cls=Command)
 def byteps(
     with_nccl: _WithNccl = False,
     rebuild: _Rebuild = False,

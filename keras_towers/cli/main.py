@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from keras_towers import __version__, _imports
+from keras_towers.cli import Command, Commands
 from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
@@ -15,15 +16,20 @@ from keras_towers.cli.verify import verify
 
 app: typer.Typer = typer.Typer(
     name="keras-towers",
+    cls=Commands,
     help="Train a Keras 3 model on many devices with one line around fit.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
-app.command()(bench)
-app.command()(doctor)
-app.command()(verify)
+app.command(cls=Command)(bench)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(verify)
 # All options after the script belong to the script.
-app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=Command, context_settings={"allow_interspersed_args": False})(
+    run
+)
 app.add_typer(install, name="install")
 
 

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-_ELASTIC = "Elastic jobs, in which ranks may join and leave"
-_RUNTIME = "Jobs on TensorFlow's own runtime, with tasks on this machine"
-
 Script = Annotated[
     str, typer.Argument(metavar="SCRIPT", help="What each rank runs.")
 ]
@@ -17,7 +14,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="ARGUMENTS",
-        help="They are passed to SCRIPT, options too.",
+        help="What is passed to SCRIPT, options too.",
         show_default=False,
     ),
 ]
@@ -129,7 +126,10 @@ SshPort = Annotated[
     typer.Option(min=1, max=65535, help="ssh port of the hosts."),
 ]
 Verbose = Annotated[
-    bool, typer.Option(help="Print which rank is started on which host.")
+    bool,
+    typer.Option(
+        "--verbose", help="Print which rank is started on which host."
+    ),
 ]
 Servers = Annotated[
     int | None,
@@ -145,9 +145,8 @@ Ps = Annotated[
         "--ps",
         min=1,
         metavar="N",
-        help="Number of parameter servers.",
+        help="Number of parameter servers, on this machine.",
         show_default=False,
-        rich_help_panel=_RUNTIME,
     ),
 ]
 Workers = Annotated[
@@ -155,64 +154,60 @@ Workers = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Number of processes that train. Each task finds the others by "
-        "TF_CONFIG.",
+        help="Number of processes that train, connected by TensorFlow on this "
+        "machine. Each task finds the others by TF_CONFIG.",
         show_default=False,
-        rich_help_panel=_RUNTIME,
     ),
 ]
 MinNp = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Minimum number of ranks.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: minimum number of ranks.",
     ),
 ]
 MaxNp = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Maximum number of ranks.", rich_help_panel=_ELASTIC
+        min=1,
+        help="Elastic jobs: maximum number of ranks.",
     ),
 ]
 HostDiscoveryScript = Annotated[
     Path | None,
     typer.Option(
-        help="A program that prints the available hosts, one host:slots "
-        "per line; run once a second.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: a program that prints the available hosts, one "
+        "host:slots per line; run once a second.",
     ),
 ]
 Slots = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Slots of hosts that it prints without a number.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: slots of hosts that are printed without a number.",
     ),
 ]
 ElasticTimeout = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Seconds to wait for --min-np slots before giving up.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: seconds to wait for --min-np slots before giving "
+        "up.",
     ),
 ]
 BlacklistCooldownRange = Annotated[
     tuple[int, int],
     typer.Option(
         metavar="SECONDS SECONDS",
-        help="Shortest and longest time to avoid a host after a worker "
-        "failed on it; doubles with each failure.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: shortest and longest time to avoid a host after a "
+        "worker failed on it; doubles with each failure.",
     ),
 ]
 ResetLimit = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="End the job after ranks have joined or left this many times.",
-        rich_help_panel=_ELASTIC,
+        help="Elastic jobs: end the job after ranks have joined or left this "
+        "many times.",
     ),
 ]

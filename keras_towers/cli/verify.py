@@ -33,7 +33,7 @@ def verify(
     batch_size: Annotated[
         int | None, typer.Option(help="Examples in a batch of arrays.")
     ] = None,
-    batches: Annotated[int, typer.Option(help="How many batches to try.")] = 3,
+    steps: Annotated[int, typer.Option(help="How many steps to rehearse.")] = 3,
     exact: Annotated[
         bool, typer.Option("--exact", help="As TowerStrategy(exact=True).")
     ] = False,
@@ -44,7 +44,7 @@ def verify(
         bool, typer.Option("--json", help="Print JSON instead of text.")
     ] = False,
 ) -> None:
-    """Say whether a model trains on towers as on one device, or why not.
+    """Say whether a model trains as on one device, or why not.
 
     Its training step is analysed, and rehearsed on a few batches.
 
@@ -60,7 +60,7 @@ def verify(
             *data,
             towers=towers,
             batch_size=batch_size,
-            batches=batches,
+            steps=steps,
             exact=exact,
             average=not summed,
         )

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._notices import announce
+from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import KerasStrategy, TowerConfig
 
 logger = logging.getLogger("keras_towers")
@@ -103,6 +104,16 @@ _OWN_SHARE: dict[str, tuple[About, str]] = {
 }
 
 
+_own_shares: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def own_shares_of(strategy: Strategy) -> dict[str, str]:
+    """Return what towers do with their own share, by the names of steps."""
+    return _own_shares.setdefault(strategy, {})
+
+
 def tell_own_share(
     config: TowerConfig,
     model: keras.Model,
@@ -116,15 +127,19 @@ def tell_own_share(
         if chosen[option] == "tower" and option in alone
     ]
     # Towers with batches of their own are not compared with one device.
-    if not found or config.batches == "each" or config.peers.rank:
+    if not found or config.batches == "each":
+        return
+    why = ", and ".join(one.message for one in found)
+    why += ". exact=True makes that equal."
+    own_shares_of(config.strategy)[f"the training step of {model.name!r}"] = why
+    if config.peers.rank:
         return
     if _heard is not None:
         _heard.extend(found)
-    reasons = [one.message for one in found]
-    if is_news(("own share", model.name, *reasons)):
+    if is_news(("own share", model.name, why)):
         announce(
             f"{config.name}: {model.name!r} does not train as on one device: "
-            f"{', and '.join(reasons)}. exact=True makes that equal."
+            f"{why}"
         )
 
 

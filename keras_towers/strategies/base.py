@@ -18,6 +18,7 @@ from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
+from keras_towers.fit import told
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.capture import verdict
 from keras_towers.fit.context import blocks
@@ -227,8 +228,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
-        known = verdict.verdicts_of(self).items()
-        lines += [f"{step}: {what}" for step, what in known]
+        known, own = verdict.verdicts_of(self), told.own_shares_of(self)
+        for step in {**known, **own}:
+            what = [it[step] for it in (known, own) if step in it]
+            lines.append(f"{step}: {', but for this: '.join(what)}")
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

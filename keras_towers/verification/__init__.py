@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Never
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import building
 from keras_towers.fit.contract import Extent
-from keras_towers.fit.verify import snapshot, steps
+from keras_towers.fit.verify import snapshot
+from keras_towers.fit.verify import steps as steps_lib
 from keras_towers.fit.weights import trainers
 from keras_towers.verification import batches as batches_lib
 from keras_towers.verification import findings as findings_lib
@@ -31,12 +32,13 @@ def verify(
     *,
     towers: int = 2,
     batch_size: int | None = None,
-    batches: int = 3,
+    steps: int = 3,
     average: bool = True,
     exact: bool = False,
     batch_norm: Extent | None = None,
     random: Extent | None = None,
     tolerance: float | None = None,
+    **former: Never,
 ) -> Report:
     """Check whether a model trains on towers as it does on one device.
 
@@ -59,8 +61,8 @@ def verify(
         sample_weight: weights of the examples, as for ``fit``.
         towers: number of towers, at least 2.
         batch_size: examples in a batch of arrays; None: 32, or all if fewer.
-        batches: how many batches to rehearse with; one more has shares of
-            different size, if these have not.
+        steps: how many steps to rehearse, each on a batch; one more has
+            shares of different size, if these have not.
         average: as for ``TowerStrategy``.
         exact: as for ``TowerStrategy``.
         batch_norm: as for ``TowerStrategy``.
@@ -81,8 +83,12 @@ def verify(
         training step gave what one device gives, and it is proven that it
         always does.
     """
+    if "batches" in former:
+        raise TowerError("verify: the option batches is steps now.")
+    if former:
+        raise TypeError(f"verify() has no option {next(iter(former))!r}")
     towers = _at_least("towers", towers, 2)
-    batches = _at_least("batches", batches, 1)
+    steps = _at_least("steps", steps, 1)
     _check_model(model)
     options = Options(
         towers=towers,
@@ -91,7 +97,7 @@ def verify(
         batch_norm=batch_norm or ("global" if exact else "tower"),
         random=random or ("global" if exact else "tower"),
     )
-    data, specs = batches_lib.first(x, y, sample_weight, batch_size, batches)
+    data, specs = batches_lib.first(x, y, sample_weight, batch_size, steps)
     odd = batches_lib.unequal_rows(data, towers)
     if odd is not None:
         return Report(model.name, towers, (), (findings_lib.of_rows(*odd),))
@@ -100,7 +106,7 @@ def verify(
     tried = batches_lib.for_towers(data, specs[0], towers)
     with (
         compat.single_device_mode(),
-        steps.quietly(),
+        steps_lib.quietly(),
         snapshot.restored(model),
         trainers.without_xla(model),
     ):
@@ -157,8 +163,8 @@ def _build(model: keras.Model, batch: Any) -> None:
     before = snapshot.values_of(snapshot.all_of(model))
     new: dict[int, Any] = {}
     try:
-        with steps.eagerly(), snapshot.created() as new:
-            steps.RecordedStep(steps.on_one_device(model, build))(batch)
+        with steps_lib.eagerly(), snapshot.created() as new:
+            steps_lib.RecordedStep(steps_lib.on_one_device(model, build))(batch)
         if building.needs_build(model, "fit"):
             # Its step does not call it, which nobody knows before.
             building.build(model, batch, "fit")

@@ -72,7 +72,7 @@ class Report:
     Attributes:
         model: the name of the model.
         towers: the number of towers that were compared with one device.
-        batches: the numbers of examples of the batches that were tried.
+        batch_sizes: the numbers of examples of the batches that were tried.
         findings: why it does not split; empty if it does.
         unproven: why that is not proven; empty if it is.
 
@@ -86,7 +86,7 @@ class Report:
 
     model: str
     towers: int
-    batches: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
     findings: tuple[Finding, ...] = ()
     unproven: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class Report:
         return tuple(dict.fromkeys(f.remedy for f in self.findings))
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(str, self.batches))
+        sizes = ", ".join(map(str, self.batch_sizes))
         tried = f"on {self.towers} towers"
         if sizes:
             tried += f" (batches of {sizes})"

@@ -62,7 +62,7 @@ def test_towers_on_a_model_of_the_user(path):
     path.with_name("mine.py").write_text(MINE)
     document = results_of(
         *(path, "--models", "mine:build", "--towers", "2", "--device", "cpu"),
-        *("--strategies", "tower", "--batches", "5"),
+        *("--strategies", "tower", "--steps", "5"),
     )
     losses = losses_of(document)
     assert list(losses) == ["plain", "tower"]
@@ -77,7 +77,7 @@ def test_towers_on_a_model_of_the_user(path):
 @pytest.mark.long
 def test_processes(path):
     document = results_of(
-        *(path, "--processes", "2", "--models", "small", "--batches", "5"),
+        *(path, "--processes", "2", "--models", "small", "--steps", "5"),
         *("--strategies", "horovod,multi-worker", "--timeout", "60"),
     )
     losses = losses_of(document)
@@ -127,9 +127,9 @@ def test_interrupt_ends_all_and_shows_what_there_is(
     path, options, number, forked, ctrl_c
 ):
     # An odd number, to know this test's workers from any other.
-    batches = str(20_000 + os.getpid() % 1000)
-    worker = ("keras_towers.bench.worker", f'"batches": {batches}')
-    command = [*BENCH, "--models", "small", "--batches", batches]
+    steps = str(20_000 + os.getpid() % 1000)
+    worker = ("keras_towers.bench.worker", f'"steps": {steps}')
+    command = [*BENCH, "--models", "small", "--steps", steps]
     process = subprocess.Popen(
         [*command, "--json", str(path), *options],
         stdout=subprocess.PIPE,

@@ -29,7 +29,7 @@ def test_rows_that_train_the_same_count(tmp_path):
         [
             *(sys.executable, "-m", "benchmarks", "field", "--towers", "2"),
             *("--models", "mine:build", "--strategies", "tower,stock-loop"),
-            *("--device", "cpu", "--batches", "5", "--timeout", "150"),
+            *("--device", "cpu", "--steps", "5", "--timeout", "150"),
             *("--json", str(path)),
         ],
         capture_output=True,

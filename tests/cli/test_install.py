@@ -109,4 +109,4 @@ def test_what_goes_wrong(monkeypatch, error, code, said):
 def test_an_unknown_engine():
     code, output = invoke("mpi")
     assert code == 2
-    assert "unknown engine 'mpi'; choose horovod, byteps" in output
+    assert "unknown command 'mpi'; choose horovod, byteps" in output

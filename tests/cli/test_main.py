@@ -31,6 +31,13 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
         "bench --json none/a.json",
         "verify none:f",
         "verify breaks:f",
+        # What Typer refuses.
+        "run",
+        "run -np 0 none.py",
+        "run -np",
+        "bench --repeats none",
+        "doctor none",
+        "install horovod --none",
     ],
 )
 def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
@@ -40,12 +47,39 @@ def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
     command = words.split()[0]
     assert ended.exit_code == 2
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"keras-towers {command}: ")
+    assert line.startswith(f"keras-towers {command}")
+    assert ": " in line.removeprefix(f"keras-towers {command}")
 
 
-def test_help_shows_what_to_write():
-    said = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["run", "--help"])
-    usage = said.output.split("Usage: ")[1].splitlines()[0].strip()
-    # Typer may put what is required into braces.
-    usage = usage.translate(str.maketrans("", "", "{}"))
-    assert usage == "keras-towers run [OPTIONS] SCRIPT [ARGUMENTS]..."
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("runn", "keras-towers: unknown command 'runn'; choose bench, doctor,"),
+        ("verify a:b --batches 3", "it is --steps now"),
+    ],
+)
+def test_what_is_there_instead(words, says):
+    ended = CliRunner().invoke(app, words.split())
+    assert ended.exit_code == 2 and says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("", "COMMAND [ARGS]..."),
+        ("run", "SCRIPT [ARGUMENTS]..."),
+        ("verify", "MODULE:FUNCTION"),
+        ("install", "ENGINE"),
+        ("install horovod", ""),
+        ("bench", ""),
+        ("doctor", ""),
+    ],
+)
+def test_help_shows_what_to_write(command, usage):
+    said = CliRunner().invoke(app, [*command.split(), "--help"])
+    first = said.output.splitlines()[0]
+    words = ["Usage: keras-towers", command, "[OPTIONS]", usage]
+    assert first == " ".join(filter(None, words))
+    # Sentences of the overview are whole.
+    assert command or "..." not in said.output.removeprefix(first)

@@ -32,7 +32,7 @@ def said(monkeypatch):
 )
 def test_once_what_no_option_makes_equal(options, words, said):
     model = linear(layers.BatchNormalization(name="norm"), layers.Dropout(0.2))
-    with kt.TowerStrategy(2, **options):
+    with kt.TowerStrategy(2, **options) as strategy:
         for _ in range(2):
             model.train_on_batch(X[:8], Y[:8])
     assert len(said) == (1 if words else 0)
@@ -41,6 +41,12 @@ def test_once_what_no_option_makes_equal(options, words, said):
         assert model.name in line
         assert "exact=True" in line
         assert ("BatchNormalization (norm)" in line) == ("statistics" in words)
+        # strategy.describe() says it, in the same words.
+        _, _, why = line.partition("one device: ")
+        assert f"proven to be that of one device, but for this: {why}" in (
+            strategy.describe()
+        )
+    assert ("but for this" in strategy.describe()) == bool(words)
 
 
 def test_nothing_where_nothing_differs(said):

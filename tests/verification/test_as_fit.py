@@ -44,7 +44,7 @@ def warned(caplog):
 
 
 def verified(model, *data):
-    return kt.verify(model, *data, batch_size=8, batches=1, exact=True)
+    return kt.verify(model, *data, batch_size=8, steps=1, exact=True)
 
 
 def kinds(report):

@@ -97,7 +97,7 @@ def test_everything_is_as_before(make, found):
         with pytest.raises(kt.TowerError, match=found):
             kt.verify(model, X, Y, batch_size=8)
     else:
-        report = kt.verify(model, X, Y, batch_size=8, batches=1)
+        report = kt.verify(model, X, Y, batch_size=8, steps=1)
         assert kinds(report) == found
     assert drawn() == wanted
     for a, b in zip(before, values(model), strict=True):
@@ -133,7 +133,7 @@ def test_a_new_model_trains_as_if_nothing_had_happened(make):
         keras.utils.set_random_seed(1)
         model = m.compiled(make(), metrics=["mae"], run_eagerly=True)
         if asks:
-            report = kt.verify(model, X, Y, batch_size=8, batches=1)
+            report = kt.verify(model, X, Y, batch_size=8, steps=1)
             assert kinds(report) == [Kind.BATCH_NORM] * (make is Lazy)
             assert not model.optimizer.built
             assert model.optimizer.iterations.numpy() == 0
@@ -157,9 +157,10 @@ def plain():
         (plain, (X[:1], Y[:1]), {}, "1 example"),
         *(
             (plain, (X, Y), {option: value}, option)
-            for option in ("towers", "batches")
+            for option in ("towers", "steps")
             for value in (0, 1.5, "2", True)
         ),
+        (plain, (X, Y), {"batches": 3}, "batches is steps now"),
     ],
 )
 def test_refused(make, data, options, message):
@@ -190,7 +191,7 @@ def test_parts_with_other_numbers_of_rows_are_named():
 def test_uneven_batches_and_other_numbers_of_towers(towers, rows, batches):
     report = kt.verify(plain(), X[:rows], Y[:rows], towers=towers, batch_size=8)
     assert report.safe, str(report)
-    assert report.batches == batches
+    assert report.batch_sizes == batches
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_average_false(cls, expected):
 def test_half_precision():
     keras.config.set_dtype_policy("mixed_float16")
     model = plain()
-    options = {"batch_size": 8, "batches": 1}
+    options = {"batch_size": 8, "steps": 1}
     assert kt.verify(model, X, Y, **options).safe
     assert model.layers[0].compute_dtype == "float16"
     report = kt.verify(m.own(m.Clipping), X, Y, **options)
@@ -217,6 +218,6 @@ def test_half_precision():
 def test_nothing_is_printed(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = kt.verify(plain(), X, Y, batch_size=8, batches=1)
+        report = kt.verify(plain(), X, Y, batch_size=8, steps=1)
     assert not capsys.readouterr().out
     assert repr(report) == f"<Report: {report.model}: proven>"

@@ -18,10 +18,10 @@ from tests.verification import models as m
 X, Y = m.FEATURES, m.TARGETS
 
 
-def verify(model, *data, batches=1, **options):
+def verify(model, *data, steps=1, **options):
     if len(data) != 1 or isinstance(data[0], (np.ndarray, dict)):
         options["batch_size"] = 8
-    return kt.verify(model, *data, batches=batches, **options)
+    return kt.verify(model, *data, steps=steps, **options)
 
 
 def kinds(report):
@@ -122,8 +122,8 @@ SAFE = {
 
 @pytest.mark.parametrize("name", SAFE)
 def test_safe(name):
-    batches = 3 if "accumulated" in name else 1
-    report = verify(*SAFE[name](), batches=batches)
+    steps = 3 if "accumulated" in name else 1
+    report = verify(*SAFE[name](), steps=steps)
     assert report.verdict == "proven", str(report)
     assert report.safe
     assert "safe to split" in str(report)

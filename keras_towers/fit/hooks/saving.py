@@ -50,11 +50,11 @@ _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def every_rank() -> Iterator[None]:
+def save_on_every_rank() -> Iterator[None]:
     """Let every rank write what it saves in this block.
 
     Example:
-        >>> with kt.every_rank():
+        >>> with kt.save_on_every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
     # For scripts that run with ``keras-towers run --strategy``, in which
@@ -119,7 +119,7 @@ class _Saves:
             path = os.path.abspath(os.fspath(where))
             self._counts[path] += 1
             act = self._take_part if self._rank else self._write
-            with every_rank():
+            with save_on_every_rank():
                 return act(
                     path,
                     self._counts[path],
@@ -157,7 +157,7 @@ class _Saves:
                     logger.warning(
                         "rank %d does not save %s again, as rank 0 does, which "
                         "waits no longer for it. Put saves of one rank into "
-                        "`with kt.every_rank():`.",
+                        "`with kt.save_on_every_rank():`.",
                         rank,
                         path,
                     )

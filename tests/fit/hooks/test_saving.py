@@ -46,7 +46,7 @@ def in_order(*paths):
 
 def by_name_and_everywhere(save):
     save(filepath="a")
-    with kt.every_rank():
+    with kt.save_on_every_rank():
         save("b")
 
 
