@@ -70,9 +70,14 @@ def of_batch(tensor: tf.Tensor, index: int) -> Value:
 
 
 class Growing:
-    """Tells what tensors are, in the graphs of a step that is being traced."""
+    """Tells what tensors are, in the graphs of a step that is being traced.
+
+    Attributes:
+        assumes: whether it has assumed that rows stay where they are.
+    """
 
     def __init__(self) -> None:
+        self.assumes = False
         self._values: dict[Any, dict[str, Value]] = {}
         self._variables: dict[Any, Value] = {}
         self._interpreter = Interpreter(self._variables)
@@ -139,6 +144,7 @@ class Growing:
         moved = cause is not None and cause.type in _SIZED_BY_DATA | _MOVING
         if moved or not tensor.shape.rank or not self._keeps_first(tensor.op):
             return value
+        self.assumes = True
         first, *others = tensor.shape
         sizes = (EXAMPLES if first is None else first, *others)
         return value.with_(shape=sizes, known=value.known)

@@ -246,16 +246,18 @@ class Interpreter:
         """Note random numbers, and return what they are."""
         stateful = node.type in effects.STATEFUL_DRAWS
         rest = given[1:]
-        if any(not v.is_same and v.kind is not Kind.HANDLE for v in rest):
-            raise DoesNotSplit(
-                "draws random numbers by what follows from the batch"
-            )
         try:
+            if any(not v.is_same and v.kind is not Kind.HANDLE for v in rest):
+                raise DoesNotSplit(
+                    "draws random numbers by what follows from the batch"
+                )
             if self.in_rounds and stateful:
                 raise DoesNotSplit("draws random numbers for each example")
             value = effects.drawn(node, given[0])
         except DoesNotSplit as error:
             value = other(str(error), node.operation)
+            if given[0].known is not None:
+                value = value.with_(shape=tuple(given[0].known.flat))
         self.draws[node.operation] = Draw(node.operation, value, stateful)
         return value
 

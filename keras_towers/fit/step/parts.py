@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
 
 # Numbers that one step of Philox's counter gives, by size of the data type.
@@ -47,21 +48,23 @@ def advanced(
         size = tf.reduce_prod(tf.cast(shape[1:], tf.int64))
     drawn = []
     for first, length in _places(shape[0], rows, blocks):
-        begin = tf.cast(first, tf.int64) * size
-        mine = {
-            **given,
-            "counter": _later(given["counter"], begin // group * counts),
-        }
-        mine["shape"] = into = tf.concat(
-            [tf.cast(length, shape.dtype)[tf.newaxis], shape[1:]], 0
-        )
+        mine, into = dict(given), shape
+        if len(blocks) > 1:
+            # Otherwise the shape is known better as it was given.
+            length = tf.cast(length, shape.dtype)
+            into = tf.concat([length[tf.newaxis], shape[1:]], 0)
+        mine["shape"] = into
+        first = tf.cast(first, tf.int64)
         if whole_groups:
+            steps = first * (size // group * counts)
+            mine["counter"] = _later(given["counter"], steps)
             drawn.append(original(**mine))
             continue
+        begin = first * size
         skip = begin % group
-        needed = skip + tf.cast(length, tf.int64) * size
-        more = original(**{**mine, "shape": needed[tf.newaxis]})
-        drawn.append(tf.reshape(more[skip:], into))
+        mine["counter"] = _later(given["counter"], begin // group * counts)
+        mine["shape"] = (skip + tf.cast(into[0], tf.int64) * size)[tf.newaxis]
+        drawn.append(tf.reshape(original(**mine)[skip:], into))
     return drawn[0] if len(drawn) == 1 else tf.concat(drawn, 0)
 
 
@@ -83,8 +86,8 @@ def _places(
     length: tf.Tensor, rows: Rows, blocks: tuple[int, ...]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """First row and number of rows of each block, in the whole draw."""
-    count = rows.count
-    if rows.graph is not None:
+    count, tower = rows.count, tower_lib.current()
+    if rows.graph is not None and (tower is None or tower.values.assumes):
         count = _checked(count, length, sum(blocks))
     before = itertools.accumulate(blocks, initial=0)
     start = rows.first
