@@ -118,7 +118,7 @@ def distribute(
     if not isinstance(optimizer, compat.BaseOptimizer):
         raise TowerError(
             f"{reducer.called}.DistributedOptimizer takes an optimizer of "
-            "Keras 3, such as keras.optimizers.SGD(0.1), and got "
+            "Keras 3, such as keras.optimizers.SGD(0.1), but got "
             f"{optimizer!r}."
         )
     for inner in optimizers_in(optimizer):

@@ -126,7 +126,7 @@ class _File(Stored):
         if self._shapes != _shapes(self._variables):
             raise TowerError(
                 f"{self.path} is the backup of another model, or of one that "
-                f"was compiled in another way than {model.name!r}: use another "
+                f"was compiled differently from {model.name!r}: use another "
                 "folder, or delete it."
             )
         for variable, value in zip(self._variables, self._values, strict=True):

@@ -67,13 +67,13 @@ class RowCheck:
         parts = f"the parts of a batch have different numbers of rows: {listed}"
         if units < replicas:
             raise TowerError(
-                f"{parts}. They cannot be divided alike among {replicas} "
+                f"{parts}. They cannot be divided equally among {replicas} "
                 "towers. Give numbers of rows with a common divisor of at "
                 f"least {replicas} (drop_remainder=True helps at the end of "
                 "an epoch). A part whose rows belong to rows of another "
                 "(nodes and edges of graphs) has to be a RaggedTensor with a "
                 "row for each example; one that is no batch (a table) belongs "
-                'into the model; or use batches="each", which splits nothing.'
+                'in the model; or use batches="each", which splits nothing.'
             )
         if not self._warned:
             self._warned = True

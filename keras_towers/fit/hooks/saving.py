@@ -155,8 +155,8 @@ class _Saves:
                 if time.monotonic() > until:
                     self._absent.add((rank, path))
                     logger.warning(
-                        "rank %d does not save %s again, as rank 0 does, which "
-                        "waits no longer for it. Put saves of one rank into "
+                        "rank %d does not save %s again, but rank 0 does, and "
+                        "no longer waits for it. Put saves of one rank into "
                         "`with kt.save_on_every_rank():`.",
                         rank,
                         path,

@@ -130,7 +130,7 @@ class Session:
         if self._store.get(self._freed) is not None:
             raise TowerError(
                 f"worker {self.rank} of this job has come back, and its script "
-                "begins with a model of which all workers were done: the "
+                "begins with a model that all workers had deleted: the "
                 "parameter servers have freed its weights. Start all tasks of "
                 "the job again, from a backup."
             )
