@@ -142,11 +142,7 @@ def __dir__() -> list[str]:
 
 
 def _connect() -> None:
-    """Do what has to be done before a model is made, on TensorFlow.
-
-    TensorFlow is told of this process's task, and ``keras.distribution`` is
-    connected to towers.
-    """
+    """Tell TensorFlow of its task, and connect ``keras.distribution``."""
     import keras
 
     if keras.backend.backend() != "tensorflow":

@@ -35,13 +35,8 @@ class Comparison:
     """Rows, models and numbers of replicas, and their measurements.
 
     Attributes:
-        rows: by name.
         skipped: why other rows are not measured, by name.
-        models: their sources.
         numbers: of replicas, by where they are.
-        facts: about the machine.
-        titles: of the models, by source.
-        notes: on the models, for the reader of the tables.
     """
 
     columns: ClassVar[Mapping[str, report.Column]] = report.COLUMNS

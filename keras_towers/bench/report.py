@@ -106,8 +106,6 @@ def summarize(
     compared with each other within each repeat.
 
     Args:
-        rows: all rows by name.
-        samples: all that was measured.
         refused: why rows do not count, by model, replicas and name.
     """
     refused = refused or {}

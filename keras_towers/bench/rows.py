@@ -38,12 +38,7 @@ class Row:
     """One way to train.
 
     Attributes:
-        train: prepares one process for training.
-        note: a description for the reader of the table.
-        ours: whether it belongs to this package.
-        stock: whether it is one of TensorFlow's own.
         engine: the module that connects its processes, if not TensorFlow.
-        servers: number of parameter servers beside the processes.
         alone: whether its processes exchange nothing.
         bursts: whether towers take their batches in bursts, so that only a
             mean over several rounds is a meaningful rate.

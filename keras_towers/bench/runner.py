@@ -52,7 +52,6 @@ class Cell:
 
     Attributes:
         model: one of ``models.MODELS``, or the user's ``module:function``.
-        row: the name of a row.
         replicas: devices of one process, or processes.
     """
 
@@ -80,12 +79,8 @@ class Setting:
     Attributes:
         device: ``"cpu"``, ``"gpu"``, or ``"auto"`` until it is known.
         batch: examples of a global batch.
-        steps: the number of steps to time.
-        timeout_s: the time limit of one cell in seconds.
-        repeats: the number of runs of each row.
         frameworks: whether frameworks are compared, for which every replica has
             a core of its own and every step waits for its loss.
-        worker: the module that measures.
     """
 
     device: str

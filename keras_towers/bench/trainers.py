@@ -25,7 +25,6 @@ class Workload:
         folder: for files that the processes share.
         devices: the towers of this process; empty: the row chooses.
         batch: examples of a global batch.
-        steps: the number of steps to provide data for.
     """
 
     model: Stored

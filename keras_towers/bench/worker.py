@@ -140,10 +140,7 @@ def measure(
     """Train, and measure the first step, later ones, and what epochs add.
 
     Args:
-        trainer: of this process.
-        work: the part of this process.
         memory: the growth of memory since before the model was built.
-        setting: of all cells.
         over: the number of steps over which each time is averaged.
         alone: whether processes exchange nothing, and so are not in lockstep.
 

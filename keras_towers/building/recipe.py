@@ -51,15 +51,11 @@ class Recipe(ABC):
     Attributes:
         prefix: of its environment variables.
         name: the name of its package on PyPI.
-        title: its display name.
-        version: the version to build.
-        sha256: the hash of its source distribution.
         runtime: the packages it imports, besides TensorFlow.
         probe: Python code that imports it, and prints ``Found.parts`` as JSON.
         revision: incremented when the build changes, for new wheels.
         build_variables: the user's variables that affect the build.
         overruled: prefixes of variables that contradict the options.
-        with_nccl: build with NCCL, for GPUs.
     """
 
     prefix: ClassVar[str]

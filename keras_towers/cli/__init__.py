@@ -33,7 +33,9 @@ def refusing(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_call(name: str | None, parent: Any) -> Iterator[None]:
+def _refusing_call(
+    name: str | None, args: Any, parent: Any = None, **extra: Any
+) -> Iterator[None]:
     """Refuse an unknown option or a wrong value as all else is refused."""
     try:
         yield
@@ -49,12 +51,10 @@ def _refusing_call(name: str | None, parent: Any) -> Iterator[None]:
 class Command(TyperCommand):
     """A subcommand."""
 
-    def make_context(
-        self, info_name: Any, args: Any, parent: Any = None, **extra: Any
-    ) -> Any:
+    def make_context(self, *call: Any, **extra: Any) -> Any:
         """Read its arguments."""
-        with _refusing_call(info_name, parent):
-            return super().make_context(info_name, args, parent, **extra)
+        with _refusing_call(*call, **extra):
+            return super().make_context(*call, **extra)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return how to call it; Typer may put what is required in braces."""
@@ -64,18 +64,16 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """Subcommands, of which an unknown name lists the known ones."""
 
-    def make_context(
-        self, info_name: Any, args: Any, parent: Any = None, **extra: Any
-    ) -> Any:
+    def make_context(self, *call: Any, **extra: Any) -> Any:
         """Read what comes before the subcommand."""
         # Without any argument, Typer shows the help.
-        with _refusing_call(info_name, parent) if args else nullcontext():
-            return super().make_context(info_name, args, parent, **extra)
+        with _refusing_call(*call, **extra) if call[1] else nullcontext():
+            return super().make_context(*call, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand."""
         if self.get_command(ctx, args[0]) is None:
             known = ", ".join(self.list_commands(ctx))
-            with _refusing_call(ctx.info_name, ctx.parent):
+            with _refusing_call(ctx.info_name, args, ctx.parent):
                 ctx.fail(f"unknown command {args[0]!r}; choose {known}")
         return super().resolve_command(ctx, args)

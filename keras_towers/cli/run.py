@@ -240,11 +240,7 @@ def _tf_tasks(
     processes: int | None,
     others: Mapping[str, object],
 ) -> dict[str, int] | None:
-    """Return the number of tasks of each role, None without the runtime.
-
-    Args:
-        others: options of other kinds of jobs, by name; None: not given.
-    """
+    """Return the number of tasks of each role, None without the runtime."""
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()
     if (ps, workers) == (None, None) and (not roles or processes == 1):

@@ -40,9 +40,6 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
 def machine_facts(timeout_s: float) -> dict[str, Any]:
     """Return the facts that put figures in context, or raise an error.
 
-    Args:
-        timeout_s: the time limit for starting TensorFlow in seconds.
-
     Raises:
         CompatibilityError: TensorFlow is not installed, or is not Keras's
             backend.

@@ -44,7 +44,6 @@ class Job:
         stall_warning_s: seconds until a waiting rank reports which ranks it
             waits for; 0: never.
         stall_shutdown_s: seconds until a stalled job is ended; 0: never.
-        seed: the random seed of all ranks; None: not seeded.
         output: a folder for one output file per rank; None: no files.
         servers: number of BytePS's servers; None: no BytePS.
         alone: whether the processes may remain unconnected without a notice.

@@ -24,14 +24,7 @@ _NAME = 60
 
 
 class Peers(Protocol):
-    """Connected ranks that tell one another values.
-
-    Attributes:
-        rank: this process, 0 to size - 1.
-        size: number of processes.
-        local_rank: this process among those on its machine, from 0.
-        local_size: number of processes on this machine.
-    """
+    """Connected ranks that tell one another values."""
 
     @property
     def rank(self) -> int: ...

@@ -126,10 +126,7 @@ class GradientPacker:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """The gradients of one dtype, as one sequence cut into pieces.
-
-    ``by_gradient`` and ``by_buffer`` have the lengths of the same pieces.
-    """
+    """The gradients of one dtype, as one sequence cut into pieces."""
 
     members: tuple[int, ...]
     shapes: tuple[tf.TensorShape, ...]

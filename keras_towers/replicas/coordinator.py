@@ -23,7 +23,7 @@ class Coordinator(threading.Thread):
     # Replicas whose data has ended are not waited for, and neither are those
     # that are lost, as long as there are others to spare for them.
     #
-    # A replica that was started again goes on behind the last gradient that it
+    # A replica that was started again goes on after the last gradient that it
     # had pushed: it gets a token when it may push the next one.
 
     def __init__(

@@ -35,7 +35,7 @@ class Host(keras.callbacks.Callback):
         traced: the begins of those of them that are kept.
         others: validation and the callbacks that end epochs: their names,
             begins and ends.
-        seconds: of all ``PARTS``; steps with the callbacks behind. The time
+        seconds: of all ``PARTS``; steps with the callbacks after. The time
             between epochs is known when ``fit`` has ended.
         first_validation: seconds of the first validation, which is traced.
         whole: seconds of ``fit``.
@@ -61,7 +61,7 @@ class Host(keras.callbacks.Callback):
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self.first_validation: float = 0.0
         self.whole: float = 0.0
-        # Keras may run callbacks behind a batch in other threads, later.
+        # Keras may run callbacks after a batch in other threads, later.
         self._thread = threading.get_ident()
         self._began = time.time()
         self._count_traces = traces
@@ -88,7 +88,7 @@ class Host(keras.callbacks.Callback):
             self._calls[-1][1] = time.time()
 
     def end_callbacks(self) -> None:
-        """Note that the callbacks behind a batch have run."""
+        """Note that the callbacks after a batch have run."""
         if threading.get_ident() == self._thread:
             self._calls[-1][2] = time.time()
 

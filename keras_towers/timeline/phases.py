@@ -66,7 +66,7 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
     starts = np.full_like(begun, np.nan)
     starts[..., 0] = begun[..., 0]
     for update in range(1, starts.shape[2]):
-        # What another optimizer needs is computed behind the last update.
+        # What another optimizer needs is computed after the last update.
         before = [of[..., update - 1] for of in (computed, sums, updated)]
         starts[..., update] = _latest(np.stack(before), axis=0)
     bounds = {

@@ -106,9 +106,9 @@ def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
 class SyncedCallbacks(keras.callbacks.Callback):
     """Propagates the effects of callbacks to all ranks.
 
-    It runs behind all others: one on rank 0 may have restored weights, and one
+    It runs after all others: one on rank 0 may have restored weights, and one
     on any rank may have stopped the loop. A rank that left the loop by itself
-    would be waited for in the next step. The ranks agree behind every batch
+    would be waited for in the next step. The ranks agree after every batch
     only if one of them has a callback with a method that Keras runs there, and
     before the first one only if one has a callback.
     """

@@ -155,7 +155,7 @@ def owner_of(handle: Any) -> Any:
 def check_update(call: UpdateCall) -> None:
     """Check that an update knows nothing of the step but its gradients.
 
-    It runs behind all of the trace. An object that is not Keras's own might
+    It runs after all of the trace. An object that is not Keras's own might
     read tensors of the step, or variables that it writes after the update.
     """
     parts = list(optimizers_in(call.optimizer))

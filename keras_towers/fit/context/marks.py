@@ -1,7 +1,7 @@
 """Marks in a training step: when each tower has come how far.
 
 A mark is an operation that reads the clock once other operations have ended.
-Its times go into a queue, which is read between steps. A tower begins behind
+Its times go into a queue, which is read between steps. A tower begins after
 its first mark: it has not begun before it gets a core. Nothing waits for the
 others. Marks are only in what is traced while a ``Recorder`` records.
 """
@@ -91,7 +91,7 @@ class Recorder:
 class StepMarks:
     """The marks in one trace of a step.
 
-    Their operations are added behind all others: a random operation without a
+    Their operations are added after all others: a random operation without a
     seed takes one from the number of those before it.
     """
 
@@ -133,7 +133,7 @@ class StepMarks:
             self._begin_behind(times[0].op, ends[0])
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
-        """Let a tower that calls its step as a function begin behind a mark."""
+        """Let a tower that calls its step as a function begin after a mark."""
         # Single operations stay as they are: TensorFlow fuses none that has to
         # wait for another one, and fused ones round otherwise.
         for operation in {o for piece in pieces for o in piece.consumers()}:
@@ -157,7 +157,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
     """The time when a tower's operations have ended, as the host sees it."""
     if device != _host_of(device):
         # Operations of an accelerator end when their work is queued, which is
-        # done in order: a value that is queued behind it comes when it is done.
+        # done in order: a value that is queued after it comes when it is done.
         with tf.control_dependencies(ends), tf.device(device):
             behind = tf.random.uniform([], seed=1)
         with tf.init_scope(), compat.single_device_mode():

@@ -242,7 +242,7 @@ class ServedFit(ReplicaCall):
         return logs
 
     def end_epoch(self, epoch: int, logs: Any = None) -> None:
-        """Stop where the chief stops, behind all callbacks."""
+        """Stop where the chief stops, after all callbacks."""
         stops = bool(self.model.stop_training)
         self.model.stop_training = self.session.end_epoch(epoch, stops)
 
@@ -291,7 +291,7 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
-        """End the training behind a block, as a whole or by an error."""
+        """End the training after a block, as a whole or by an error."""
         error: BaseException | None = None
         try:
             yield

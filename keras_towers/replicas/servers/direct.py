@@ -106,7 +106,7 @@ class DirectSession(Session):
     def _next_step(self) -> tf.Tensor:
         """Get the weights when all updates have been made."""
         with tf.control_dependencies([self._barrier.wait()]):
-            # Before the second wait: so all stop behind the same step.
+            # Before the second wait: so all stop after the same step.
             stopped = self._read_stopped()
             with tf.control_dependencies([stopped]):
                 self._refresh()

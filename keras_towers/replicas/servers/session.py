@@ -31,11 +31,11 @@ current: Slot[Session] = Slot()
 class Session:
     """One model's training by all workers of a job.
 
-    A worker that died and comes back goes on as if it had been stopped: behind
-    the last batch that it had trained on.
+    A worker that died and comes back goes on after the last batch that it had
+    trained on.
 
     Args:
-        number: of the model, counted alike by all workers.
+        number: of the model, the same on all workers.
         split: whether the workers get the same data, and each takes its part.
     """
 
@@ -105,7 +105,7 @@ class Session:
         return epoch, behind
 
     def _behind(self) -> int:
-        """How many batches are behind a worker that comes back."""
+        """How many batches a worker that comes back has trained on."""
         steps = self.workers.ended_after()
         if steps is None:
             try:
@@ -151,7 +151,7 @@ class Session:
             self.variables.put(self.variables.others)
 
     def end_epoch(self, epoch: int, stops: bool) -> bool:
-        """End an epoch, behind all callbacks; return whether training stops."""
+        """End an epoch, after all callbacks; return whether training stops."""
         if self.rank == 0:
             if stops:
                 self._stop(self._fits)
@@ -248,7 +248,7 @@ class Session:
         raise NotImplementedError
 
     def come_back(self) -> int:
-        """Find out how many batches are behind a worker that comes back."""
+        """Find out how many batches this worker had trained on."""
         raise NotImplementedError
 
     def first(self) -> None:
