@@ -85,8 +85,8 @@ def image_layer(
             "random",
             what,
             f"{what} chooses with Python's random numbers while the step is "
-            "traced. All towers of a process make the same choice, but perhaps "
-            "not that of one device, and ranks may choose differently.",
+            "traced. All towers of a process choose alike, but perhaps not as "
+            "one device, and ranks not as one another.",
             once=("random", what),
         )
     return _computed(compute, data, what, why)
