@@ -95,6 +95,8 @@ def by_hand(tmp_path, free_port):
         yield start, processes.end
 
 
+# What the launcher starts has the same variables.
+@pytest.mark.long
 def test_processes_started_by_hand(by_hand, tmp_path):
     start, end = by_hand
     for one in ("scheduler", "server"):

@@ -85,6 +85,8 @@ def _check(errors: list[tuple[str, int, str]]) -> None:
     assert missed == {}
 
 
+# `make test` runs mypy itself, and pyright on the same scripts.
+@pytest.mark.long
 def test_mypy(scripts):
     found = _run(
         scripts,

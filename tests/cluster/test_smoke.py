@@ -8,6 +8,8 @@ from tests.processes import started
 RANKS = 2
 
 
+# That several hosts find one another is what `make test-cluster` is for.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_ranks_on_two_hosts_find_one_another():

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.compatibility.surface import OBSERVATIONS, plain
+from tests.kit.long import some_of
 
 # The observation, and the towers; a batch does not split evenly over three.
 CASES = [
@@ -60,7 +61,7 @@ def assert_same(found, wanted, path=""):
         assert found == wanted, path
 
 
-@pytest.mark.parametrize(("name", "towers"), CASES)
+@pytest.mark.parametrize(("name", "towers"), some_of(CASES))
 def test_like_stock(name, towers):
     strategy = kt.TowerStrategy(devices(towers))
     assert_same(plain(OBSERVATIONS[name](strategy)), wanted(name, towers), name)

@@ -23,6 +23,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 import keras_towers as kt
+from tests.kit.long import some_of
 
 
 class Suite(lib.DistributionTestBase):
@@ -144,7 +145,9 @@ def test_no_check_is_forgotten():
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=long_in_graphs(case)) for case in cases()],
+    some_of(
+        [pytest.param(case, marks=long_in_graphs(case)) for case in cases()]
+    ),
     ids=lambda case: "-".join(
         [case[0].__name__, case[1].lstrip("_"), case[2], *case[3]]
     ),

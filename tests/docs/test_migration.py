@@ -23,6 +23,7 @@ from tests.docs.migration import (  # noqa: F401
     tf_distribute,
 )
 from tests.kit.launchers import inherited
+from tests.kit.long import some_of
 from tests.kit.scripts import ROOT
 from tests.launching.jobs import Launched
 
@@ -70,10 +71,10 @@ def test_every_row_has_a_check():
 
 @pytest.mark.parametrize(
     "key",
-    [
+    some_of(
         pytest.param(key, marks=[long] * (key in migration.LONG), id=key[1])
         for key in ROWS
-    ],
+    ),
 )
 def test_rows(key):
     migration.CHECKS[key](ROWS[key])

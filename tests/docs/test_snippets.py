@@ -13,6 +13,7 @@ import keras
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
+from tests.kit.long import some_of
 
 WITH_PYTHON = {
     name_of(page): found for page in PAGES if (found := blocks(page, "python"))
@@ -69,7 +70,7 @@ def test_the_first_example_trains(first_example):
     assert model.evaluate(x, y, verbose=0) < 0.5 * y.var()
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON)
+@pytest.mark.parametrize("page", some_of(WITH_PYTHON))
 def test_python_runs(page, namespace):
     for block in WITH_PYTHON[page]:
         if block.code != FIRST.code and not obstacle(block):

@@ -1,7 +1,8 @@
 """Every case of the contract, on every synchronous strategy of one process.
 
-`make test` draws a strategy for each case; `make test-all` has all cases on
-the strategies that differ most, and the hardest on all of them.
+`make test` draws a strategy for each case, but for the hardest, which it tries
+on towers; `make test-all` has all cases on the strategies that differ most, and
+the hardest on all of them.
 """
 
 import collections
@@ -25,8 +26,6 @@ from tests.kit.compare import (
 from tests.kit.long import long_but
 from tests.kit.seeded import SEED
 from tests.kit.training import classifier, compiled, fit
-
-pytestmark = pytest.mark.optimized
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 WAYS = {
@@ -68,9 +67,9 @@ def _ways(name):
 def _drawn():
     """A way for each case, none of which has many more than another."""
     drawn, used = random.Random(SEED), collections.Counter()
-    for name in drawn.sample([*CASES], len(CASES)):
-        # The hardest are tried on "towers" anyway.
-        ways = [w for w in _ways(name) if w != "towers" or name not in HARDEST]
+    names = [name for name in CASES if name not in HARDEST]
+    for name in drawn.sample(names, len(names)):
+        ways = _ways(name)
         way = min(drawn.sample(ways, len(ways)), key=used.__getitem__)
         used[way] += 1
         yield name, way, drawn.choice(TOWERS)
@@ -86,7 +85,7 @@ IN_SHARES = [
 ]
 KEPT = [
     *(*FIRST, OF_EIGHT, *IN_SHARES),
-    *(one for one in _drawn() if one not in FIRST),
+    *_drawn(),
 ]
 REST = [
     *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
@@ -101,7 +100,8 @@ REST = [
 
 def _marked(one):
     if one in FIRST:
-        return pytest.param(*one, marks=pytest.mark.core)
+        marks = [pytest.mark.core, pytest.mark.optimized]
+        return pytest.param(*one, marks=marks)
     return long_but(KEPT.__contains__, [one])[0]
 
 

@@ -222,7 +222,10 @@ def _drawing_late(eager):
     [
         (_gan, None),
         (functools.partial(_drawing_late, eager=False), Y),
-        (functools.partial(_drawing_late, eager=True), Y),
+        pytest.param(
+            *(functools.partial(_drawing_late, eager=True), Y),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["gan", "late", "late and eager"],
 )

@@ -27,6 +27,8 @@ def outputs_of(notebook):
     return outputs
 
 
+# What it shows is tried by the examples that are scripts.
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_runs(tmp_path, monkeypatch):
     paths = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"

@@ -1,9 +1,12 @@
-"""Cases that repeat on another device or strategy what a kept one shows."""
+"""Cases that repeat what others show, or of which `make test` draws some."""
 
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+from tests.kit.seeded import SEED
 
 
 def long_but(kept: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
@@ -13,12 +16,28 @@ def long_but(kept: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
         kept: whether a case is run by `make test`.
         cases: of ``pytest.mark.parametrize``.
     """
+    return [case if kept(case) else _long(case) for case in cases]
+
+
+def some_of(cases: Iterable[Any], part: int = 2) -> list[Any]:
+    """Mark all cases as long but for some that a seed draws.
+
+    Args:
+        cases: of ``pytest.mark.parametrize``.
+        part: one of so many is run by `make test`.
+    """
+    cases = list(cases)
+    numbers = range(len(cases))
+    kept = random.Random(SEED).sample(numbers, -(-len(cases) // part))
     return [
-        case
-        if kept(case)
-        else pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=pytest.mark.long,
-        )
-        for case in cases
+        case if number in kept else _long(case)
+        for number, case in zip(numbers, cases, strict=True)
     ]
+
+
+def _long(case: Any) -> Any:
+    values, given = (case if isinstance(case, tuple) else (case,)), {}
+    if hasattr(case, "marks"):
+        values, given = case.values, {"id": case.id}
+    marks = [*getattr(case, "marks", ()), pytest.mark.long]
+    return pytest.param(*values, **given, marks=marks)

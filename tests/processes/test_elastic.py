@@ -72,8 +72,6 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         + ("--blacklist-cooldown-range", "8", "10"),
         *(4, 16, "victim"),
         TESTED_UPDATES=updates,
-        # Most of the time there is nothing to look for.
-        HOROVOD_CYCLE_TIME="5",
     ).finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.

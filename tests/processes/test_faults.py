@@ -8,7 +8,8 @@ import pytest
 from tests.launching.jobs import Launched, all_gone
 
 pytestmark = pytest.mark.slow
-STALL = ("--stall-warning", "3", "--stall-shutdown", "6")
+# The second is more than a busy machine needs to trace a step.
+STALL = ("--stall-warning", "5", "--stall-shutdown", "15")
 LIMIT_S = 120
 
 
@@ -48,9 +49,10 @@ def test_a_killed_rank_ends_the_job(tmp_path):
             *("HorovodStrategy", "SIGSTOP", "rank 1 has "),
             marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             *("HorovodStrategy", "late"),
             "the start of the job: rank 1 has given no sign",
+            marks=pytest.mark.long,
         ),
         ("HorovodStrategy", "sleep", "rank 1 is still in step 2 of fit"),
         ("dropin", "sleep", "in update 4: rank 1 is still in update 3"),

@@ -121,7 +121,7 @@ def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
 @pytest.mark.parametrize(
     "strategy, dies",
     [
-        (SYNC, "dies_after"),
+        pytest.param(SYNC, "dies_after", marks=pytest.mark.long),
         (SYNC, "dies_within"),
         pytest.param(OTHER, "dies_after", marks=pytest.mark.long),
         pytest.param(OTHER, "dies_within", marks=pytest.mark.long),
@@ -152,11 +152,11 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
 
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
-OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 5}}
+OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
 LONG = pytest.mark.long
 STALLS = (
-    "worker 0 has waited 5 s for the other workers: worker 1 cannot be reached "
-    "any more"
+    "worker 0 has waited 10 s for the other workers: worker 1 cannot be "
+    "reached any more"
 )
 NO_CHIEF = "the chief cannot be reached any more"
 NO_SERVER = "cannot be reached any more. Start all tasks"
@@ -166,7 +166,7 @@ NO_SERVER = "cannot be reached any more. Start all tasks"
     "strategy, dies, tell, said",
     [
         (SYNC, WORKER, [CHIEF], STALLS),
-        (SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF),
+        pytest.param(SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
         pytest.param(OTHER, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
         pytest.param(SYNC, SERVER, [CHIEF, WORKER], NO_SERVER, marks=LONG),
         (

@@ -10,6 +10,7 @@ from keras_towers.errors import TowerError
 from keras_towers.strategies import servers
 from tests.exactness import models as m
 from tests.kit.compare import same_model
+from tests.kit.long import some_of
 from tests.kit.training import X, Y, fit, linear
 
 
@@ -32,7 +33,7 @@ def normalised():
 
 
 @pytest.mark.parametrize(
-    "name", ["DistributedReplicatedStrategy", "SyncReplicasStrategy"]
+    "name", some_of(["DistributedReplicatedStrategy", "SyncReplicasStrategy"])
 )
 def test_the_servers_hold_what_a_checkpoint_holds(strategy, name, tmp_path):
     """Also within an epoch, and what no optimizer trains."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.compare import close
+from tests.kit.long import some_of
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, fit
 from tests.kit.training import linear as small
@@ -101,11 +102,13 @@ def slow_constraint(weight):
 
 @pytest.mark.parametrize(
     "options, constraint",
-    [
-        ({"gradient_accumulation_steps": 4}, None),
-        ({"use_ema": True, "ema_momentum": 0.9}, None),
-        ({}, slow_constraint),
-    ],
+    some_of(
+        [
+            ({"gradient_accumulation_steps": 4}, None),
+            ({"use_ema": True, "ema_momentum": 0.9}, None),
+            ({}, slow_constraint),
+        ]
+    ),
     ids=["accumulation", "ema", "constraint"],
 )
 def test_optimizers_that_read_and_write_lose_nothing(options, constraint):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import close
+from tests.kit.long import some_of
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import linear
 from tests.strategies.async_cases import callback
@@ -102,10 +103,12 @@ CALLS = {
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     ("name", "steps_per_execution"),
-    [
-        *((name, 1) for name in CALLS),
-        *((name, 3) for name in ("uneven", "unknown length", "too few")),
-    ],
+    some_of(
+        [
+            *((name, 1) for name in CALLS),
+            *((name, 3) for name in ("uneven", "unknown length", "too few")),
+        ]
+    ),
 )
 def test_callbacks_are_told_what_keras_tells(name, steps_per_execution):
     def told():
@@ -225,7 +228,7 @@ def test_it_trains_as_ever_after_an_error():
     assert found == wanted
 
 
-@pytest.mark.parametrize("data", [X, "dataset", Sized(3)])
+@pytest.mark.parametrize("data", some_of([X, "dataset", Sized(3)]))
 def test_a_model_that_is_not_built_gets_its_weights(tmp_path, data):
     read, at_start = [], []
     data = counted(read) if isinstance(data, str) else data

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.kit.long import some_of
 from tests.kit.traces import written
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -17,7 +18,7 @@ def draws(x):
 
 # Marks must not change what TensorFlow's graph optimizer fuses.
 @pytest.mark.optimized
-@pytest.mark.parametrize("each_tower_traces", [True, False])
+@pytest.mark.parametrize("each_tower_traces", some_of([True, False]))
 def test_weights_are_the_same_without(path, each_tower_traces):
     def trained(*callbacks):
         keras.backend.clear_session()

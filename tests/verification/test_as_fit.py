@@ -10,6 +10,7 @@ import keras_towers as kt
 from keras_towers.fit import contract, told
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.verification import Kind
+from tests.kit.long import some_of
 from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
@@ -196,7 +197,7 @@ WARNED = {
 }
 
 
-@pytest.mark.parametrize("name", WARNED)
+@pytest.mark.parametrize("name", some_of(WARNED))
 def test_what_fit_warns_of_is_not_safe(name, warned):
     make, expected = WARNED[name]
     model, *data = make()
@@ -269,10 +270,12 @@ def _sequence():
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: (m.own(Matched, jit_compile=True), X, Y),
-        lambda: (m.compiled(_sequence()), m.WALKS, Y),
-    ],
+    some_of(
+        [
+            lambda: (m.own(Matched, jit_compile=True), X, Y),
+            lambda: (m.compiled(_sequence()), m.WALKS, Y),
+        ]
+    ),
     ids=["matched", "sequence"],
 )
 def test_what_fit_is_silent_about_stays_safe(make, warned):

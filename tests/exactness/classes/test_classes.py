@@ -1,8 +1,9 @@
 """Every layer, loss, metric and optimizer of the installed Keras, exact.
 
 A class that Keras adds has no recipe, and the first test says so. `make test`
-tries each class once, in a part that is drawn by a seed; `make test-all` tries
-all of it, against one device that runs in a graph.
+tries half of the classes, and each optimizer in one way, once in a part that is
+drawn by a seed; `make test-all` tries all of them, and all of each against one
+device that runs in a graph.
 """
 
 import functools
@@ -79,17 +80,24 @@ def _groups() -> Iterator[Any]:
             # In shares each weight's slots have to be known.
             make, updates = optimizer_recipes.group, ["once", "sharded"]
         drawn = _drawn(namespace, rest)
-        # Those that one device has to run in a graph are in the last group.
-        names = sorted(drawn, key=lambda name: _in_graph(drawn[name]))
-        for start in range(0, len(names), GROUP):
-            some = names[start : start + GROUP]
-            for way in updates:
+        for half, way in itertools.product((0, 1), updates):
+            is_long = rest or half != updates.index(way)
+            for some in _together(dict([*drawn.items()][half::2])):
                 yield pytest.param(
-                    {name: drawn[name] for name in some},
+                    some,
                     *(make, rest, way),
                     id=f"{len(some)} {namespace} {way}",
-                    marks=[pytest.mark.long] * rest,
+                    marks=[pytest.mark.long] * is_long,
                 )
+
+
+def _together(drawn: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Parts for a model each: what needs a graph on one device is apart."""
+    for needed in (False, True):
+        names = [n for n, part in drawn.items() if _in_graph(part) == needed]
+        for start in range(0, len(names), GROUP):
+            some = names[start : start + GROUP]
+            yield {name: drawn[name] for name in some}
 
 
 def _in_graph(part: Any) -> bool:

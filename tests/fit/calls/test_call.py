@@ -11,6 +11,7 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, same_model
+from tests.kit.long import some_of
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -131,7 +132,7 @@ class SlottedLoop(OwnLoop):
         self.train_function = _Slotted(self.train_function)
 
 
-@pytest.mark.parametrize("cls", [OwnLoop, SlottedLoop])
+@pytest.mark.parametrize("cls", some_of([OwnLoop, SlottedLoop]))
 def test_a_train_function_of_ones_own(cls):
     assert_exact(
         lambda: compiled(cls, run_eagerly=True),

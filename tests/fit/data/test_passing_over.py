@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from tests.fit.data.test_inputs import SOURCES
+from tests.kit.long import some_of
 from tests.kit.training import strategy_of
 
 EPOCHS, BATCHES = 2, 7
@@ -42,14 +43,16 @@ def drawn(iterator, epochs, left_out=0):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     "source, steps_per_execution",
-    [
-        ("numpy", 4),
-        ("tf.data", 1),
-        ("unknown length", 4),
-        ("shuffled", 1),
-        ("PyDataset", 4),
-        ("generator", 1),
-    ],
+    some_of(
+        [
+            ("numpy", 4),
+            ("tf.data", 1),
+            ("unknown length", 4),
+            ("shuffled", 1),
+            ("PyDataset", 4),
+            ("generator", 1),
+        ]
+    ),
 )
 def test_what_follows_is_the_same(source, steps_per_execution):
     whole = drawn(started(source, steps_per_execution), EPOCHS)

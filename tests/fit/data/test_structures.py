@@ -100,7 +100,7 @@ def model_of(lazy):
         # The last batch has none for a third tower.
         (3, "split", False, False),
         # TensorFlow's iterator over several devices splits these itself.
-        (2, "split", True, True),
+        pytest.param(2, "split", True, True, marks=pytest.mark.long),
     ],
 )
 def test_ragged_and_sparse(towers, batches, lazy, ahead):

@@ -9,6 +9,7 @@ import pytest
 import keras_towers as kt
 from keras_towers.strategies import distribution
 from tests.kit.compare import assert_exact, assert_same, outcome
+from tests.kit.long import some_of
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, linear
 
@@ -42,7 +43,7 @@ def on_one_device():
     return outcome(functools.partial(linear, run_eagerly=True), trained)
 
 
-@pytest.mark.parametrize("when", ["before", "inside", "between"])
+@pytest.mark.parametrize("when", some_of(["before", "inside", "between"]))
 def test_a_library_that_wraps_all_models(when, monkeypatch):
     wrapped = functools.partial(wrap_class, monkeypatch)
 

@@ -9,6 +9,7 @@ import keras_towers as kt
 from tests.exactness import coupled as c
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, close, same_model
+from tests.kit.long import long_but
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
@@ -49,7 +50,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Two passes are those of weights that exist once, too.
+@pytest.mark.parametrize(
+    "name", long_but(lambda name: name not in ("two passes", "eager"), CASES)
+)
 def test_steps_that_couple_examples(name):
     loss, by_hand, options = CASES[name]
     once = name == "weights that exist once"

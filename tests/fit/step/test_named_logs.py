@@ -56,7 +56,9 @@ def trained(model):
     return history, seen
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    "eager", [False, pytest.param(True, marks=pytest.mark.long)]
+)
 def test_exact(eager):
     make = made(Reporting, run_eagerly=eager)
     assert_exact(make, trained, kt.TowerStrategy(3), tolerance=5e-6)

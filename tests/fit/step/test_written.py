@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.step import written
 from tests.kit.compare import assert_exact, assert_same, close, outcome
+from tests.kit.long import long_but
 from tests.kit.training import X, Y
 
 TOWERS, SERVERS = kt.TowerStrategy, kt.ParameterServerTowerStrategy
@@ -35,8 +36,13 @@ def on_one_device(kind):
         (written.Together, TOWERS, {"run_eagerly": True}),
         (written.Counting, TOWERS, {"steps_per_execution": 3}),
         (written.Unconditional, SERVERS, {}),
-        (written.ClippingSometimes, SERVERS, {}),
-        (written.Together, SERVERS, {"run_eagerly": True}),
+        *long_but(
+            lambda _: False,
+            [
+                (written.ClippingSometimes, SERVERS, {}),
+                (written.Together, SERVERS, {"run_eagerly": True}),
+            ],
+        ),
         (written.TwoUpdates, SERVERS, {}),
         (written.Looking, TOWERS, {}),
     ],

@@ -45,10 +45,15 @@ def _averaged():
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "cls, optimizer",
-    [(keras.Sequential, _partly_decayed), (InTwoCalls, _averaged)],
+    "cls, optimizer, updates",
+    [
+        (keras.Sequential, _partly_decayed, "sharded"),
+        (InTwoCalls, _averaged, "sharded"),
+        # Each tower's copies of weights that a call is not for.
+        (InTwoCalls, _averaged, "each"),
+    ],
 )
-def test_weights_of_some_kinds(cls, optimizer):
+def test_weights_of_some_kinds(cls, optimizer, updates):
     """Rows, a constraint, and what an optimizer does with some weights only."""
 
     def make():
@@ -66,7 +71,7 @@ def test_weights_of_some_kinds(cls, optimizer):
         model.optimizer.build(model.trainable_variables)
         return model
 
-    strategy = kt.TowerStrategy(2, updates="sharded")
+    strategy = kt.TowerStrategy(2, updates=updates)
     assert_exact(make, lambda model: fit(model, x=m.TOKENS[:53]), strategy)
 
 

@@ -17,6 +17,7 @@ from tests.kit.compare import (
     same_history,
     same_model,
 )
+from tests.kit.long import some_of
 from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, adam, compiled, fit, linear
 
@@ -123,7 +124,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some_of(METHODS))
 def test_each_method_may_be_the_first(name):
     """It adopts the model, and is no obstacle to the rest."""
     method = METHODS[name]

@@ -11,6 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.one_device import trained
 from tests.kit.compare import close, same_model
+from tests.kit.long import some_of
 from tests.kit.ordinary import all_variables, assert_ordinary
 from tests.kit.training import X, adam, fit, linear
 
@@ -67,7 +68,7 @@ def _cloned(model, folder):
 COPIES = [_keras_file, _checkpoint, _pickled, _deep_copy, _cloned]
 
 
-@pytest.mark.parametrize("updates", ["once", "sharded"])
+@pytest.mark.parametrize("updates", some_of(["once", "sharded"]))
 def test_copies_made_inside_and_after(updates, tmp_path):
     """Both have the same state, and are models of their own."""
     model = build()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.splitting.rules.case import (
     Case,
     exercise,
@@ -166,6 +167,6 @@ _MOVES = [
 CASES = [*_RESHAPES, *_MOVES]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some_of(CASES), ids=str)
 def test_case(case):
     exercise(case)

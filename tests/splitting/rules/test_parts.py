@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.splitting.rules.case import Case, exercise, floats, of_floats, size
 
 
@@ -294,6 +295,6 @@ _SPLITS = [
 CASES = [*_SPLITS, *_SLICES, *_GRADIENTS, *_PARTS]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some_of(CASES), ids=str)
 def test_case(case):
     exercise(case)

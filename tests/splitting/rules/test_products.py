@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.splitting.rules.case import Case, exercise, floats, ints, raw
 
 _EVERY = "every example with every other"
@@ -85,6 +86,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some_of(CASES), ids=str)
 def test_case(case):
     exercise(case)
