@@ -118,6 +118,8 @@ def test_draws(name, strategy):
 
 # Keras may compute ``Dense`` on inputs of rank 3 by ``tf.tensordot``: which
 # dimension of its output has the examples is then computed in the graph.
+# On ranks, the same draws are those of one process in `make test`.
+@pytest.mark.long
 def test_transformers():
     assert_exact(
         functools.partial(transformers.make, "of both"),

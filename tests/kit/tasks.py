@@ -61,7 +61,7 @@ class Task:
                 raise AssertionError(f"{ended}: {text!r}\n{self.output}")
             time.sleep(0.05)
 
-    def end(self, limit_s: float = 20) -> int:
+    def end(self, limit_s: float = 60) -> int:
         """Wait for its end; the exit code."""
         try:
             return self.process.wait(limit_s)

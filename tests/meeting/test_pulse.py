@@ -18,7 +18,7 @@ RANKS = 3
 @pytest.fixture
 def beside(monkeypatch):
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
-    monkeypatch.setattr(settings, "LOST_S", 2.0)
+    monkeypatch.setattr(settings, "LOST_S", 4.0)
     found = [Pulse() for _ in range(RANKS)]
     yield found
     for pulse in found:
@@ -35,7 +35,7 @@ def test_who_ends_and_who_hangs_is_lost_and_nobody_else(beside):
         pulse.beat(endpoint, rank)
     assert wait_until(lambda: store.get("pulse-2"))
     # Nothing else runs in this process meanwhile.
-    ctypes.PyDLL(None).usleep(3_000_000)
+    ctypes.PyDLL(None).usleep(5_000_000)
     assert store.get(watch.LOST) == {}
     beside[1].stop()
     assert wait_until(lambda: store.get(watch.LOST) == {"1": watch.ENDED})

@@ -54,7 +54,7 @@ def ask(server, method, path, body=None, headers=None):
         server.url + path, body, headers or {}, method=method
     )
     try:
-        return urllib.request.urlopen(request, timeout=5).status
+        return urllib.request.urlopen(request, timeout=60).status
     except urllib.error.HTTPError as error:
         return error.code
 

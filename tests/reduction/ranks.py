@@ -12,7 +12,7 @@ class Meeting:
 
     def __init__(self, size):
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=60)
         self.table = {}
         self.keys = []
 
@@ -57,7 +57,7 @@ def on_ranks(size, function):
             pool.submit(function, ThreadTransport(meeting, rank))
             for rank in range(size)
         ]
-        return [future.result(timeout=30) for future in futures], meeting.keys
+        return [future.result(timeout=60) for future in futures], meeting.keys
 
 
 def random_tensors(rank, shapes, dtype=tf.float32):

@@ -114,7 +114,7 @@ def test_a_replica_that_hangs_is_an_error():
         free.set()
         for thread in threading.enumerate():
             if thread.name.startswith("keras_towers-async"):
-                thread.join(20)
+                thread.join(60)
     assert_ordinary(model)
 
 

@@ -30,9 +30,10 @@ def test_a_slow_tower_is_named(path):
     (line,) = [a for a in timeline.advice if "computes" in a]
     assert "tower 1 (/device:CPU:1)" in line
     waits = [e["tid"] for e in found["wait"] if e["dur"] > 50_000]
-    # The row of tower 0 is behind that of the host.
-    assert waits.count(1) > STEPS
-    assert set(waits) == {1}
+    # The row of tower 0 is behind that of the host. On a machine that is busy,
+    # tower 1 may have to wait now and then, too.
+    assert waits.count(1) > STEPS > waits.count(2)
+    assert set(waits) <= {1, 2}
 
 
 class EveryFourth(keras.callbacks.Callback):

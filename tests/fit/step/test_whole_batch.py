@@ -111,7 +111,9 @@ def test_what_exact_cannot_change(loss, average, why):
     assert why in heard[0].message
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize(
+    "eagerly", [False, pytest.param(True, marks=pytest.mark.long)]
+)
 def test_exact(eagerly):
     def act(model):
         masks = [MASKS for _ in RATIOS]
