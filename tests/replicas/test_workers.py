@@ -12,7 +12,7 @@ from keras_towers.replicas.servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 
-def of(job, *ranks, stall_shutdown_s=1.5):
+def of(job, *ranks, stall_shutdown_s=3):
     """The workers of some ranks of a job, each of which sees the others."""
     found = []
     for rank in ranks:
@@ -64,7 +64,7 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     lost = []
     losing = chief.losing(lost.append)
     ended = soon(chief.wait_for_others, lambda: False)
-    meanwhile(3, leaves.beat, fails.beat, slow.beat, losing)
+    meanwhile(5, leaves.beat, fails.beat, slow.beat, losing)
     leaves.leave()
     meanwhile(0.5, slow.beat, losing)
     assert not ended.done()
@@ -97,7 +97,7 @@ def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(job, what):
     ends_with(soon(wait, *args), silent)
     # One that goes on is waited for.
     ended = soon(wait, *args)
-    meanwhile(2.5, chief.beat)
+    meanwhile(4, chief.beat)
     assert not ended.done()
     if what == "epoch":
         chief.end_epoch(3)
