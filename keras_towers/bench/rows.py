@@ -20,13 +20,7 @@ _ENGINES = ("byteps", "horovod")
 
 
 class Runs(StrEnum):
-    """Where the replicas of a row are.
-
-    Attributes:
-        ONE: one replica on one device.
-        DEVICES: in one process, each on a device.
-        RANKS: in processes of their own.
-    """
+    """Where the replicas of a row are."""
 
     ONE = "one device"
     DEVICES = "devices"

@@ -48,12 +48,7 @@ _SAME_WEIGHTS = 1e-5
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement, in fresh processes.
-
-    Attributes:
-        model: one of ``models.MODELS``, or the user's ``module:function``.
-        replicas: devices of one process, or processes.
-    """
+    """One measurement, in fresh processes."""
 
     model: str
     row: str

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 install: typer.Typer = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Build an engine that connects processes, and install it.",
 )
 
 

@@ -17,7 +17,6 @@ from keras_towers.cli.verify import verify
 app: typer.Typer = typer.Typer(
     name="keras-towers",
     cls=Commands,
-    help="Train a Keras 3 model on many devices with one line around fit.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

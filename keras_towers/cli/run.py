@@ -182,13 +182,7 @@ def _program(
     served: bool,
     fitting: str | None,
 ) -> list[str]:
-    """Return what a rank runs.
-
-    Args:
-        served: whether there are parameter servers.
-        fitting: the strategy that a script without one could have, where it
-            has to have one.
-    """
+    """Return what a rank runs; ``fitting``: the strategy to advise."""
     if strategy is None and towers is not None and not served:
         raise TowerError("--towers needs --strategy, or --ps")
     if strategy is None and fitting is None and not served:

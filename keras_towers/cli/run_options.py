@@ -15,7 +15,6 @@ Arguments = Annotated[
     typer.Argument(
         metavar="ARGUMENTS",
         help="What is passed to SCRIPT, options too.",
-        show_default=False,
     ),
 ]
 Processes = Annotated[
@@ -27,7 +26,6 @@ Processes = Annotated[
         metavar="N",
         help="Number of processes. Default: the slots of the hosts that are "
         "named or that a cluster has allocated.",
-        show_default=False,
     ),
 ]
 Hosts = Annotated[
@@ -146,7 +144,6 @@ Ps = Annotated[
         min=1,
         metavar="N",
         help="Number of parameter servers, on this machine.",
-        show_default=False,
     ),
 ]
 Workers = Annotated[
@@ -156,7 +153,6 @@ Workers = Annotated[
         metavar="N",
         help="Number of processes that train, connected by TensorFlow on this "
         "machine. Each task finds the others by TF_CONFIG.",
-        show_default=False,
     ),
 ]
 MinNp = Annotated[

@@ -104,14 +104,10 @@ _OWN_SHARE: dict[str, tuple[About, str]] = {
 }
 
 
-_own_shares: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
+own_shares: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
     weakref.WeakKeyDictionary()
 )
-
-
-def own_shares_of(strategy: Strategy) -> dict[str, str]:
-    """Return what towers do with their own share, by the names of steps."""
-    return _own_shares.setdefault(strategy, {})
+"""What towers do with their own share, by the names of a strategy's steps."""
 
 
 def tell_own_share(
@@ -131,7 +127,8 @@ def tell_own_share(
         return
     why = ", and ".join(one.message for one in found)
     why += ". exact=True makes that equal."
-    own_shares_of(config.strategy)[f"the training step of {model.name!r}"] = why
+    step = f"the training step of {model.name!r}"
+    own_shares.setdefault(config.strategy, {})[step] = why
     if config.peers.rank:
         return
     if _heard is not None:

@@ -228,7 +228,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
-        known, own = verdict.verdicts_of(self), told.own_shares_of(self)
+        known, own = verdict.verdicts_of(self), told.own_shares.get(self, {})
         for step in {**known, **own}:
             what = [it[step] for it in (known, own) if step in it]
             lines.append(f"{step}: {', but for this: '.join(what)}")

@@ -27,10 +27,7 @@ class Sums(EngineTransport):
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum vectors of known lengths, each when it is ready; none is empty.
-
-        Their lengths are those of all ranks.
-        """
+        """Sum vectors of lengths that all ranks know, each when it is ready."""
 
     @abstractmethod
     def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
