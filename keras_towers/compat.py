@@ -99,7 +99,6 @@ _KERAS = "keras.src"
 # TensorFlow: distributed values.
 _VALUES = f"{_TF}.distribute.values"
 Mirrored = resolve(f"{_VALUES}:Mirrored")
-MirroredVariable = resolve(f"{_VALUES}:MirroredVariable")
 SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable")
 DistributedVariable = resolve(
     f"{_VALUES}:DistributedVariable",
@@ -251,7 +250,8 @@ TensorFlowTrainer = resolve(
     "_compile_metrics _compile_loss",
 )
 BaseTrainer = resolve(
-    f"{_KERAS}.trainers.trainer:Trainer", "compile _resolve_auto_jit_compile"
+    f"{_KERAS}.trainers.trainer:Trainer",
+    "compile _resolve_auto_jit_compile _aggregate_additional_loss",
 )
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(

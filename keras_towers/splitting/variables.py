@@ -105,13 +105,15 @@ def _scatter(
     interpreter: Interpreter, node: Node, given: list[Value]
 ) -> Sequence[Value]:
     target, *rest = given
-    value = other(
-        "writes rows of a variable where examples say", node.operation
-    )
-    if all(
-        v.is_same for v in (current(interpreter, _key(node, target)), *rest)
-    ):
+    before = current(interpreter, _key(node, target))
+    unknown = [v for v in rest if v.kind is Kind.OTHER]
+    if all(v.is_same for v in (before, *rest)):
         value = same()
+    elif unknown:
+        value = unknown[0].with_()
+    else:
+        text = "writes rows of a variable that follow from the batch"
+        value = other(text, node.operation)
     write(interpreter, node, target, value)
     return []
 

@@ -77,6 +77,7 @@ class StepTraces:
         self._shared: TracedStep | None = None
         self._compiles: bool = bool(model.jit_compile)
         self._is_judged = False
+        self._own_because = ""
         self._begun = time.monotonic()
 
     def run(
@@ -99,6 +100,7 @@ class StepTraces:
         trace = self._trace_for(step, data, tower, judged)
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
+            self._judge_own_trace(tower)
             if first and note is not None:
                 note(captured.output, captured.results)
             return captured.output
@@ -106,6 +108,7 @@ class StepTraces:
             with trace.graph.as_default():
                 note(trace.captured.output, trace.captured.results)
         captured = trace(data, tower)
+        self._judge_own_trace(tower)
         tower.loss_is_weighted = captured.loss_is_weighted
         for call in captured.updates:
             self._update.apply(call)
@@ -224,7 +227,14 @@ class StepTraces:
         if isinstance(found, str):
             verdict.leave_open(*given, found)
         else:
-            verdict.decide(*given, splits.analysed(found))
+            analysis = splits.analysed(found)
+            overflows = splits.may_overflow(found)
+            verdict.decide(*given, analysis, overflows)
+
+    def _judge_own_trace(self, tower: tower_lib.Tower) -> None:
+        """Judge what is not analysed, once it is known not to fail."""
+        if self._own_because:
+            self._judge(self._own_because, tower)
 
     def _check_cut(self) -> None:
         if self._config.random == "global" and self._compiles:
@@ -241,7 +251,7 @@ class StepTraces:
                 why,
             )
         if judged and why not in _FOR_NOW:
-            self._judge(why, tower)
+            self._own_because = why
 
     def _first_is_traced(self) -> None:
         """Say what is to come, if the trace of the first tower took long."""

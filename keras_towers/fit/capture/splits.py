@@ -48,6 +48,19 @@ def analysed(trace: TracedStep) -> Analysis:
     return analyse(trace.graph, inputs, variables, _results(trace))
 
 
+def may_overflow(trace: TracedStep) -> bool:
+    """Whether a step may be skipped, as numbers are too large for float16."""
+    scaled = keras.optimizers.LossScaleOptimizer
+    updates = trace.captured.updates
+    if not any(isinstance(call.optimizer, scaled) for call in updates):
+        return False
+    return any(
+        tensor.dtype == tf.float16
+        for operation in trace.graph.get_operations()
+        for tensor in operation.outputs
+    )
+
+
 def _variable(outside: Any, inside: Any) -> Variable:
     owner = checks.owner_of(outside)
     if isinstance(owner, variables_lib.TowerVariable):

@@ -45,6 +45,12 @@ class Reason:
     is_open: bool = False
 
 
+_OVERFLOW = Reason(
+    "may differ: whether gradients overflow in float16, so that the step is "
+    "skipped, depends on how the batch is split.",
+    'The policy "mixed_bfloat16" needs no LossScaleOptimizer, which skips it.',
+    is_open=True,
+)
 _verdicts: weakref.WeakKeyDictionary[Strategy, dict[str, str]] = (
     weakref.WeakKeyDictionary()
 )
@@ -76,8 +82,12 @@ def decide(
     model: keras.Model,
     training: bool,
     analysis: Analysis,
+    may_overflow: bool = False,
 ) -> None:
     """Tell where a step differs from that of one device, or may.
+
+    Args:
+        may_overflow: whether it may be skipped, by what its gradients are.
 
     Raises:
         TowerError: it does, and ``on_difference`` is ``"error"``.
@@ -87,14 +97,14 @@ def decide(
     verdict = PROVEN
     if known:
         verdict = _DIFFERS
-    elif found or analysis.effects:
+    elif found or analysis.effects or may_overflow:
         verdict = NOT_PROVEN
     reasons = [
         Reason(
             f"{_verb(same[0])} {_cause(same[0])}, so that {_what(same)} "
             f"{'may differ' if same[0].is_open else 'differ'} from one "
             "device's.",
-            _remedy(same),
+            _remedy(same, config),
             tuple(same),
             same[0].is_open,
         )
@@ -109,6 +119,8 @@ def decide(
         )
         for effect in analysis.effects
     ]
+    if may_overflow:
+        reasons.append(_OVERFLOW)
     _tell(config, model, training, verdict, reasons)
 
 
@@ -202,7 +214,7 @@ def _what(differences: Sequence[Difference]) -> str:
     return " and ".join(parts)
 
 
-def _remedy(differences: Sequence[Difference]) -> str:
+def _remedy(differences: Sequence[Difference], config: TowerConfig) -> str:
     first = differences[0]
     if first.is_open:
         return _COMPARE
@@ -216,7 +228,7 @@ def _remedy(differences: Sequence[Difference]) -> str:
             "average=False adds the towers' gradients up, for a loss that is a "
             "sum."
         )
-    return (
-        "keras_towers.gather(x) gives every tower the rows of all towers; "
-        "exact=True computes Keras's own losses and layers so."
-    )
+    gather = "keras_towers.gather(x) gives every tower the rows of all towers"
+    if config.exact:
+        return f"{gather}."
+    return f"{gather}; exact=True computes Keras's own losses and layers so."

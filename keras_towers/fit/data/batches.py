@@ -113,7 +113,8 @@ def split(
         row = each.get(id(leaf))
         if row is None or alike:
             return _slice(leaf, starts[k], lengths[k])
-        times = row // units
+        # A batch may have no rows.
+        times = row // tf.maximum(tf.cast(units, tf.int64), 1)
         return _slice(leaf, starts[k] * times, lengths[k] * times)
 
     pieces = tuple(

@@ -111,6 +111,8 @@ def _install() -> None:
     losses = compat.loss_module
     patches.replace(losses, "reduce_values", whole_batch.reduce_values)
     patches.replace(losses, "apply_mask", whole_batch.apply_mask)
+    name = "_aggregate_additional_loss"
+    patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)

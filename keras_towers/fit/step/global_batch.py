@@ -247,8 +247,12 @@ def _shares(batch: data_lib.TowerBatch) -> list[Any]:
     counts = _counts(batch)
     if all(isinstance(count, int) for count in (*counts, batch.total)):
         return [count / batch.total for count in counts]
+    # A batch without examples has a loss and gradients of zero.
     total = tf.cast(batch.total, tf.float32)
-    return [tf.cast(count, tf.float32) / total for count in counts]
+    return [
+        tf.math.divide_no_nan(tf.cast(count, tf.float32), total)
+        for count in counts
+    ]
 
 
 def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:

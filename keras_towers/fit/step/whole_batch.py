@@ -208,6 +208,20 @@ def reduce_values(
     )
 
 
+def additional_loss(
+    original: Callable[[Any, Any], Any], model: Any, loss: Any
+) -> Any:
+    """Replace how Keras adds up what ``add_loss`` was given, on a tower."""
+    total = original(model, loss)
+    tower = tower_lib.with_a_share()
+    if tower is None or not tower.average:
+        return total
+    if tower.values.value_of(loss).rows is None:
+        return total
+    # The tower's rows are a part of the sum.
+    return tf.math.divide_no_nan(total, tf.cast(tower.share, total.dtype))
+
+
 def apply_mask(
     original: Callable,
     sample_weight: tf.Tensor | None,

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
@@ -140,6 +141,17 @@ def _finalize_variable_values(
     variables_lib.copy_to_towers(var_list)
 
 
+def _outside(
+    optimizer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Refuse to apply gradients where Keras's optimizers cannot."""
+    if tf.distribute.in_cross_replica_context():
+        raise TowerError(
+            f"optimizer {optimizer.name!r} is applied {variables_lib.OUTSIDE}"
+        )
+    return original(*args, **kwargs)
+
+
 _APPLY: patches.Shadows = {"apply": apply, "apply_gradients": _apply_gradients}
 _SHADOWS: patches.Shadows = {
     "scale_loss": _scale_loss,
@@ -156,6 +168,11 @@ def attribute_of_optimizer(
     attribute of the model.
     """
     value = original(optimizer, name)
-    if name not in _APPLY or update_in_force() is None:
+    if name not in _APPLY:
+        return value
+    if update_in_force() is None:
+        alone = tower_lib.current() is None and not _updating.get()
+        if alone and contract.in_force() is not None:
+            return functools.partial(_outside, optimizer, value)
         return value
     return functools.partial(_APPLY[name], optimizer, value)

@@ -83,6 +83,10 @@ class Adoption:
 
     def compiled(self, model: keras.Model) -> None:
         """Note a model compiled in the scope, which may be trained after it."""
+        if model in self._models:
+            # Its loop may go on, such as after a callback.
+            self.claim(model)
+            self.bind(model)
         if self._keeps and self._tracks and home_of(model) is None:
             self._compiled.add(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_devices
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 
@@ -106,6 +108,14 @@ class BatchShares:
 
 def _are_uneven(counts: tf.Tensor) -> tf.Tensor:
     return tf.reduce_any(counts != counts[0])
+
+
+OUTSIDE = (
+    "outside of the towers, in the block of their strategy. Let strategy.run "
+    "run this step on the towers, put it into train_step of a model and call "
+    "fit or train_on_batch, or leave the block, after which the model is on "
+    "one device."
+)
 
 
 class TowerVariable(compat.SyncOnReadVariable):
@@ -239,6 +249,14 @@ class TowerVariable(compat.SyncOnReadVariable):
     def _get_cross_replica(self):
         return self._primary if compat.is_saving() else self.merged_value()
 
+    @property
+    def handle(self):
+        """The handle of the tower's component, which gradients are taken by."""
+        if compat.current_replica_id() is None and not compat.is_saving():
+            name = self._primary.name.partition(":")[0]
+            raise TowerError(f"a gradient of {name!r} is taken {OUTSIDE}")
+        return super().handle
+
     def value(self):
         component = self._get()
         if isinstance(component, tf.Variable):
@@ -275,6 +293,31 @@ class TowerVariable(compat.SyncOnReadVariable):
 
     def assign_sub(self, delta, use_locking=False, name=None, read_value=True):
         return self.assign(self - delta, use_locking, name, read_value)
+
+    def _scatter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Write some rows of the component of a tower, or of all."""
+        index, tower = self._tower_index(), tower_lib.current()
+        if index is None:
+            for component in self._values:
+                with tf.device(component.device):
+                    getattr(component, name)(*args, **kwargs)
+            return self
+        self.written_by_towers = True
+        mine = self._values[index]
+        before = mine.read_value()
+        getattr(mine, name)(*args, **kwargs)
+        if self.merge == SUM and tower is not None and tower.live is not None:
+            mine.assign(tf.where(tower.live, mine, before), read_value=False)
+        return mine
+
+
+for _name in vars(compat.BaseResourceVariable):
+    if _name.startswith(("scatter", "batch_scatter")):
+        setattr(
+            TowerVariable,
+            _name,
+            functools.partialmethod(TowerVariable._scatter, _name),
+        )
 
 
 def spread(
