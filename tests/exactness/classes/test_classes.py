@@ -32,7 +32,7 @@ from tests.exactness.classes.optimizer_recipes import (
 from tests.exactness.classes.recipes import Recipe, public
 from tests.kit.seeded import SEED
 
-GROUP = 50
+GROUP = 25
 
 # What there is of each class to be tried, by name.
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
