@@ -25,8 +25,14 @@ from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
 from keras_towers.parameter_servers.store import ServerStore
 
-# A server that was started again knows nothing of its clients.
-_STARTED_AGAIN = (tf.errors.AbortedError, tf.errors.UnavailableError)
+# A server that was started again knows nothing of its clients, and what was sent
+# over a link that broke is lost.
+_BROKEN: dict[type[tf.errors.OpError], str] = {
+    tf.errors.AbortedError: (
+        "a parameter server was started again, without what it held"
+    ),
+    tf.errors.UnavailableError: "the connection with a parameter server broke",
+}
 
 _connection: Connection | None = None
 
@@ -204,13 +210,11 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
             for server, address in enumerate(cluster.ps)
             if not is_reachable(address)
         ]
-        if not lost and not isinstance(error, _STARTED_AGAIN):
+        what = _BROKEN.get(type(error))
+        if lost:
+            what = f"{' and '.join(lost)} cannot be reached any more"
+        if what is None:
             raise
-        what = (
-            f"{' and '.join(lost)} cannot be reached any more"
-            if lost
-            else "a parameter server was started again, without what it held"
-        )
         first, *_ = str(error.message).strip().splitlines() or [""]
         raise TowerError(
             f"{task} has to end: {what}. Start all tasks of the job again, "

@@ -86,6 +86,7 @@ def test_servers_are_waited_for_no_longer_than_asked(cluster):
     [
         ("dead taken", "UnavailableError", "{} cannot be reached any more"),
         ("dead taken", "CancelledError", "{} cannot be reached any more"),
+        ("taken", "UnavailableError", "the connection with a parameter server"),
         ("taken", "AbortedError", "a parameter server was started again"),
         ("taken", "InvalidArgumentError", ""),
     ],
