@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
@@ -117,6 +117,19 @@ class StallWatch(threading.Thread):
     def passed(self) -> None:
         """Note that it has been done."""
         self._waits = False
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Note that it takes time before this rank waits in what it marked."""
+        what, waits = self._come.what, self._waits
+        if what:
+            self._come.what = f"the preparation of {what}"
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._come.what, self._waits = what, waits
+            self._since = time.monotonic()
 
     def stop(self) -> None:
         """End the thread."""
@@ -283,3 +296,8 @@ def passed() -> None:
     """Note that it has been done."""
     if _watch is not None:
         _watch.passed()
+
+
+def preparing() -> contextlib.AbstractContextManager[None]:
+    """Note that a step is traced, which the other ranks have to wait for."""
+    return contextlib.nullcontext() if _watch is None else _watch.preparing()

@@ -29,6 +29,12 @@ STEP = Progress(7, "step 3", 5)
         # It waits, too, but for something else.
         (STEP, Progress(7, "the end of epoch 1", 9), "is in the end of epoch"),
         (STEP, Progress(7, "", 9), "is outside of training"),
+        # It has not come to where the others wait.
+        (
+            STEP,
+            Progress(7, "the preparation of step 3", 9),
+            "is in the preparation of step 3",
+        ),
     ],
 )
 def test_which_ranks_are_waited_for(before, now, found):
@@ -156,6 +162,18 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
     assert wait_until(lambda: codes if said else store.signs > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
+
+
+def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
+    store = Store(Progress(1, "step 1"), alive=False)
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        one = watch(store, ["step 1"])
+        with one.preparing():
+            assert one._come.what == "the preparation of step 1"
+            wait_until(lambda: store.signs > 24)
+            assert not caplog.records
+        assert wait_until(lambda: caplog.records)
+    assert one._come.what == "step 1"
 
 
 def test_no_watch_without_others_or_a_server(monkeypatch):

@@ -23,6 +23,7 @@ from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
+from keras_towers.meeting import watch
 
 if TYPE_CHECKING:
     from keras_towers.fit.step.hidden import HiddenRows
@@ -173,11 +174,13 @@ class GlobalStep:
 
         towers = range(self.config.num_towers)
         recorded = model if training else None
-        tried: Any = contextlib.nullcontext()
+        nothing = contextlib.nullcontext()
+        tried: Any = nothing
         if self.hidden is not None:
             tried = self.hidden.tried(model, batch.pieces)
         with (
             tried,
+            nothing if tf.executing_eagerly() else watch.preparing(),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
