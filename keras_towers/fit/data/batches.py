@@ -114,7 +114,8 @@ def split(
         if row is None or alike:
             return _slice(leaf, starts[k], lengths[k])
         # A batch may have no rows.
-        times = row // tf.maximum(tf.cast(units, tf.int64), 1)
+        some = tf.cast(1 if units is None else units, tf.int64)
+        times = row // tf.maximum(some, 1)
         return _slice(leaf, starts[k] * times, lengths[k] * times)
 
     pieces = tuple(
