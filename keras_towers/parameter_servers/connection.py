@@ -25,8 +25,8 @@ from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
 from keras_towers.parameter_servers.store import ServerStore
 
-# A server that was started again knows nothing of its clients, nor has it what a
-# link lost that broke.
+# A server that was started again knows nothing of its clients. What was
+# sent over a link that broke may be lost.
 _BROKEN: dict[type[tf.errors.OpError], str] = {
     tf.errors.AbortedError: (
         "a parameter server was started again, without what it held"
