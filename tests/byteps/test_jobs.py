@@ -47,6 +47,8 @@ def test_a_process_that_is_killed_ends_the_job(tmp_path, killed):
     assert all_gone(family)
 
 
+# Over Horovod such scripts are in tests/launching.
+@pytest.mark.long
 def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
     missing = tmp_path / "without" / "horovod.py"
     missing.parent.mkdir()
