@@ -206,6 +206,9 @@ class _Cut:
         result.outputs = [
             result.get_tensor_by_name(tensor.name) for tensor in outputs
         ]
+        for tensor, copy in zip(outputs, result.outputs, strict=True):
+            # What it follows from may be in another piece.
+            copy.set_shape(tensor.shape)
         result.structured_outputs = result.outputs
         result.control_outputs = [
             result.get_operation_by_name(operation.name)
