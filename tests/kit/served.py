@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import socket
+import threading
 
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
@@ -59,10 +60,12 @@ class Job:
     def __init__(self, name, workers, monkeypatch):
         monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
         monkeypatch.setattr(introduction, "_COMMON", name)
-        # Nothing but the kernel answers at these addresses.
+        # At these addresses connections are taken, and closed.
         monkeypatch.setattr(workers_lib, "answers", is_reachable)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
+        for port in self._ports:
+            threading.Thread(target=_take, args=(port,), daemon=True).start()
         addresses = tuple(
             f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
         )
@@ -76,9 +79,19 @@ class Job:
 
     def kill(self, rank):
         """Nobody listens at the address of a worker any more."""
+        with contextlib.suppress(OSError):
+            # Otherwise the thread would still wait at it.
+            self._ports[rank].shutdown(socket.SHUT_RDWR)
         self._ports[rank].close()
 
     def close(self):
         """Close all addresses."""
-        for port in self._ports:
-            port.close()
+        for rank in range(len(self._ports)):
+            self.kill(rank)
+
+
+def _take(port):
+    # The kernel keeps few that nobody takes, and then answers no more.
+    with contextlib.suppress(OSError):
+        while True:
+            port.accept()[0].close()
