@@ -298,6 +298,12 @@ class TowerVariable(compat.SyncOnReadVariable):
         """Write some rows of the component of a tower, or of all."""
         index, tower = self._tower_index(), tower_lib.current()
         if index is None:
+            if self.merge in (SUM, STREAM):
+                raise TowerError(
+                    f"{name} of {self._primary.name!r} outside of the towers, "
+                    "each of which holds a part of it: assign its whole value."
+                )
+            self.assign_everywhere(self.merged_value())
             for component in self._values:
                 with tf.device(component.device):
                     getattr(component, name)(*args, **kwargs)

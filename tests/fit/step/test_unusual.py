@@ -128,6 +128,20 @@ def test_rows_of_a_variable(same, logged):
     assert "test_unusual.py" in said[0]
 
 
+def test_rows_of_a_variable_outside_of_the_towers():
+    model = compiled()()
+    rows = tf.IndexedSlices(tf.ones((1, 7)), [1])
+    with kt.TowerStrategy(2):
+        model.fit(X, Y, verbose=0)
+        wanted = model.get_weights()[0]
+        model.weights[0].value.scatter_update(rows)
+        (total, *_) = model.metrics[0].variables
+        with pytest.raises(kt.TowerError, match="assign its whole value"):
+            total.value.scatter_update(tf.IndexedSlices(tf.ones(1), [0]))
+    wanted[1] = 1
+    np.testing.assert_array_equal(model.get_weights()[0], wanted)
+
+
 @pytest.mark.parametrize("towers", [{}, {"exact": True}])
 def test_steps_that_overflow(towers, logged):
     keras.config.set_dtype_policy("mixed_float16")
