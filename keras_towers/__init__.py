@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from keras_towers.devices import virtual_towers
     from keras_towers.fit.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
-    from keras_towers.lasting.backup import Backup
+    from keras_towers.lasting import Backup
     from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
+    from keras_towers.strategies import strategy
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
     from keras_towers.strategies.byteps import BytePSStrategy
     from keras_towers.strategies.distributed import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from keras_towers.strategies.parameter_server import (
         ParameterServerTowerStrategy,
     )
-    from keras_towers.strategies.registry import strategy
     from keras_towers.strategies.sync_replicas import SyncReplicasStrategy
     from keras_towers.strategies.tower import TowerStrategy
     from keras_towers.timeline import Timeline
@@ -90,7 +90,7 @@ __all__ = [
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
-    "Backup": "keras_towers.lasting.backup",
+    "Backup": "keras_towers.lasting",
     "BytePSStrategy": "keras_towers.strategies.byteps",
     "ChiefOnly": "keras_towers.fit.callbacks",
     "CurrentTower": "keras_towers.towers",
@@ -113,7 +113,7 @@ _HOMES = {
     "reduce_gradients": "keras_towers.collectives",
     "run_on_each_tower": "keras_towers.towers",
     "save_on_every_rank": "keras_towers.fit.hooks.saving",
-    "strategy": "keras_towers.strategies.registry",
+    "strategy": "keras_towers.strategies",
     "verify": "keras_towers.verification",
     "virtual_towers": "keras_towers.devices",
 }

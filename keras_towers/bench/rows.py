@@ -14,7 +14,7 @@ from itertools import starmap
 from keras_towers.bench import trainers
 from keras_towers.bench.trainers import Trainer, Workload
 from keras_towers.errors import TowerError
-from keras_towers.strategies.registry import STRATEGIES, Registered
+from keras_towers.strategies import STRATEGIES, Registered
 
 _ENGINES = ("byteps", "horovod")
 
@@ -101,7 +101,7 @@ def _registered(name: str, strategy: Registered) -> Row:
     return Row(
         name,
         partial(trainers.in_strategy, name=name, options={}),
-        f"{strategy.path.rpartition(':')[2]}()",
+        f"{strategy.kind}()",
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
         ours=True,
         default=name not in ("noop", "distributed-replicated"),

@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers.building import nvidia, target, toolchain
+from keras_towers.building import nvidia, recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 from keras_towers.errors import TowerError
 
@@ -86,7 +86,7 @@ class BytePS(Recipe):
 
     def processor(self) -> str:
         # It is compiled for this one, and may not run on others.
-        return target.cpu_type()
+        return recipe.cpu_type()
 
     def environment(
         self, variables: dict[str, str], folder: Path, tools: Path

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from keras_towers.building import nvidia, target, toolchain
+from keras_towers.building import nvidia, recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 
 # Known to work with Horovod's setup.py, which dates from 2023.
@@ -104,7 +104,7 @@ class Horovod(Recipe):
         return [*_BUILD_TOOLS, *([] if own_cmake else [_CMAKE])]
 
     def processor(self) -> str:
-        return " ".join(f"-m{flag}" for flag in target.cpu_flags(_CPU_FLAGS))
+        return " ".join(f"-m{flag}" for flag in recipe.cpu_flags(_CPU_FLAGS))
 
     def environment(
         self, variables: dict[str, str], folder: Path, tools: Path
@@ -160,7 +160,7 @@ class Horovod(Recipe):
 
 def _includes(folder: Path) -> list[str]:
     """Include folders for headers that this TensorFlow has elsewhere."""
-    headers = target.tensorflow_folder() / "include"
+    headers = recipe.tensorflow_folder() / "include"
     includes = [
         str(headers / name)
         for name in _EXTRA_INCLUDES

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
 import json
 import os
+import platform
+import re
+import sys
+import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
+from keras_towers import _imports
 from keras_towers.building import toolchain
 from keras_towers.building.toolchain import Tool
 from keras_towers.subprocesses import NoAnswer, ask_python
@@ -89,7 +97,7 @@ class Recipe(ABC):
         return [*common, *self.libraries()]
 
     def key(self) -> dict[str, str]:
-        """Facts that the wheel depends on besides ``target.facts()``."""
+        """Facts that the wheel depends on besides ``target_facts()``."""
         found = {
             name: os.environ[name]
             for name in self.build_variables
@@ -131,3 +139,54 @@ class Recipe(ABC):
         except NoAnswer as error:
             return Found(package.version, tensorflow, False, str(error))
         return Found(package.version, tensorflow, True, parts=parts)
+
+
+_CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping")
+
+
+@functools.cache
+def target_facts() -> dict[str, str]:
+    """Facts that the wheels of all engines depend on."""
+    library = tensorflow_folder() / "libtensorflow_framework.so.2"
+    with library.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    packages = sorted(_imports.packages("tensorflow").items())
+    return {
+        "python": sysconfig.get_config_var("EXT_SUFFIX") or sys.version,
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "tensorflow": ", ".join(map(" ".join, packages)),
+        # Identifies the build of this version, and so its C++ ABI.
+        "tensorflow_library": digest,
+    }
+
+
+def tensorflow_folder() -> Path:
+    """Find TensorFlow without importing it, or raise ``InstallError``."""
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.submodule_search_locations:
+        raise InstallError(
+            "TensorFlow is not installed in this environment, but engines are "
+            "built for it: install the extra keras-towers[cpu] (or [gpu]) "
+            "first."
+        )
+    return Path(list(spec.submodule_search_locations)[0])
+
+
+def cpu_flags(wanted: Iterable[str]) -> list[str]:
+    """The wanted instruction sets that this CPU supports."""
+    flags = _cpu().get("flags", "").split()
+    return [flag for flag in wanted if flag in flags]
+
+
+def cpu_type() -> str:
+    """This CPU as compilers see it: its model and instruction sets."""
+    known = _cpu()
+    model = [known.get(name, "") for name in _CPU_MODEL]
+    sets = " ".join(sorted(known.get("flags", "").split()))
+    return f"{' '.join(model)} {hashlib.sha256(sets.encode()).hexdigest()[:8]}"
+
+
+def _cpu() -> dict[str, str]:
+    first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))

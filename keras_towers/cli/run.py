@@ -19,7 +19,7 @@ from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.tf_job import run_cluster
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.hosts import parse_hostfile, parse_hosts
-from keras_towers.strategies.registry import STRATEGIES, find
+from keras_towers.strategies import STRATEGIES, find
 
 
 def run(

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from keras_towers.launching.job import Job
 from keras_towers.meeting import environments
-from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.meeting.environments import ClusterEnvironment, managers
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.variables import process_environment
 
@@ -56,7 +56,7 @@ def allocated(processes: int | None) -> dict[str, int] | None:
     """The hosts of a cluster's allocation, None where there is none."""
     # A number of processes in an allocation of one host is for that host,
     # however few tasks the manager was asked for.
-    found = environments.allocation()
+    found = managers.allocation()
     if found is None or (processes and len(found[1]) == 1):
         return None
     manager, hosts = found

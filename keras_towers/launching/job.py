@@ -16,8 +16,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.byteps import Servers
 from keras_towers.launching.output import Console
-from keras_towers.launching.ranks import Rank
-from keras_towers.launching.ssh import check_reachable
+from keras_towers.launching.ranks import Rank, check_reachable
 from keras_towers.launching.supervision import (
     OVER_HOROVOD,
     Connected,

@@ -67,12 +67,12 @@ def _refuse_to_train_alone(fitting: str, served: bool) -> None:
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
     from keras_towers.meeting import alone
-    from keras_towers.strategies.registry import STRATEGIES
+    from keras_towers.strategies import STRATEGIES
 
-    name = STRATEGIES[fitting].path.partition(":")[2]
     alone.refuse(
         f"To train one model in all of them, add --strategy {fitting} to "
-        f"`keras-towers run`, or `with kt.{name}():` around fit in the script. "
+        f"`keras-towers run`, or `with kt.{STRATEGIES[fitting].kind}():` "
+        "around fit in the script. "
         "If each is to train a model of its own, give --no-strategy"
         f"{', and -np in place of --ps and --workers' * served}."
     )
@@ -96,12 +96,12 @@ def _connected(
     strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
         if connects:
-            from keras_towers import parameter_servers
+            from keras_towers.parameter_servers.connection import take_role
 
             if towers is not None:
                 _split_cpu(towers, name)
             # While no model has been made yet.
-            parameter_servers.take_role("keras-towers run")
+            take_role("keras-towers run")
         if name is not None:
             strategy = kt.strategy(name, **chosen)
     except kt.TowerError as error:

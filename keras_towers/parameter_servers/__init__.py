@@ -3,12 +3,3 @@
 A task of the role ``ps`` serves; every other one is a client of its own, and
 shares resources with the others by their names.
 """
-
-from keras_towers.parameter_servers.connection import (
-    Connection,
-    connect,
-    take_role,
-)
-from keras_towers.parameter_servers.server import serve
-
-__all__ = ["Connection", "connect", "serve", "take_role"]

@@ -9,6 +9,90 @@ and Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).
 that share weights on parameter servers.
 """
 
-from keras_towers.replicas.counts import ReplicaCounts, Rounds
+from __future__ import annotations
 
-__all__ = ["ReplicaCounts", "Rounds"]
+import dataclasses
+
+from keras_towers.errors import TowerError
+from keras_towers.replicas.accumulators import GRADIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Who computes the gradients that an update averages.
+
+    Attributes:
+        replicas: how many there are, T.
+        aggregate: how many gradients an update averages, R.
+        shared: whether any replica may take any token.
+
+    Raises:
+        TowerError: too many gradients in an update.
+    """
+
+    replicas: int
+    aggregate: int
+    shared: bool
+
+    def __post_init__(self) -> None:
+        if self.replicas * self.most_of_one > GRADIENTS:
+            raise TowerError(
+                f"{self.replicas} replicas, with {self.aggregate} gradients in "
+                f"an update{' and shared tokens' * self.shared}, are too many: "
+                f"at most {GRADIENTS} gradients can be told apart."
+            )
+
+    @property
+    def quotas(self) -> list[int]:
+        """How many gradients of an update each of T replicas computes."""
+        # 1 each if there are replicas to spare, else R in total.
+        if self.replicas >= self.aggregate:
+            return [1] * self.replicas
+        each, more = divmod(self.aggregate, self.replicas)
+        return [each + (index < more) for index in range(self.replicas)]
+
+    @property
+    def most_of_one(self) -> int:
+        """How many gradients of an update one replica computes, at most."""
+        if self.shared:
+            return max(self.aggregate, self.replicas)
+        return max(self.quotas)
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether gradients can come too late."""
+        return self.shared or self.replicas > self.aggregate
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaCounts:
+    """Gradients of each of T replicas, since the beginning of a ``fit``.
+
+    Attributes:
+        updates: how many averages were applied: the global step.
+        used: gradients that entered an average, of each replica.
+        dropped: gradients that came too late and were dropped, of each replica.
+
+    Example:
+        >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:
+        ...     model.fit(x, y)
+        >>> print(strategy.counts)
+        94 updates; used by replica: 94 94 93 12; dropped: 0 0 1 8
+    """
+
+    updates: int
+    used: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+    @classmethod
+    def none(cls, replicas: int) -> ReplicaCounts:
+        """Return the counts of replicas that have done nothing."""
+        return cls(0, (0,) * replicas, (0,) * replicas)
+
+    def __str__(self) -> str:
+        used = " ".join(map(str, self.used))
+        dropped = " ".join(map(str, self.dropped))
+        return (
+            f"{self.updates} updates; used by replica: {used}; "
+            f"dropped: {dropped}"
+        )

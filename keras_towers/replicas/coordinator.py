@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas.counts import ReplicaCounts
+from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.group import Event, Group
 
 NAME = "keras_towers-coordinator"

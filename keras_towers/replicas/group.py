@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.replicas import Rounds
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
-from keras_towers.replicas.counts import Rounds
 from keras_towers.replicas.resources import (
     Functions,
     Queue,

@@ -1,0 +1,174 @@
+"""Strategies by name.
+
+Other packages can add strategies by entry points in the group
+``keras_towers.strategies``, such as ``mine = my_package.module:MyStrategy``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+from keras_towers.errors import CompatibilityError, TowerError
+
+if TYPE_CHECKING:
+    from keras_towers import (
+        AsyncTowerStrategy,
+        BytePSStrategy,
+        DistributedParameterServerStrategy,
+        DistributedReplicatedStrategy,
+        HorovodStrategy,
+        MultiWorkerTowerStrategy,
+        NoOpStrategy,
+        ParameterServerTowerStrategy,
+        SyncReplicasStrategy,
+        TowerStrategy,
+    )
+
+GROUP = "keras_towers.strategies"
+
+
+class Registered(NamedTuple):
+    """A strategy of this package.
+
+    Attributes:
+        kind: the name of its class, in ``keras_towers``.
+        one_process: whether each process of a job would train its own model.
+        roles: the roles of ``TF_CONFIG`` that a job with several processes
+            needs; none if it is not TensorFlow's runtime that connects them.
+    """
+
+    kind: str
+    one_process: bool = True
+    roles: tuple[str, ...] = ()
+
+
+STRATEGIES = {
+    "async": Registered("AsyncTowerStrategy"),
+    "byteps": Registered("BytePSStrategy", one_process=False),
+    "distributed-parameter-server": Registered(
+        "DistributedParameterServerStrategy", False, ("worker", "ps")
+    ),
+    "distributed-replicated": Registered(
+        "DistributedReplicatedStrategy", False, ("worker", "ps")
+    ),
+    "horovod": Registered("HorovodStrategy", one_process=False),
+    "multi-worker": Registered("MultiWorkerTowerStrategy", False, ("worker",)),
+    "noop": Registered("NoOpStrategy"),
+    "parameter-server": Registered("ParameterServerTowerStrategy"),
+    "sync-replicas": Registered(
+        "SyncReplicasStrategy", False, ("worker", "ps")
+    ),
+    "tower": Registered("TowerStrategy"),
+}
+"""The strategies of this package by name."""
+
+
+@overload
+def strategy(name: Literal["tower"], **options: Any) -> TowerStrategy: ...
+@overload
+def strategy(
+    name: Literal["parameter-server"], **options: Any
+) -> ParameterServerTowerStrategy: ...
+@overload
+def strategy(name: Literal["async"], **options: Any) -> AsyncTowerStrategy: ...
+@overload
+def strategy(name: Literal["horovod"], **options: Any) -> HorovodStrategy: ...
+@overload
+def strategy(name: Literal["byteps"], **options: Any) -> BytePSStrategy: ...
+@overload
+def strategy(
+    name: Literal["multi-worker"], **options: Any
+) -> MultiWorkerTowerStrategy: ...
+@overload
+def strategy(
+    name: Literal["distributed-parameter-server"], **options: Any
+) -> DistributedParameterServerStrategy: ...
+@overload
+def strategy(
+    name: Literal["distributed-replicated"], **options: Any
+) -> DistributedReplicatedStrategy: ...
+@overload
+def strategy(
+    name: Literal["sync-replicas"], **options: Any
+) -> SyncReplicasStrategy: ...
+@overload
+def strategy(name: Literal["noop"], **options: Any) -> NoOpStrategy: ...
+@overload
+def strategy(name: str, **options: Any) -> Any: ...
+def strategy(name: str, **options: Any) -> Any:
+    """Create a strategy by name.
+
+    Args:
+        name: one of ``strategy_names()``, such as ``"horovod"``.
+        options: arguments of its class.
+
+    Raises:
+        TowerError: no strategy has this name, the package that adds it is
+            broken, or an option is unknown.
+
+    Example:
+        >>> with keras_towers.strategy("tower", towers=4):
+        ...     model.fit(x, y)
+    """
+    made_by = _load(find(name))
+    # Imports TensorFlow, which the commands that import this module need not.
+    from keras_towers.strategies.options import RENAMED
+
+    known = {name: options[name] for name in options.keys() - RENAMED}
+    try:
+        inspect.signature(made_by).bind(**known)
+    except TypeError as error:
+        given = ", ".join(options)
+        raise TowerError(
+            f"the strategy '{name}' does not take these options: {given} "
+            f"({error})"
+        ) from error
+    return made_by(**options)
+
+
+def strategy_names() -> list[str]:
+    """The names that ``strategy`` accepts."""
+    return sorted({*STRATEGIES, *entry_points(group=GROUP).names})
+
+
+def _load(entry: EntryPoint) -> Callable[..., Any]:
+    """Import the class that an entry point names."""
+    package = entry.dist.name if entry.dist else "keras_towers"
+    says = (
+        f"the strategy '{entry.name}' of the package {package} cannot be "
+        f"created: its entry point '{entry.value}'"
+    )
+    advice = "Fix or uninstall that package, or give another name."
+    try:
+        made_by = entry.load()
+    except CompatibilityError:
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise TowerError(
+            f"{says} cannot be imported ({cause}). {advice}"
+        ) from error
+    if not callable(made_by):
+        raise TowerError(f"{says} is {made_by!r}, not a class. {advice}")
+    return made_by
+
+
+def find(name: str) -> EntryPoint:
+    """Find a strategy by name without importing it."""
+    if not isinstance(name, str):
+        raise TowerError(
+            f"{name!r} is not the name of a strategy: give one of "
+            f"{', '.join(map(repr, strategy_names()))}."
+        )
+    if name in STRATEGIES:
+        return EntryPoint(name, f"keras_towers:{STRATEGIES[name].kind}", GROUP)
+    found = list(entry_points(group=GROUP, name=name))
+    if not found:
+        raise TowerError(
+            f"unknown strategy '{name}'; known are "
+            f"{', '.join(strategy_names())}"
+        )
+    return found[0]

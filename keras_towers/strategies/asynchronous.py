@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_towers import devices as devices_lib
 from keras_towers.replicas.asynchronous.calls import AsyncCalls
-from keras_towers.replicas.asynchronous.staleness import Staleness
+from keras_towers.replicas.asynchronous.threads import Staleness
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import Options, takes_options

@@ -21,8 +21,8 @@ from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
 from keras_towers.replicas.servers.session import CopiesOnTowers
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.distributed import Servers
 from keras_towers.strategies.options import Options, check, takes_options
-from keras_towers.strategies.servers import Servers
 
 Tokens = Literal["per_replica", "shared"]
 """Whether each replica has tokens of its own, or all draw from one queue."""

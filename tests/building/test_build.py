@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from keras_towers import subprocesses
-from keras_towers.building import target, toolchain
-from keras_towers.building.build import build, environment, install
+from keras_towers.building import recipe, toolchain
+from keras_towers.building.build import Shelf, build, environment, install
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found, InstallError
-from keras_towers.building.wheel_cache import Shelf
 from tests.launching.jobs import wait_until
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
@@ -143,7 +142,7 @@ def test_another_wheel_for_every(recipe, change, monkeypatch):
 
 def test_another_wheel_for_every_version_and_processor(monkeypatch):
     before = Shelf(BytePS()).path, Shelf(Horovod()).path
-    monkeypatch.setattr(target, "cpu_type", lambda: "another")
+    monkeypatch.setattr(recipe, "cpu_type", lambda: "another")
     monkeypatch.setattr(Horovod, "version", "0.28.2")
     assert Shelf(BytePS()).path != before[0]
     assert Shelf(Horovod()).path != before[1]
@@ -152,10 +151,10 @@ def test_another_wheel_for_every_version_and_processor(monkeypatch):
 def test_what_a_wheel_is_for():
     import tensorflow as tf
 
-    facts = target.facts()
+    facts = recipe.target_facts()
     assert facts["tensorflow"].endswith(f" {tf.__version__}")
     # What is found without the import is what TensorFlow says itself.
-    headers = target.tensorflow_folder() / "include"
+    headers = recipe.tensorflow_folder() / "include"
     assert str(headers) == tf.sysconfig.get_include()
 
 
@@ -189,7 +188,7 @@ def test_only_a_header_that_has_moved_is_forwarded(
         old = home / "include/tensorflow/compiler/xla/client/xla_builder.h"
         old.parent.mkdir(parents=True)
         old.touch()
-    monkeypatch.setattr(target, "tensorflow_folder", lambda: home)
+    monkeypatch.setattr(recipe, "tensorflow_folder", lambda: home)
     monkeypatch.delenv("CPLUS_INCLUDE_PATH", raising=False)
     variables = environment(Horovod(), tmp_path)
     assert "CPLUS_INCLUDE_PATH" not in variables

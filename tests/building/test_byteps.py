@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_towers.building import target
+from keras_towers.building import recipe
 from keras_towers.building.build import environment
 from keras_towers.building.byteps import BytePS
 
@@ -68,5 +68,5 @@ def test_the_type_of_the_cpu(monkeypatch):
     for flags in ("avx sse", "sse avx", "avx avx2 sse"):
         text = cpu.format(flags) * 2
         monkeypatch.setattr(Path, "read_text", lambda path, text=text: text)
-        types.append(target.cpu_type())
+        types.append(recipe.cpu_type())
     assert types[0] == types[1] != types[2]

@@ -7,7 +7,7 @@ import pytest
 from keras_towers.errors import TowerError
 from keras_towers.launching import discovery
 from keras_towers.launching.discovery import Hosts, from_script
-from keras_towers.launching.ssh import check_reachable
+from keras_towers.launching.ranks import check_reachable
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.launching import script as launch_script
 from keras_towers.meeting import alone
-from keras_towers.strategies.registry import STRATEGIES, Registered
+from keras_towers.strategies import STRATEGIES, Registered
 from tests.kit.training import X, Y, linear
 from tests.launching.jobs import Launched
 
@@ -77,7 +77,8 @@ def under(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, name, None, raising=False)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    entry = Registered(f"{__name__}:loud", one_process=False)
+    monkeypatch.setattr(kt, "loud", loud, raising=False)
+    entry = Registered("loud", one_process=False)
     monkeypatch.setitem(STRATEGIES, "loud", entry)
     script = tmp_path / "script.py"
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.parameter_servers import take_role
 from keras_towers.parameter_servers.connection import (
     Connection,
     naming_lost_servers,
+    take_role,
 )
 
 

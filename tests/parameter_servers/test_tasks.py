@@ -18,7 +18,7 @@ import os, sys, time
 import tensorflow as tf
 from keras_towers import settings
 from keras_towers.meeting import store
-from keras_towers.parameter_servers import take_role
+from keras_towers.parameter_servers.connection import take_role
 settings.NOTICE_S = 0.3
 settings.LOST_S = 1.0
 job = take_role("MyStrategy")

@@ -1,7 +1,7 @@
 """A barrier of workers, one of which dies, comes back and leaves."""
 
-from keras_towers.replicas.barrier import Barrier
 from keras_towers.replicas.resources import Functions
+from keras_towers.replicas.servers.direct import Barrier
 
 DEVICE = "/device:CPU:0"
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.replicas import Rounds
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.counts import Rounds
 from keras_towers.replicas.group import Event, Group
 from tests.kit.leaving import Boom
 

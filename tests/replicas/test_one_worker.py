@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.strategies import servers
+from keras_towers.strategies import distributed
 from tests.exactness import models as m
 from tests.kit.compare import same_model
 from tests.kit.long import some_of
@@ -20,7 +20,7 @@ def strategy(job, monkeypatch):
 
     def make(name="SyncReplicasStrategy", **kwargs):
         connection = job(1).connect(0)
-        monkeypatch.setattr(servers, "take_role", lambda *_: connection)
+        monkeypatch.setattr(distributed, "take_role", lambda *_: connection)
         return getattr(kt, name)(cluster=connection.cluster, **kwargs)
 
     return make

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.strategies import STRATEGIES
 from keras_towers.strategies import options as lib
-from keras_towers.strategies.registry import STRATEGIES
 
 KEYWORDS = (
     lib.StepKeywords,
@@ -39,8 +39,7 @@ def test_what_help_shows():
 def test_the_first_positional_argument_is_the_devices(name):
     if name in ("horovod", "byteps"):
         pytest.importorskip(name)
-    path, _, attribute = STRATEGIES[name].path.partition(":")
-    cls = getattr(__import__(path, fromlist=[attribute]), attribute)
+    cls = getattr(kt, STRATEGIES[name].kind)
     kinds = {n: p.kind for n, p in inspect.signature(cls).parameters.items()}
     positional = [
         n for n, kind in kinds.items() if kind is not inspect._KEYWORD_ONLY

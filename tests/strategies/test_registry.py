@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import keras_towers as kt
-from keras_towers.strategies import registry
+from keras_towers import strategies as registry
 
 pytestmark = pytest.mark.core
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.timeline.advice import advise
 from keras_towers.timeline.measured import Measured, source_of
+from keras_towers.timeline.report import advise
 
 pytestmark = pytest.mark.core
 

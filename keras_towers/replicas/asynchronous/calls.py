@@ -20,21 +20,21 @@ from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
+from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.asynchronous.schedule import (
     ReplicaSchedule,
     UpdateSchedule,
 )
-from keras_towers.replicas.asynchronous.staleness import (
+from keras_towers.replicas.asynchronous.steps import TowerSteps
+from keras_towers.replicas.asynchronous.threads import (
     Staleness,
+    TowerThreads,
     write_staleness,
 )
-from keras_towers.replicas.asynchronous.steps import TowerSteps
-from keras_towers.replicas.asynchronous.threads import TowerThreads
 from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
     add_atomically,
 )
-from keras_towers.replicas.counts import ReplicaCounts, Rounds
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,

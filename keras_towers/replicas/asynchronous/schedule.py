@@ -14,10 +14,10 @@ import tensorflow as tf
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.one_device import home, updating
+from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.counts import ReplicaCounts, Rounds
 from keras_towers.replicas.group import Event, Group
 
 _numbers = itertools.count()

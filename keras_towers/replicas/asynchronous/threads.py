@@ -4,15 +4,67 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous import staleness as staleness_lib
 from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Staleness:
+    """The staleness of the steps of one epoch, in updates.
+
+    Attributes:
+        histogram: number of steps, by staleness.
+
+    Example:
+        >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
+        ...     model.fit(x, y)
+        >>> strategy.staleness.mean
+        2.9
+    """
+
+    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return sum(self.histogram.values())
+
+    @property
+    def mean(self) -> float:
+        """Mean staleness; 0 without steps."""
+        total = sum(value * count for value, count in self.histogram.items())
+        return total / max(self.steps, 1)
+
+    @property
+    def max(self) -> int:
+        """Maximum staleness; 0 without steps."""
+        return max(self.histogram, default=0)
+
+    def __str__(self) -> str:
+        return f"mean {self.mean:.2f}, max {self.max} over {self.steps} steps"
+
+
+def write_staleness(staleness: Staleness, epoch: int) -> None:
+    """Write mean, maximum and histogram of an epoch to TensorBoard."""
+    if not staleness.steps:
+        return
+    values = np.repeat(
+        list(staleness.histogram), list(staleness.histogram.values())
+    )
+    tf.summary.scalar("epoch_staleness_mean", staleness.mean, step=epoch)
+    tf.summary.scalar("epoch_staleness_max", staleness.max, step=epoch)
+    tf.summary.histogram("staleness", values, step=epoch)
+
 
 NAME = "keras_towers-async"
 
@@ -46,7 +98,8 @@ class TowerThreads:
         self._closed = False
         self._begun = False
         self._error: BaseException | None = None
-        self._clock = staleness_lib.Clock()
+        # Steps by how many updates of others each has missed.
+        self._missed: collections.Counter[int] = collections.Counter()
         self._threads: list[threading.Thread] = []
         self.latest: Any = None
 
@@ -97,10 +150,11 @@ class TowerThreads:
                     "stall_shutdown_s=..., in seconds, waits for longer."
                 )
 
-    def take_staleness(self) -> staleness_lib.Staleness:
+    def take_staleness(self) -> Staleness:
         """Return the staleness recorded since the last call."""
         with self._work:
-            return self._clock.take()
+            missed, self._missed = self._missed, collections.Counter()
+        return Staleness(dict(sorted(missed.items())))
 
     def close(self) -> None:
         """End the threads once all batches are done, or dropped by an error."""
@@ -171,13 +225,13 @@ class TowerThreads:
                 return None
             self._busy.add(index)
             self._progress.notify()
-            return *self._waiting.popleft(), self._clock.read()
+            return *self._waiting.popleft(), self._ended_steps
 
     def _ended(self, index: int, result: Any, read: int) -> None:
         with self._work:
             self._busy.discard(index)
+            self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1
-            self._clock.update(read)
             self.latest = result
             self._progress.notify()
 

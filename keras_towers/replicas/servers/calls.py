@@ -22,8 +22,8 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.asynchronous.update import add_atomically
-from keras_towers.replicas.counts import ReplicaCounts, Rounds
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,

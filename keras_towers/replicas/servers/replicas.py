@@ -13,9 +13,9 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.store import value_of
+from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.counts import ReplicaCounts, Rounds
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.workers import FitEnded

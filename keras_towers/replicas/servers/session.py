@@ -19,8 +19,7 @@ from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Gradients
-from keras_towers.replicas import resources
-from keras_towers.replicas.counts import ReplicaCounts
+from keras_towers.replicas import ReplicaCounts, resources
 from keras_towers.replicas.servers.variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.strategies import servers
+from keras_towers.strategies import distributed
 from tests.docs.pages import ROOT, blocks
 from tests.kit.served import Job
 
@@ -144,7 +144,7 @@ def served(make: Callable[[], Any]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         job = Job(f"migration_{next(_jobs)}", 1, patch)
         connection = job.connect(0)
-        patch.setattr(servers, "take_role", lambda *_: connection)
+        patch.setattr(distributed, "take_role", lambda *_: connection)
         written = connection.cluster.written()
         with mock.patch.dict(os.environ, TF_CONFIG=written):
             try:
