@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
 
     class Strategy:
-        """``tf.distribute.Strategy``.
-
-        Whatever has a value on every replica is ``Any``.
-        """
+        """``tf.distribute.Strategy``; a value on every replica is ``Any``."""
 
         @property
         def extended(self) -> Any: ...

@@ -1,15 +1,7 @@
 """Runs one process of a job on its host, and leaves nothing of it behind.
 
-This file runs standalone, as ``python -I -S agent.py``, locally or over ssh.
-It reads one line of JSON, its order, from stdin, starts the command, and exits
-with the command's exit code, 128 + N for signal N. Lines that follow are
-numbers of signals, which it passes on to the command; 0 is none, but a sign of
-life. When stdin closes, because the launcher stops the job, has died, or the
-connection is lost, or when the launcher's host gives no sign of life any more,
-it terminates and then kills the command and all processes that the command
-started. It imports only a little of the standard library: one agent runs per
-rank, and other packages may be found only with the environment that is in the
-order.
+It runs standalone, as ``python -I -S agent.py``, and reads its order, a line of
+JSON, from stdin. Further lines are signals to pass on; 0 is a sign of life.
 """
 
 from __future__ import annotations
@@ -26,6 +18,12 @@ import subprocess
 import sys
 import threading
 import time
+
+# When stdin closes, because the launcher stops the job or has died, or when its
+# host gives no sign of life any more, the command ends with all processes that
+# it started. Only a little of the standard library is imported: one agent runs
+# per rank, and other packages may be found only with the environment that is in
+# the order.
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

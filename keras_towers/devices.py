@@ -81,11 +81,7 @@ Towers: TypeAlias = (
 
 
 def resolve(towers: Towers | None) -> list[str]:
-    """Convert a user's ``towers`` argument to names like ``"/device:GPU:0"``.
-
-    Raises:
-        TowerError: no, too many, repeated or unknown devices.
-    """
+    """Convert a user's ``towers`` to names like ``"/device:GPU:0"``."""
     gpus, cpus = _here("GPU"), _here("CPU")
     split_cpu = bool(_made) and all_on_host(_made)
     visible = cpus if split_cpu else gpus or cpus
@@ -176,13 +172,7 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def canonical(name: str) -> tuple[str, int, int, str | None, int]:
-    """Return job, replica, task, type and index of a device name.
-
-    Missing parts are those of the first device of this process.
-
-    Raises:
-        ValueError: it is not a device name.
-    """
+    """Job, replica, task, type and index of a device, or ``ValueError``."""
     spec = tf.DeviceSpec.from_string(name)
     return (
         spec.job or "localhost",

@@ -1,7 +1,4 @@
-"""Which device holds a variable: the one with the fewest bytes.
-
-Nothing here depends on Keras or creates variables.
-"""
+"""Which device holds a variable: the one with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -183,12 +180,7 @@ class LeastLoadedPlacement:
 
 
 def byte_size(shape: Any, dtype: Any) -> int | None:
-    """The size of a variable in bytes, None if its shape or dtype has none.
-
-    Example:
-        >>> byte_size((784, 512), "float32")
-        1605632
-    """
+    """The size of a variable in bytes, None if its shape or dtype has none."""
     shape, each = tf.TensorShape(shape), tf.as_dtype(dtype).size
     if not shape.is_fully_defined() or not each:
         return None

@@ -44,16 +44,7 @@ def run(
     on_line: Callable[[str], None] = lambda line: None,
     grace_s: float = 10,
 ) -> Ended:
-    """Run a command in its own process group, all of which has ended then.
-
-    Also on Ctrl-C or an error in ``on_line``.
-
-    Args:
-        environment: complete; None: that of this process.
-        log: a file for both streams, combined in ``stdout``.
-        on_line: called with each line of ``stdout`` as it arrives.
-        grace_s: seconds between SIGTERM and SIGKILL.
-    """
+    """Run a command in its own process group, all of which has ended then."""
     # Not pipes: orphaned children of the command would keep them open.
     with tempfile.TemporaryDirectory(
         prefix="keras-towers-", ignore_cleanup_errors=True

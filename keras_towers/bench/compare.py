@@ -32,12 +32,7 @@ _MOST_DEVICES = 8
 
 @dataclass
 class Comparison:
-    """Rows, models and numbers of replicas, and their measurements.
-
-    Attributes:
-        skipped: why other rows are not measured, by name.
-        numbers: of replicas, by where they are.
-    """
+    """Rows, models and numbers of replicas, and their measurements."""
 
     columns: ClassVar[Mapping[str, report.Column]] = report.COLUMNS
 
@@ -63,16 +58,7 @@ class Comparison:
         processes: str | None,
         strategies: str,
     ) -> Self:
-        """Check comma-separated options of a command; look at the machine.
-
-        Args:
-            rows: all rows by name.
-            setting: of all runs.
-            models: names and functions.
-            towers: numbers of devices, or ``"auto"``; None: none.
-            processes: likewise.
-            strategies: names of rows, or ``"default"``.
-        """
+        """Check comma-separated options of a command; look at the machine."""
         sources = _models(models)
         given = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
         numbers = {

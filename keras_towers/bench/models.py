@@ -1,8 +1,7 @@
 """The models of the benchmark: its own, or the user's.
 
-Weights and data that all rows start from are stored once: otherwise Keras would
-draw other initial weights with every backend, and a user's function other data
-in every process.
+Weights and data that all rows start from are stored once: otherwise they would
+differ between backends and processes.
 """
 
 from __future__ import annotations
@@ -71,12 +70,7 @@ def classifier(layers: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Stored:
-    """A model with the initial weights and the data of all rows.
-
-    Attributes:
-        source: one of ``MODELS``, or the user's ``module:function``.
-        folder: of the weights and the data.
-    """
+    """A model with the initial weights and the data of all rows."""
 
     source: str
     folder: Path

@@ -1,7 +1,4 @@
-"""The benchmark's arithmetic and its table.
-
-A result is the JSON entry of one row, for one model and number of replicas.
-"""
+"""The benchmark's arithmetic and its table."""
 
 from __future__ import annotations
 
@@ -40,17 +37,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table, and its explanation below.
-
-    Attributes:
-        factor: by which values are multiplied.
-        ranges: whether the smallest and largest of all repeats are shown.
-    """
+    """A column of the table, and its explanation below."""
 
     title: str
     legend: str
     form: str = "{:.2f}"
     factor: float = 1
+    # Whether the smallest and largest of all repeats are shown.
     ranges: bool = False
 
 
@@ -100,14 +93,7 @@ def summarize(
     samples: Sequence[Sample],
     refused: Mapping[tuple[str, int, str], str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Combine all repeats into one result per row, in the order of samples.
-
-    Each of ``COLUMNS`` is a ``Spread``, or None if not available. Rows are
-    compared with each other within each repeat.
-
-    Args:
-        refused: why rows do not count, by model, replicas and name.
-    """
+    """Combine all repeats into one result per row, in the order of samples."""
     refused = refused or {}
     groups: dict[tuple[str, int, str], list[Sample]] = {}
     for sample in samples:

@@ -29,15 +29,7 @@ class Runs(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train.
-
-    Attributes:
-        engine: the module that connects its processes, if not TensorFlow.
-        alone: whether its processes exchange nothing.
-        bursts: whether towers take their batches in bursts, so that only a
-            mean over several rounds is a meaningful rate.
-        devices: sets a process up for a number of devices, and names them.
-    """
+    """One way to train."""
 
     name: str
     train: Callable[[Workload], AbstractContextManager[Trainer]]
@@ -47,9 +39,13 @@ class Row:
     stock: bool = False
     default: bool = True
     backend: str = "tensorflow"
+    # The module that connects its processes, if not TensorFlow.
     engine: str = ""
     servers: int = 0
+    # Whether its processes exchange nothing.
     alone: bool = False
+    # Whether towers take their batches in bursts, so that only a mean over
+    # several rounds is a meaningful rate.
     bursts: bool = False
     devices: Callable[[str, int], list[str]] = trainers.prepare_devices
 

@@ -69,20 +69,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setting:
-    """The options of all cells.
-
-    Attributes:
-        device: ``"cpu"``, ``"gpu"``, or ``"auto"`` until it is known.
-        batch: examples of a global batch.
-        frameworks: whether frameworks are compared, for which every replica has
-            a core of its own and every step waits for its loss.
-    """
+    """The options of all cells."""
 
     device: str
     batch: int
     steps: int
     timeout_s: float
     repeats: int = 1
+    # Whether every replica has a core of its own, and every step waits for its
+    # loss.
     frameworks: bool = False
     worker: str = "keras_towers.bench.worker"
 
@@ -204,11 +199,7 @@ def own_environment() -> dict[str, str]:
 
 
 def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
-    """Combine the measurements of the processes of a cell.
-
-    Raises:
-        TowerError: gradients were exchanged, but weights differ.
-    """
+    """Combine the measurements of the processes of a cell."""
     pairs = [
         abs(mine - other)
         for rank in ranks

@@ -27,15 +27,7 @@ _FAILED = "The self-test failed; the output of its processes is above."
 def run(
     wanted: Sequence[str], timeout_s: float = 180
 ) -> list[tuple[Finding, str]]:
-    """Train alone and as jobs, on the CPU.
-
-    Args:
-        wanted: of ``OVER``.
-        timeout_s: seconds for each training.
-
-    Returns:
-        Findings, and the output of each training that failed.
-    """
+    """Train alone and as jobs; return findings, and outputs of failures."""
     setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
     found = []
     alone = Sample(Cell(_MODEL, "plain", 1, 0))

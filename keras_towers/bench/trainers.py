@@ -1,8 +1,4 @@
-"""How the rows of the benchmark train, in one of their processes.
-
-TensorFlow is imported inside the functions, so that listing the rows does not
-start it.
-"""
+"""How the rows of the benchmark train, in one of their processes."""
 
 from __future__ import annotations
 
@@ -19,19 +15,15 @@ from keras_towers.bench.models import Stored, Wrap
 
 @dataclass(frozen=True)
 class Workload:
-    """The model, data and devices of one process.
-
-    Attributes:
-        folder: for files that the processes share.
-        devices: the towers of this process; empty: the row chooses.
-        batch: examples of a global batch.
-    """
+    """The model, data and devices of one process."""
 
     model: Stored
     folder: Path
     rank: int
     size: int
+    # Of this process; none: the row chooses.
     devices: Sequence[str]
+    # Examples of a global batch.
     batch: int
     steps: int
 
@@ -60,17 +52,10 @@ class Workload:
 
 @dataclass
 class Times:
-    """Moments of one training, in seconds.
-
-    Attributes:
-        batches: the begins of batches.
-        epochs: the begins of epochs, and the end of training; a custom loop
-            has none, because nothing happens at their end.
-        losses: the loss of each step of the last epoch, if steps wait for it.
-        first_step_s: the seconds until the end of the first batch, likewise.
-    """
+    """Moments of one training, in seconds."""
 
     batches: list[float] = field(default_factory=list)
+    # And the end of training; none in custom loops, where epochs do nothing.
     epochs: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     first_step_s: float | None = None
@@ -78,14 +63,9 @@ class Times:
 
 @dataclass(frozen=True)
 class Trainer:
-    """One process of a row, ready to train.
+    """One process of a row, ready to train."""
 
-    Attributes:
-        train: trains for a number of steps per epoch and of epochs; the last
-            argument says whether every step waits for its loss.
-        choice: the option that the row chose, if it had a choice.
-    """
-
+    # By steps per epoch, epochs, and whether every step waits for its loss.
     train: Callable[[int, int, bool], Times]
     model: Any
     choice: str | None = None

@@ -1,8 +1,4 @@
-"""One process that measures one cell.
-
-Every cell gets fresh processes, because TensorFlow's devices and threads can be
-set only once, and a strategy might affect the next one.
-"""
+"""One process that measures one cell."""
 
 from __future__ import annotations
 
@@ -137,19 +133,9 @@ def measure(
     over: int,
     alone: bool,
 ) -> dict[str, Any]:
-    """Train, and measure the first step, later ones, and what epochs add.
-
-    Args:
-        memory: the growth of memory since before the model was built.
-        over: the number of steps over which each time is averaged.
-        alone: whether processes exchange nothing, and so are not in lockstep.
-
-    Returns:
-        Seconds until the end of the first step; losses of the first steps;
-        milliseconds of every timed step; the per-epoch overhead in seconds, if
-        there are epochs; the growth of memory in megabytes; and a few weights,
-        to check that ranks agree.
-    """
+    """Train, and measure the first step, later ones, and what epochs add."""
+    # Each time is of so many steps (``over``). Processes that exchange nothing
+    # (``alone``) are not in lockstep.
     store = FileStore(work.folder)
 
     def all_left(name: str) -> bool:

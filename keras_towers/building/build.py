@@ -1,7 +1,6 @@
 """Builds an engine for the TensorFlow of this environment, and installs it.
 
-Engines are published only as source. Compiling takes minutes, so wheels are
-cached for all compatible environments on this machine.
+Compiling takes minutes, so wheels are cached for all compatible environments.
 """
 
 from __future__ import annotations

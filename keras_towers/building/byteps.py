@@ -1,8 +1,7 @@
 """The recipe that compiles an unpatched BytePS for a recent TensorFlow.
 
-BytePS 0.2.5 dates from 2021 and takes a GPU for granted. The compiler finds
-what is missing in ``byteps_headers``: names that TensorFlow has dropped, and on
-a machine without a GPU the parts of CUDA and NCCL that BytePS calls.
+BytePS 0.2.5 takes a GPU for granted. What is missing is in ``byteps_headers``:
+names that TensorFlow has dropped, and parts of CUDA and NCCL that it calls.
 """
 
 from __future__ import annotations

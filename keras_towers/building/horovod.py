@@ -1,7 +1,6 @@
 """The recipe that compiles an unpatched Horovod for a recent TensorFlow.
 
-TensorFlow 2.16 and later moved a header that Horovod includes, and put two more
-into separate folders. The compiler is told where they are.
+TensorFlow moved headers that Horovod includes; the compiler is told where.
 """
 
 from __future__ import annotations

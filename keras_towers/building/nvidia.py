@@ -1,7 +1,6 @@
 """NVIDIA's compiler, CUDA runtime and NCCL, for builds for GPUs.
 
-TensorFlow's GPU build brings its own runtime and NCCL as packages of pip. An
-engine has to use the same ones in the same process, so these come first.
+An engine has to use those of TensorFlow in the same process: pip's come first.
 """
 
 from __future__ import annotations

@@ -54,27 +54,22 @@ def put_first(
 
 
 class Recipe(ABC):
-    """The build of one engine, with the options that were chosen.
-
-    Attributes:
-        prefix: of its environment variables.
-        name: the name of its package on PyPI.
-        runtime: the packages it imports, besides TensorFlow.
-        probe: Python code that imports it, and prints ``Found.parts`` as JSON.
-        revision: incremented when the build changes, for new wheels.
-        build_variables: the user's variables that affect the build.
-        overruled: prefixes of variables that contradict the options.
-    """
+    """The build of one engine, with the options that were chosen."""
 
     prefix: ClassVar[str]
     name: ClassVar[str]
     title: ClassVar[str]
     version: ClassVar[str]
     sha256: ClassVar[str]
+    # The packages it imports, besides TensorFlow.
     runtime: ClassVar[tuple[str, ...]]
+    # Python code that imports it, and prints Found.parts as JSON.
     probe: ClassVar[str]
+    # Incremented when the build changes, for new wheels.
     revision: ClassVar[int]
+    # The user's variables that affect the build.
     build_variables: ClassVar[tuple[str, ...]]
+    # Prefixes of variables that contradict the options.
     overruled: ClassVar[tuple[str, ...]]
 
     with_nccl: bool

@@ -1,12 +1,7 @@
 """Models whose optimizer is distributed: compiled, and loaded from files.
 
-An optimizer does not know its model, and Keras makes two decisions in
-``compile`` that cannot be changed later: on a machine with GPUs the step is
-compiled with XLA, which does not support the engines' operations; and under the
-policy mixed_float16 the optimizer is wrapped in one that scales the loss. Also,
-``compile`` rejects an argument that Horovod's examples pass. Therefore, while
-an engine is initialized, ``compile`` is replaced by one that handles these
-cases for models with a distributed optimizer, and otherwise does the same.
+Keras's ``compile`` chooses XLA, which does not support the engines, and wraps
+optimizers to scale losses: it is replaced while an engine is initialized.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Turns an existing optimizer into one that reduces its gradients first.
 
-The optimizer object and its slots stay the same. Only its class changes, to a
-subclass whose ``apply`` reduces the gradients and then calls the original one.
-So clipping, accumulation, loss scaling, weight decay and moving averages see
-the reduced gradient, as in a single process.
+Only its class changes: ``apply`` reduces, and calls the original one. So all
+else that it does sees the reduced gradient, as in a single process.
 """
 
 from __future__ import annotations
@@ -33,22 +31,16 @@ else:  # A mixin for optimizer classes.
 
 
 class Reducer(ABC):
-    """Reduces the gradients of one optimizer over the ranks.
-
-    Attributes:
-        called: what users call the module that made it.
-        local_keys: keys of variables whose gradients are not reduced.
-        local_layers: layers, built or not, whose gradients are not reduced.
-        passes: sums several backward passes; None: each one is applied.
-        scaled_outside: whether a ``LossScaleOptimizer`` wraps the optimizer.
-    """
+    """Reduces the gradients of one optimizer over the ranks."""
 
     called: str
 
     def __init__(self, sparse_as_dense: bool):
         self.local_keys: set[int] = set()
         self.local_layers: list[keras.Layer] = []
+        # Sums several backward passes; None: each one is applied.
         self.passes: Passes | None = None
+        # Whether a LossScaleOptimizer wraps the optimizer.
         self.scaled_outside: bool = False
         self._sparse_as_dense = sparse_as_dense
 
@@ -102,18 +94,7 @@ class Reducer(ABC):
 def distribute(
     optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
 ) -> None:
-    """Make an optimizer reduce its gradients from now on.
-
-    Args:
-        optimizer: what a user gave as an optimizer.
-        reducer: reduces its gradients.
-        passes: what a user gave as ``backward_passes_per_step``.
-        average: update with the mean over the passes instead of the sum.
-
-    Raises:
-        TowerError: an argument is invalid, the optimizer is distributed
-            already, or is made in the scope of a strategy that reduces.
-    """
+    """Make an optimizer reduce its gradients from now on."""
     if not isinstance(optimizer, compat.BaseOptimizer):
         raise TowerError(
             f"{reducer.called}.DistributedOptimizer takes an optimizer of "

@@ -26,17 +26,12 @@ _BEYOND = 2**32 + 2
 
 
 class GradientReducer(Reducer):
-    """Reduces the gradients of one optimizer or tape over the ranks.
+    """Reduces the gradients of one optimizer or tape over the ranks."""
 
-    Horovod matches tensors by name. Names of layers and optimizers differ where
-    one rank has created more models than the others, so those used here count
-    what all ranks do in the same order: the first steps of optimizers, and
-    gradients.
-
-    Args:
-        key: the same on all ranks, and of no other reducer whose reductions
-            may run at the same time; None: a number.
-    """
+    # Horovod matches tensors by name. Names of layers and optimizers differ
+    # where one rank has created more models than the others, so those used here
+    # count what all ranks do in the same order. A key is the same on all ranks,
+    # and of no other reducer whose reductions may run at the same time.
 
     called = "hvd"
     _numbers = itertools.count()

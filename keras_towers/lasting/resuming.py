@@ -29,17 +29,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Kept:
-    """Place of ``fit`` in its epochs, kept with the weights of that moment.
-
-    Attributes:
-        epoch: the epoch, from 0.
-        batch: how many global batches of that epoch were done.
-        seed: determines the order of shuffled examples.
-        epochs: the epochs that were done.
-        history: their logs.
-        metrics: the state of the metrics, if ``batch`` is not 0.
-        lasts: whether it is still there when the process has ended.
-    """
+    """Place of ``fit`` in its epochs, kept with the weights of that moment."""
 
     epoch: int
     batch: int
@@ -87,19 +77,10 @@ class Stored(Kept):
 
 
 class Resuming(ResumesFit):
-    """Keeps the place of ``fit``, and makes ``fit`` go on from there.
+    """Keeps the place of ``fit``, and makes ``fit`` go on from there."""
 
-    If what is kept outlasts the process, SIGTERM and SIGUSR1 end it after the
-    next batch, with exit code 75.
-
-    Args:
-        kept: where it is kept.
-        every: commit after so many batches, and at every epoch's end; None:
-            only there.
-
-    Raises:
-        TowerError: ``every`` is not positive.
-    """
+    # If what is kept outlasts the process, SIGTERM and SIGUSR1 end it after the
+    # next batch, with exit code 75.
 
     def __init__(self, kept: Kept, every: int | None):
         super().__init__()

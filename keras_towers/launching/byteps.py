@@ -1,8 +1,6 @@
 """BytePS's scheduler and servers, beside the ranks of a job.
 
-Each is a ``Rank`` to the launcher: its agent ends it with the job, also if the
-launcher dies. Without one of them the ranks would wait for ever, so that the
-job ends when one does.
+Without one of them the ranks would wait for ever: the job ends when one does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Calls a function that another process has sent, as one rank of a job.
 
-Started by ``kt.launch``, as ``python -P call.py FOLDER``. Function and result
-travel through files in a folder that only this user can open: what is unpickled
-can run any code. Modules are found where the sender finds them, so that this
-file imports none but Python's before it knows where.
+Files in a folder that only this user can open carry it: what is unpickled can
+run any code. Until modules are found as by the sender, only Python's are.
 """
 
 from __future__ import annotations

@@ -56,17 +56,13 @@ def from_script(script: Path, slots: int) -> Discover:
 
 
 class Hosts:
-    """The hosts of an elastic job, oldest first.
-
-    Args:
-        cooldown_s: the shortest and the longest time for which a host is
-            avoided, in seconds; it doubles with each failure.
-    """
+    """The hosts of an elastic job, oldest first."""
 
     def __init__(
         self,
         discover: Discover,
         found: dict[str, int],
+        # The shortest and longest time to avoid a host, doubled with failures.
         cooldown_s: tuple[int, int],
         say: Callable[[str], None],
     ):

@@ -1,14 +1,7 @@
-"""A job whose ranks may come and go.
+"""A job whose ranks may come and go, in rounds.
 
-Its workers train in rounds: one ends when each of them has ended or asks for
-another, and the next one has a worker in every slot that there is then. A host
-where a worker failed is avoided for a while. The first host of the last round,
-which has the training's state, has rank 0 in the next. What a worker does about
-a loss is up to the script (``horovod.common.elastic``).
-
-On one machine alone a worker's failure would thus be the end of the job. There
-every slot stands for a host of its own, 127.0.0.1, 127.0.0.2 and so on: only
-the slot that failed is avoided.
+A round ends when each worker has ended or asks for another; the next one has a
+worker in every slot that there is, and rank 0 where the training's state is.
 """
 
 from __future__ import annotations
@@ -39,18 +32,14 @@ _REMOVED, _ADDED = 1, 2
 
 @dataclass(frozen=True)
 class Elastic:
-    """The limits within which a job may shrink and grow.
-
-    Attributes:
-        most: how many it takes; None: all that there are slots for.
-        divided: whether hosts are slots of this machine.
-        reset_limit: how often ranks may come and go; None: always.
-    """
+    """The limits within which a job may shrink and grow."""
 
     ranks: int
     least: int
     most: int | None
     discover: Discover
+    # Whether hosts are slots of this machine: a worker that fails on the only
+    # machine would be the end of the job, so each slot is a host, 127.0.0.N.
     divided: bool = False
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = 600

@@ -15,12 +15,9 @@ from keras_towers.meeting.variables import process_environment
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
-    """The rank that this process is to be itself, None if it starts ranks.
-
-    Args:
-        processes: how many the user asks for; None: as many as there are. With
-            another number each process of a launcher starts a job of its own.
-    """
+    """The rank that this process is to be itself, None if it starts ranks."""
+    # With another number of processes, each of a launcher starts a job of its
+    # own.
     member = environments.detect()
     if member is None or member.placed or member.alone:
         return None
@@ -30,15 +27,10 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
 def become(
     member: ClusterEnvironment | Cluster, job: Job, *, seeded: bool
 ) -> NoReturn:
-    """Run a job's command instead of this program, as a rank.
-
-    Args:
-        seeded: whether to seed the ranks; without a seed of the job's options
-            by one that they can tell from the job's name.
-    """
+    """Run a job's command instead of this program, as a rank."""
+    # Without a seed of its options, by one that all know: of the job's name.
     seed = job.seed if seeded else None
     if seeded and seed is None:
-        # The ranks have not met yet, but all know the job's name.
         digest = hashlib.sha256(member.identity().encode()).digest()
         seed = int.from_bytes(digest[:4]) >> 1
     environment = {

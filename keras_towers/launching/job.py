@@ -35,18 +35,7 @@ _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 
 @dataclass(frozen=True)
 class Job:
-    """The options of a job.
-
-    Attributes:
-        interface: the network interface of the rendezvous; None: detected.
-        ssh_port: None: as ssh is configured.
-        stall_warning_s: seconds until a waiting rank reports which ranks it
-            waits for; 0: never.
-        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
-        output: a folder for one output file per rank; None: no files.
-        servers: number of BytePS's servers; None: no BytePS.
-        alone: whether the processes may remain unconnected without a notice.
-    """
+    """The options of a job; in seconds, 0 is never."""
 
     command: list[str]
     ranks: int
@@ -60,26 +49,22 @@ class Job:
     grace_s: int = 30
     verbose: bool = False
     launcher: str = "keras-towers run"
+    # Of BytePS; None: without it.
     servers: int | None = None
+    # Whether the processes may remain unconnected without a notice.
     alone: bool = False
 
 
 class Running:
-    """The console, the store and the processes of a job.
-
-    In its block, signals to the launcher are events; all processes end with it.
-
-    Attributes:
-        events: a ``Rank`` that has ended, ``Connected``, the number of a signal
-            or, where output cannot be written, the ``OSError``.
-        undo: what the job used here, until its processes have ended.
-    """
+    """The console, the store and the processes of a job."""
 
     def __init__(self, job: Job, hosts: Iterable[str]):
         self.job = job
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote, job.ssh_port)
         self.address, self._interface = meeting_point(job.interface, remote)
+        # A rank that has ended, Connected, the number of a signal, or the
+        # OSError where output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.processes: list[Rank] = []
         self.undo = contextlib.ExitStack()

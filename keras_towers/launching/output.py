@@ -104,11 +104,7 @@ class Sink:
 
 
 class Console:
-    """The launcher's own streams, shared by all ranks.
-
-    Args:
-        folder: where each rank's output is also written; None: nowhere.
-    """
+    """The launcher's own streams, shared by all ranks, maybe also in files."""
 
     def __init__(
         self,
@@ -163,17 +159,11 @@ class Console:
 
 
 class Tagger:
-    """Splits the bytes of one stream of a rank into tagged lines.
-
-    It works on bytes, so it can neither split a character nor fail to decode.
-
-    Args:
-        known: information of TensorFlow that is not written again; None: all is
-            written.
-    """
+    """Splits the bytes of one stream of a rank into tagged lines."""
 
     def __init__(self, sink: Sink, tag: bytes, known: set[bytes] | None = None):
         self.tail: bytes = b""
+        # TensorFlow's information that is not written again; None: all is.
         self._known = known
         self._sink = sink
         self._tag = tag

@@ -34,14 +34,7 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
 class Rank:
-    """A process of a job; its agent ends it with all of its children.
-
-    Args:
-        name: the tag of its output lines; None: untagged output.
-        command: None: the job's.
-        local_size: how many processes share the machine's cores.
-        serves: whether the job may end before it does.
-    """
+    """A process of a job; its agent ends it with all of its children."""
 
     def __init__(
         self,
@@ -55,6 +48,8 @@ class Rank:
         local_size: int = 1,
         serves: bool = False,
     ):
+        # Without a name output is not tagged; the job may end before one that
+        # serves.
         self.name, self.index, self.serves = name, index, serves
         self.host: str | None = None if is_local(host) else host
         self.code: int | None = None

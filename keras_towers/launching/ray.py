@@ -1,8 +1,6 @@
 """Makes the workers of Ray Train the ranks of a job.
 
-Worker 0 opens the rendezvous server in its own process, whose end is the job's;
-Ray tells the others where it is. A group that Ray starts again, after a worker
-was lost, meets anew.
+Worker 0 opens the rendezvous server in its own process, whose end is the job's.
 """
 
 # Ray is optional.

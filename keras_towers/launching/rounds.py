@@ -1,9 +1,7 @@
 """The rounds of an elastic job: who takes part, and who is there.
 
-A process that cannot reach another one while Horovod connects is lost: an
-exception in a C++ thread ends it. So nobody is told a rank before all workers
-of the round have come to ask for theirs. If one dies before that, the others
-never notice: they are told of the round after it, without the dead one.
+Whom a rank cannot reach while Horovod connects kills it, in a C++ thread. So
+nobody is told a rank before all workers of the round have come to ask.
 """
 
 from __future__ import annotations
@@ -24,12 +22,7 @@ def key_of(slot: Slot) -> str:
 
 
 class Rounds:
-    """Tells each worker its rank when all of its round are there.
-
-    Attributes:
-        plan: the slot of each worker of the round, by key.
-        ended: the keys of workers whose process has ended in it, in order.
-    """
+    """Tells each worker its rank when all of its round are there."""
 
     def __init__(self, on_left: Callable[[], None]):
         self._on_left = on_left

@@ -1,10 +1,7 @@
-"""Runs a script as one rank of a job.
+"""Runs a script as one rank of a job, as under ``python script.py``.
 
-Started by ``keras-towers run``. With ``--strategy NAME`` the script runs inside
-a strategy; with ``--fitting NAME`` it has to have one that connects processes,
-such as the one of that name. It runs as under ``python script.py``: with its
-arguments, its folder on the path, and itself as ``__main__``; tracebacks of its
-errors start in the script.
+With ``--strategy NAME`` it runs inside a strategy; with ``--fitting NAME`` it
+has to have one that connects processes, such as the one of that name.
 """
 
 from __future__ import annotations

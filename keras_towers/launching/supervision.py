@@ -44,12 +44,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job.
-
-    Attributes:
-        cause: the rank that failed, the signal that stopped the launcher, or
-            why the ranks' output cannot be written; None: it succeeded.
-    """
+    """The end of a job; its cause is None if it succeeded."""
 
     code: int = 0
     cause: Rank | int | OSError | None = None

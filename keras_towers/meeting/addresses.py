@@ -84,11 +84,7 @@ def own_address_towards(address: str) -> str:
 def meeting_point(
     interface: str | None, remote: Iterable[str]
 ) -> tuple[str, str | None]:
-    """The rendezvous address, and the interface of each rank if known.
-
-    Args:
-        interface: the one to use; None: detected.
-    """
+    """The rendezvous address, and the interface of each rank if known."""
     if interface:
         known = {
             name: entry.address
@@ -139,11 +135,7 @@ def own_address(environment: ClusterEnvironment) -> str:
 
 
 def bound_to(address: str) -> str:
-    """An address of this machine to listen at; empty for all of them.
-
-    Args:
-        address: of this machine for the others; may be a service's name.
-    """
+    """An address of this machine to listen at; empty for all of them."""
     try:
         return resolve(address) if is_local(address) else ""
     except TowerError:

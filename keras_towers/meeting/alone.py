@@ -11,11 +11,7 @@ _advice: str | None = None
 
 
 def refuse(advice: str) -> None:
-    """Refuse training in this process until it has met others.
-
-    Args:
-        advice: how to connect them, or how to permit it.
-    """
+    """Refuse training in this process until it has met others."""
     global _advice
     _advice = advice
 

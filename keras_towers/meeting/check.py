@@ -39,11 +39,7 @@ class Peers(Protocol):
     def local_size(self) -> int: ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Gather values from all ranks on all ranks; eager only.
-
-        ``keras_towers.transport.plain`` says which values. It does so for any
-        transport, and unpickles nothing.
-        """
+        """Gather values from all ranks on all ranks, eagerly; no pickles."""
         ...
 
 
@@ -111,11 +107,7 @@ _SAME: dict[str, int | None] = {
 
 @functools.cache
 def facts(engine: str = "") -> dict[str, str]:
-    """What this process runs, and what should be the same on all ranks.
-
-    Args:
-        engine: ``"Horovod"``, ``"BytePS"`` or neither.
-    """
+    """What this process runs, which should be the same on all ranks."""
     import keras_towers
 
     found = {
@@ -148,11 +140,7 @@ def compare(
     *,
     warns: bool = True,
 ) -> None:
-    """Compare the facts of two ranks.
-
-    Raises:
-        TowerError: they may not train alike.
-    """
+    """Compare the facts of two ranks, and refuse what may not train alike."""
     refused, warned = [], []
     for name in dict.fromkeys((*mine, *its)):
         parts = _SAME.get(name)
@@ -181,11 +169,7 @@ def compare(
 
 
 def introduce(engine: str) -> None:
-    """Compare this rank with the one of its job that has come first.
-
-    Raises:
-        TowerError: they may not train alike.
-    """
+    """Compare this rank with the one of its job that has come first."""
     # Before the engine connects, which other versions of it may not survive.
     # Nobody waits: so does a worker that joins an elastic job, and the others
     # need not know of it.

@@ -1,8 +1,7 @@
 """Servers of TensorFlow that take connections to their own address only.
 
-TensorFlow's server listens at its port on every interface, whatever address it
-is given, and asks nobody who they are. A filter in the kernel drops what comes
-to another address.
+TensorFlow's server listens on every interface, and asks nobody who they are. A
+filter in the kernel drops what comes to another address.
 """
 
 from __future__ import annotations

@@ -15,11 +15,7 @@ _NOTICE_GROWTH = 4
 
 
 class Liveness:
-    """The time of the last sign of life of each rank; at first all are alive.
-
-    Args:
-        sign: the last sign of a rank, another one each time; None: none.
-    """
+    """The time of the last sign of life of each rank; at first all live."""
 
     def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
         self._sign = sign
@@ -51,12 +47,7 @@ class Liveness:
 def waiting(
     limit_s: float | None, pause_s: float, heard: Collection[float] = ()
 ) -> Iterator[float]:
-    """Loop with pauses; yield the seconds since the beginning if to be told.
-
-    Args:
-        limit_s: seconds from the beginning, or from what was heard last; None:
-            for ever.
-    """
+    """Loop with pauses; yield the seconds since the beginning if to be told."""
     begun = time.monotonic()
     limit_s = math.inf if limit_s is None else limit_s
     notice_s = settings.NOTICE_S
@@ -69,13 +60,7 @@ def waiting(
 
 
 class AnswerWatch(threading.Thread):
-    """Asks processes at every beat, and calls once if some do not answer.
-
-    Args:
-        answers: whether one of them answers; takes two seconds at most.
-        limit_s: seconds without an answer.
-        lost: called with those that have not answered for so long.
-    """
+    """Asks processes at every beat; calls ``lost`` once if some are silent."""
 
     def __init__(
         self,

@@ -1,9 +1,7 @@
 """A process beside each rank that met the others by itself.
 
-It gives the rank's signs of life. A rank's own threads stand still while one of
-them holds Python's lock, and who stands still is not gone: so the signs come
-from a process that has nothing else to do, and ends with the rank. Beside rank
-0 it serves the job's store, too, and says there who is lost.
+It gives the rank's signs of life, since a rank's own threads stand still while
+one of them holds Python's lock. Beside rank 0 it serves the job's store, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The rendezvous of ranks that another launcher has started.
 
 Rank 0 opens the job's store in a process beside it, and every rank introduces
-itself there. When all have come, rank 0 says who has which slot, and each sets
-the variables with which ``keras-towers run`` would have started it. Rank 0's
-address and the job's secret are in a private file, or given by the user.
+itself there; its address is in a private file, or given by the user.
 """
 
 from __future__ import annotations

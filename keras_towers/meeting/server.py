@@ -1,9 +1,7 @@
 """The server of a job's store, on one address, for the job's own processes.
 
-It answers as Horovod's does, whose clients ask it: ``PUT /scope/key`` leaves a
-value, ``GET`` reads it, ``DELETE`` says that the asking rank needs it no more.
-``POST``, which Horovod's does not know, leaves a value where there is none, and
-reads what is there. No file is ever served.
+It answers as Horovod's does, whose clients ask it, too. ``POST`` is ours: it
+leaves a value where there is none, and reads what is there.
 """
 
 from __future__ import annotations
@@ -45,14 +43,6 @@ _READ_AT_MOST = 64 << 10
 
 class StoreServer(ThreadingHTTPServer):
     """A job's store, as a ``Store`` for the process that serves it.
-
-    On loopback, only users of this machine can get at the job, and without its
-    secret they are refused.
-
-    Args:
-        address: the address of this machine to listen at; empty: all.
-        port: where to listen; 0: anywhere.
-        secret: the job's; None: a new one.
 
     Attributes:
         on_connected: called with the rank of each process that meets the

@@ -79,11 +79,7 @@ class Endpoint:
 
 
 class StoreClient:
-    """The store of another process.
-
-    Args:
-        secret: the job's; None under a launcher that has none.
-    """
+    """The store of another process; no secret under Horovod's launcher."""
 
     def __init__(self, url: str, secret: str | None = None):
         self._url = url
@@ -109,11 +105,7 @@ class StoreClient:
     def read(
         self, scope: str, key: str, timeout_s: float | None = None
     ) -> bytes | None:
-        """Read the bytes of a key, None if there are none.
-
-        Args:
-            timeout_s: seconds to wait for the answer; None: for ever.
-        """
+        """Read the bytes of a key, None if there are none."""
         try:
             return self._ask("GET", scope, key, b"", timeout_s)
         except urllib.error.HTTPError as error:
@@ -233,6 +225,9 @@ def new_secret() -> str:
 
 def token(secret: str) -> str:
     """The beginning of every path; tells nothing of the secret."""
+    # Horovod's C++ code cannot sign its requests. But it puts "http://", the
+    # host's name, the port and the path together as text: a token behind the
+    # host's name is in all paths.
     return _digest(secret, b"token")
 
 

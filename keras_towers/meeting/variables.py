@@ -52,11 +52,7 @@ def job_environment(
     seed: int | None = None,
     elastic: bool = False,
 ) -> dict[str, str]:
-    """Variables for every rank of a job over Horovod or BytePS.
-
-    Args:
-        interface: the network interface between the ranks; None: not known.
-    """
+    """Variables for every rank of a job over Horovod or BytePS."""
     host, port = endpoint.address, endpoint.port
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     if direct != "*":  # It means all only where it stands alone.
@@ -99,12 +95,7 @@ def rank_environment(
     stall_warning_s: int,
     stall_shutdown_s: int,
 ) -> dict[str, str]:
-    """The environment of a rank that no agent has started, computed there.
-
-    Args:
-        towards: the address of another rank.
-        sharing: how many ranks share the cores; None: all of the machine.
-    """
+    """The environment of a rank that no agent has started, computed there."""
     environment = {
         **os.environ,
         **job_environment(

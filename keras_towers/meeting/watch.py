@@ -1,10 +1,7 @@
 """Signs of life of a job's ranks, and the ranks that this one waits for.
 
-Horovod 0.28.1's own stall inspector knows no ranks where it runs over Gloo
-(``gloo_controller.cc`` reserves room for their list and leaves it empty), and
-so never finds one missing. This one watches what Python sees: every rank leaves
-word of how far it has come in the job's store, and one that has stood still for
-long reads what the others have left.
+Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
+over Gloo. Here every rank leaves word in the store of how far it has come.
 """
 
 from __future__ import annotations
@@ -75,12 +72,7 @@ def _at(place: Progress) -> str:
 
 
 class StallWatch(threading.Thread):
-    """Warns when this rank waits for others, and ends it at last.
-
-    Args:
-        warning_s: seconds of standing still until the others are looked at.
-        shutdown_s: seconds until the process ends, and so the job; 0: never.
-    """
+    """Warns when this rank waits for others, and ends it at last; 0: never."""
 
     def __init__(
         self,

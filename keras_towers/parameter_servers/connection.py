@@ -40,12 +40,7 @@ _connection: Connection | None = None
 def connect(
     cluster: Cluster | None = None, timeout_s: float | None = None
 ) -> Connection:
-    """Connect this worker with all parameter servers; once per process.
-
-    Args:
-        cluster: None: the one that ``TF_CONFIG`` describes.
-        timeout_s: seconds to wait for the servers; None: for ever.
-    """
+    """Connect this worker with all parameter servers; once per process."""
     # It waits until all of them are there, and says which ones are not. It has
     # to be done before TensorFlow starts: before the first model is made.
     global _connection
@@ -101,11 +96,7 @@ class Dropped:
 
 
 class Connection:
-    """A worker's connection with the parameter servers of its job.
-
-    Attributes:
-        store: the job's, on parameter server 0; its errors name lost servers.
-    """
+    """The connection of a worker with the parameter servers of its job."""
 
     def __init__(self, cluster: Cluster, timeout_s: float | None = None):
         self.cluster = cluster
@@ -227,12 +218,7 @@ def take_role(
     cluster: Cluster | None = None,
     timeout_s: float | None = None,
 ) -> Connection:
-    """Serve if this process is a ps task, connect with them if it trains.
-
-    Args:
-        cluster: None: the one that ``TF_CONFIG`` describes.
-        timeout_s: seconds to wait for the ps tasks; None: for ever.
-    """
+    """Serve if this process is a ps task, connect with them if it trains."""
     # One script serves all machines: in a ps task this function does not
     # return: the process ends, with exit code 0, when training has.
     cluster = cluster or tf_config.required()

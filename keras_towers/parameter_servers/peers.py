@@ -17,17 +17,7 @@ from keras_towers.transport import plain
 
 
 class ServerPeers:
-    """The workers of a job as ``Peers``: of values only, not of tensors.
-
-    What a worker has told stays on parameter server 0. A worker that has died
-    and comes back, and runs the same program again, is told what the others
-    were, without waiting for them.
-
-    Args:
-        connection: this worker's.
-        prefix: begins the names of what a strategy's workers share.
-        stall_shutdown_s: how long to wait for a worker.
-    """
+    """The workers of a job as ``Peers``: of values only, not of tensors."""
 
     name = "TensorFlow's parameter servers"
 

@@ -1,8 +1,4 @@
-"""TensorFlow's runtime over several processes.
-
-Each process of a job is a client of its own: it runs operations and functions
-on the devices of the parameter servers, where resources are shared by name.
-"""
+"""TensorFlow's runtime over several processes, each a client of its own."""
 
 from __future__ import annotations
 
@@ -75,12 +71,7 @@ def run(
     look: Callable[[], None] | None = None,
     arguments: Sequence[tf.Tensor] = (),
 ) -> list[Any]:
-    """Run a concrete function that may block; Ctrl-C ends it.
-
-    Args:
-        timeout_s: seconds until it is cancelled; None: never.
-        look: called every 2 s until it is done; what it raises cancels it.
-    """
+    """Run a concrete function that may block, calling ``look`` every 2 s."""
     manager = compat.CancellationManager()
     outputs: list[Any] = []
     errors: list[BaseException] = []

@@ -19,18 +19,11 @@ _NAME = "keras_towers/store"
 
 
 class ServerStore:
-    """A ``Store`` on a parameter server.
+    """A ``Store`` on a parameter server, which lives as long as the server."""
 
-    A value stays for as long as the server lives: no process that dies takes it
-    along. Keys differ in data only, so that a server keeps two functions of
-    each process for all of them. A server that does not answer is a
-    ``TowerError``, one that cannot be reached a ``tf.errors.OpError``.
-
-    Args:
-        device: of the server.
-        around: makes a block that turns errors of ``get`` and ``put`` into
-            others.
-    """
+    # Keys differ in data only, so that a server keeps two functions of each
+    # process for all of them. A server that does not answer is a TowerError,
+    # one that cannot be reached a tf.errors.OpError.
 
     def __init__(
         self,
@@ -67,12 +60,7 @@ def value_of(read: Any) -> Any:
 
 
 def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
-    """Run a concrete function that has nothing to wait for, on one server.
-
-    Raises:
-        TowerError: the server does not answer.
-        tf.errors.OpError: it cannot be reached.
-    """
+    """Run a function that need not wait; ``TowerError`` if nobody answers."""
     try:
         return run(function, settings.ANSWER_S, arguments=arguments)
     except TimeoutError:

@@ -1,12 +1,8 @@
 """Replicas of a model that keep in step, or do not, and where they meet.
 
-This folder's own files are the round of replicas without any model, the parts
-of ``tf.compat.v1.train.SyncReplicasOptimizer``: replicas push gradients into
-accumulators and wait for tokens; one thread takes the average of enough
-gradients, has it applied, and hands out new tokens (Chen, Pan, Monga, Bengio
+The files of this folder itself are the round of replicas without any model, the
+parts of ``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio
 and Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016).
-``asynchronous/`` has the replicas of one process, ``servers/`` those of several
-that share weights on parameter servers.
 """
 
 from __future__ import annotations
@@ -19,16 +15,7 @@ from keras_towers.replicas.accumulators import GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Who computes the gradients that an update averages.
-
-    Attributes:
-        replicas: how many there are, T.
-        aggregate: how many gradients an update averages, R.
-        shared: whether any replica may take any token.
-
-    Raises:
-        TowerError: too many gradients in an update.
-    """
+    """Who computes the R gradients of an update: T replicas, by tokens."""
 
     replicas: int
     aggregate: int

@@ -60,14 +60,7 @@ class Accumulator:
     def push(
         self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
     ) -> tf.Operation:
-        """Add a gradient, computed since so many averages had been taken.
-
-        Args:
-            grad: the gradient.
-            step: the number of averages.
-            number: tells a sparse one from all others of the average, 0 to
-                ``GRADIENTS`` - 1.
-        """
+        """Add a gradient of a step; a sparse one has a number of its own."""
         grad = tf.cast(tf.convert_to_tensor(grad), self._spec.accumulated)
         with tf.device(self._spec.device):
             return tf.raw_ops.ResourceAccumulatorApplyGradient(

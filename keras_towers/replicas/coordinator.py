@@ -35,14 +35,7 @@ class Coordinator(threading.Thread):
         tell: Callable[[Event], None] | None = None,
         limit_s: float | None = None,
     ):
-        """Create the thread.
-
-        Args:
-            until_left: once so many replicas have left, the others are told
-                to end; None: they go on by themselves.
-            tell: tells the thread of an event; None: by the group.
-            limit_s: how long to wait for the thread; None: for ever.
-        """
+        """Create the thread; all end once ``until_left`` replicas have left."""
         super().__init__(name=NAME, daemon=True)
         self._group = group
         self._aggregate = group.rounds.aggregate

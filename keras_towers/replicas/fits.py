@@ -19,12 +19,7 @@ from keras_towers.replicas import ReplicaCounts, Rounds
 
 
 class DroppedGradients:
-    """The gradients dropped in each epoch of one ``fit``, for logs.
-
-    Args:
-        rounds: who computes gradients.
-        counts: returns what has become of the gradients of the ``fit`` so far.
-    """
+    """Gradients that were dropped in each epoch of one ``fit``, for logs."""
 
     def __init__(self, rounds: Rounds, counts: Callable[[], ReplicaCounts]):
         self._rounds = rounds
@@ -34,12 +29,7 @@ class DroppedGradients:
 
     @contextlib.contextmanager
     def told(self, name: str, given: dict[str, Any]) -> Iterator[None]:
-        """Write what the ``fit`` in a block drops; say it at the end.
-
-        Args:
-            name: of the strategy.
-            given: the arguments of ``fit``.
-        """
+        """Write what the ``fit`` in a block drops; say it at the end."""
         with_writer(given, self._write)
         yield
         counts = self._counts()

@@ -45,12 +45,11 @@ class Event(enum.IntEnum):
 
 
 class Group:
-    """The replicas of a model, on the device where they meet.
+    """The replicas of a model, on the device where they meet."""
 
-    A token is the right to push one gradient. Its number is the global step for
-    which it was handed out. ``start`` to ``advance`` are operations, part of a
-    ``tf.function``; the other methods run by themselves.
-    """
+    # A token is the right to push one gradient; its number is the global step
+    # for which it was handed out. ``start`` to ``advance`` are operations, part
+    # of a tf.function; the other methods run by themselves.
 
     def __init__(
         self,
@@ -95,12 +94,7 @@ class Group:
         return other
 
     def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
-        """Begin to compute a gradient with the weights there are now.
-
-        Args:
-            replica: the replica, 0 to T - 1.
-            token: what it has; None for its first gradient.
-        """
+        """Begin to compute a gradient with the weights there are now."""
         local, _ = self._of(replica)
         with tf.device(self._device):
             # Its own token may have been handed out long ago.
@@ -155,11 +149,7 @@ class Group:
                 return tf.identity(step)
 
     def take(self, count: tf.Tensor) -> tf.Tensor:
-        """Wait for at least so many arrivals, and take all there are.
-
-        Returns:
-            Shape [T]: how many of each replica.
-        """
+        """Wait for so many arrivals, and take all: of shape [T], by replica."""
         with tf.device(self._device):
             arrivals: Any = self._arrivals.take(count)
             return tf.cast(arrivals, tf.int64)

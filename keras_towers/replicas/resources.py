@@ -1,8 +1,6 @@
 """Resources of TensorFlow's runtime, found by name.
 
-A resource of a name lives on its device as long as the process that owns the
-device, or until it is destroyed; every process that is connected to it can get
-a handle by the same name.
+They live on their device until they are destroyed, or its process ends.
 """
 
 from __future__ import annotations

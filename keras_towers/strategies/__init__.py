@@ -31,17 +31,12 @@ GROUP = "keras_towers.strategies"
 
 
 class Registered(NamedTuple):
-    """A strategy of this package.
-
-    Attributes:
-        kind: the name of its class, in ``keras_towers``.
-        one_process: whether each process of a job would train its own model.
-        roles: the roles of ``TF_CONFIG`` that a job with several processes
-            needs; none if it is not TensorFlow's runtime that connects them.
-    """
+    """A strategy of this package, by its class's name in ``keras_towers``."""
 
     kind: str
+    # Whether each process of a job would train its own model.
     one_process: bool = True
+    # Those of TF_CONFIG that a job on TensorFlow's runtime needs.
     roles: tuple[str, ...] = ()
 
 

@@ -53,17 +53,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     A constructor calls that of this class, which makes ``_config``, and then
     ``_compose`` with an update and calls of its own, if it has any.
-
-    Args:
-        devices: the towers of this process.
-        options: those that strategies have in common.
-        transport: connects the processes within a step; None: there is one.
-        others: as for ``TowerConfig``.
-        gradient_factor: as for ``TowerConfig``.
-        replicas_are_called: the word for a replica in messages.
-
-    Attributes:
-        mode: how the towers work together.
     """
 
     # The mode, where it is not how gradients are summed.

@@ -31,11 +31,7 @@ _numbers = itertools.count()
 
 
 class Servers:
-    """Connects a strategy with the parameter servers of its job.
-
-    In a task of the role ``ps`` creating one serves, and ends the process when
-    training has ended.
-    """
+    """Connects a strategy with the parameter servers of its job, or serves."""
 
     def __init__(
         self,

@@ -1,18 +1,7 @@
 """``keras.distribution`` on the TensorFlow backend.
 
-Every call of ``fit``, ``evaluate``, ... under a ``DataParallel`` runs in the
-scope of a strategy with its devices. The models stay on the towers between the
-calls, so that nothing is placed or traced again, and are ordinary ones as soon
-as another distribution, or None, is set.
-
-``keras.distribution.initialize()`` joins the job that a launcher started. Its
-devices are then those of all ranks, numbered as on Keras's other backends: rank
-0's first.
-
-Example:
-    >>> import keras_towers
-    >>> keras.distribution.set_distribution(keras.distribution.DataParallel())
-    >>> model.fit(x, y)
+Under a ``DataParallel`` models stay on the towers between calls, until another
+distribution is set; after ``initialize()`` devices are those of all ranks.
 """
 
 from __future__ import annotations

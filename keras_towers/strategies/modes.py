@@ -47,13 +47,7 @@ def _two_groups(devices: Sequence[str]) -> str | None:
 
 
 class ModeEntry(NamedTuple):
-    """A mode that a user can select.
-
-    Attributes:
-        make: creates the reduction for the devices.
-        obstacle: returns the reason why it cannot run there, or None.
-        note: returns an addition to the reason, from the reduction.
-    """
+    """A mode that a user can select; its obstacle here is None or a reason."""
 
     make: Callable[[Sequence[str]], reduction.Reduction]
     obstacle: Callable[[Sequence[str]], str | None] = _always
@@ -89,14 +83,7 @@ def choose(
     wanted: ModeName | None,
     packer: reduction.GradientPacker | bool | None = None,
 ) -> Mode:
-    """Choose the reduction for devices; warn if the wanted one cannot run.
-
-    The default is ``cpu`` if all towers are on the host, so that gradients are
-    summed where the weights are updated. On GPUs it is ``hierarchical`` for
-    eight (as on a DGX-1) and ``nccl`` for other numbers, as in tensorpack's
-    replicated trainer, or ``gpu`` if NCCL cannot run. On the host, packing
-    costs more than it saves.
-    """
+    """Choose the reduction for devices; warn if the wanted one cannot run."""
     on_host = devices_lib.all_on_host(devices)
     if wanted is None:
         name, reason = _default(devices, on_host)
@@ -120,6 +107,7 @@ def choose(
 
 
 def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
+    # On GPUs as in tensorpack's replicated trainer.
     if len(devices) == 1:
         return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
     if on_host:

@@ -25,21 +25,7 @@ PARTS = {
 
 
 class Host(keras.callbacks.Callback):
-    """Times of one ``fit`` in Python; its callbacks run before all others.
-
-    Times are in seconds since 1970.
-
-    Attributes:
-        count: the number of calls.
-        traces: how many of them traced the step.
-        traced: the begins of those of them that are kept.
-        others: validation and the callbacks that end epochs: their names,
-            begins and ends.
-        seconds: of all ``PARTS``; steps with the callbacks after. The time
-            between epochs is known when ``fit`` has ended.
-        first_validation: seconds of the first validation, which is traced.
-        whole: seconds of ``fit``.
-    """
+    """Times of one ``fit`` in Python, in seconds since 1970."""
 
     async_safe: bool = True
 
@@ -48,12 +34,7 @@ class Host(keras.callbacks.Callback):
         self.restart(kept, traces)
 
     def restart(self, kept: int, traces: Callable[[], int]) -> None:
-        """Begin another ``fit``.
-
-        Args:
-            kept: of how many calls to keep the times: the last ones.
-            traces: returns the number of traces of the step so far.
-        """
+        """Begin another ``fit``."""
         self.count: int = 0
         self.traces: int = 0
         self.traced: deque[float] = deque(maxlen=kept)

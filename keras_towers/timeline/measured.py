@@ -27,23 +27,18 @@ _RARE = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Measurements of a ``fit``, and its conditions.
+    """Measurements of a ``fit``, and its conditions; times are in seconds.
 
     Attributes:
-        phases: mean seconds of a step in each phase.
-        names: of the towers.
+        phases: means of a step in each phase.
         medians: as ``phases``, but medians; empty: the same.
         seconds: of the parts of ``fit``, as ``host.PARTS``.
-        whole: seconds of ``fit``.
-        first_validation: seconds of the first validation, which is traced.
-        strategy: the class name of the strategy.
-        options: the arguments that its class takes.
+        first_validation: of the first validation, which is traced.
         cores: of the towers of a process; None: these are on accelerators.
-        towers: number of towers of a process.
         traces: number of calls that traced the step, and their seconds.
         busy: the fraction of the time that towers without a common step were in
             one; None: they have a common step.
-        of_towers: mean seconds of each tower, by phase.
+        of_towers: means of each tower, by phase.
         steps: the number of steps in the phases, and of all.
         missing: measurements that are missing, and why; empty: none.
     """
@@ -116,14 +111,7 @@ def summarise(
     config: TowerConfig | None,
     x: Any,
 ) -> Measured:
-    """Summarise the measurements of ranks with the same steps, on one clock.
-
-    Args:
-        ranks: all, rank 0 first.
-        host: the times of rank 0 in Python.
-        config: the towers of this rank; None: none.
-        x: the data, as ``fit`` got them.
-    """
+    """Summarise the measurements of ranks with the same steps, on one clock."""
     first, calls = ranks[0], Calls(*ranks[0].calls)
     stamps = phases_lib.joined([of.stamps for of in ranks])
     spans = np.concatenate([of.spans for of in ranks])

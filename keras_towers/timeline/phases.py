@@ -49,14 +49,13 @@ class Calls(NamedTuple):
 
 
 def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """Return begins and ends of ``OF_TOWERS``, from stamps of the marks.
+    """Return begins and ends of ``OF_TOWERS``; NaN where a tower was in none.
 
     Args:
         stamps: of shape [steps, towers, updates, points].
 
     Returns:
-        Of shape [steps, towers, updates, 2]; NaN where a tower was not in a
-        phase.
+        Of shape [steps, towers, updates, 2].
     """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = _latest(computed, axis=1, keepdims=True)
@@ -84,14 +83,7 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Steps(NamedTuple):
-    """Positions of S steps in the calls of the train function.
-
-    Attributes:
-        call: the index of the call; -1: none of ``fit``.
-        ready: the end of the step before, or the begin of the call.
-        begins: the begin of the first tower.
-        ends: the end of the last tower.
-    """
+    """Positions of S steps in the calls of the train function; -1: in none."""
 
     call: np.ndarray
     ready: np.ndarray
@@ -189,10 +181,6 @@ def of_spans(
 
     Args:
         spans: tower, begin and end of each step, of shape [steps, 3].
-
-    Returns:
-        Seconds of a step; means of each tower, or NaN; and the fraction of the
-        time in which towers were in a step.
     """
     # A tower's first step, which may be traced, counts only for the fraction.
     seconds = spans[:, 2] - spans[:, 1]

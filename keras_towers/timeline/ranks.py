@@ -23,13 +23,9 @@ class OfRank:
     """Measurements of one rank; all times are in seconds since 1970.
 
     Attributes:
-        devices: of its towers.
-        first_step: the number of steps before those that are kept.
-        first_call: likewise, of calls of the train function.
         stamps: as ``fit.context.marks.Recorder.steps`` returns them.
         spans: towers, begins and ends of steps that are a tower's own, of shape
             [steps, 3].
-        traced: the begins of the calls that traced its step.
         calls: those of the train function, of shape [3, calls].
         others: names, begins and ends of validation and callbacks.
     """

@@ -117,12 +117,7 @@ _EPOCHS = {
 
 
 def advise(measured: Measured) -> list[str]:
-    """Return what to change, the most important first.
-
-    Example:
-        >>> advise(Measured({"compute": 0.01, "callbacks": 0.03}))
-        ['callbacks take 75% of a step (30.00 ms): ...']
-    """
+    """Return what to change, the most important first."""
     steps = measured.share_of_epochs("steps") if measured.seconds else 1.0
     found = [
         (steps * measured.share(phase), line)

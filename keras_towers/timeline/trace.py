@@ -1,8 +1,4 @@
-"""Events in Chrome's trace format.
-
-It is described in "Trace Event Format" by the authors of Chrome's trace viewer.
-``chrome://tracing`` and https://ui.perfetto.dev show such files.
-"""
+"""Events in the trace format of ``chrome://tracing`` and ui.perfetto.dev."""
 
 from __future__ import annotations
 

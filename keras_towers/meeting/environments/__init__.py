@@ -18,13 +18,7 @@ HOW_TO_BE_ALONE: str = (
 
 
 class ClusterEnvironment:
-    """A process that a launcher has made one of several.
-
-    Attributes:
-        size: the number of processes; None where the launcher does not tell.
-        address: a name of rank 0's machine; may be empty.
-        job: common to the processes of this job alone; may be empty.
-    """
+    """A process that a launcher has made one of several, maybe unknown many."""
 
     name: ClassVar[str]
     """The launcher, for messages."""

@@ -1,7 +1,7 @@
 """The variables by which BytePS's processes find one another.
 
-BytePS's network layer comes from DMLC. Where a variable is missing or wrong it
-waits for ever or aborts without a traceback, so they are checked before.
+Where one is missing or wrong, BytePS waits for ever or aborts without a
+traceback, so they are checked before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The cluster that ``TF_CONFIG`` describes, and this process's task in it.
-
-``TF_CONFIG`` is TensorFlow's convention for jobs on several machines: a JSON
-object with the addresses of all tasks and the task of this process, the same
-on all machines apart from the task.
-"""
+"""The cluster that ``TF_CONFIG`` describes, and this process's task in it."""
 
 from __future__ import annotations
 

@@ -94,12 +94,7 @@ class AsyncCalls(TowerCalls):
 
 
 class ReplicaCalls(AsyncCalls):
-    """Runs training on replicas whose gradients are averaged.
-
-    Args:
-        alone: whether a single replica trains as plain Keras does.
-        stall_shutdown_s: how long to wait for the end of any step.
-    """
+    """Runs training on replicas whose gradients are averaged."""
 
     def __init__(
         self,

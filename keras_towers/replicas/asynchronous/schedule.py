@@ -65,13 +65,7 @@ class UpdateSchedule:
 
 
 class ReplicaSchedule(UpdateSchedule):
-    """Lets a tower train on a batch for each token.
-
-    Its gradients go into accumulators; a thread has their averages applied.
-
-    Args:
-        limit_s: how long an update may take; None: for ever.
-    """
+    """Lets a tower train on a batch for each token; averages are applied."""
 
     def __init__(
         self,

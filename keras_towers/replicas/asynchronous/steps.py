@@ -1,10 +1,7 @@
-"""Training steps of asynchronous towers.
+"""Training steps of asynchronous towers, which queue batches for idle towers.
 
-Keras's own loop draws batches, runs callbacks and records the history; only its
-train function is replaced, by one that queues every batch for the next idle
-tower and returns before the step is done. Steps are traced one by one in the
-thread of ``fit``, because Keras cannot trace in several threads; the towers'
-threads call the traced functions and never touch Keras objects.
+Keras cannot trace in several threads: steps are traced one by one in the thread
+of ``fit``; the towers' threads call the traced functions only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Asynchronous updates of shared weights.
+"""Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 
-A step is traced as on one device, but its writes must not undo concurrent ones
-of other towers. Adding to a weight is one atomic TensorFlow operation.
-``assign_add`` of a Keras variable is not (it reads, adds and writes), so it is
-replaced by an atomic one here. Slot variables may lose writes of other towers,
-as in Hogwild! (Recht et al., 2011), except for SGD, whose update is atomic. An
-update that depends on the number of previous updates, or reads a weight that
-it writes, runs under a lock.
+Adding to a weight is one atomic operation. Slot variables may lose writes of
+other towers. What depends on the number of updates runs under a lock.
 """
 
 from __future__ import annotations
@@ -37,10 +32,7 @@ _numbers = itertools.count()
 
 
 class HogwildUpdate(UpdateOnce):
-    """Every tower applies its own gradients to shared weights.
-
-    In custom training loops the towers run synchronously, as ``UpdateOnce``.
-    """
+    """Every tower applies its own gradients to shared weights."""
 
     name = "alone"
     description = "every tower updates the shared weights independently"

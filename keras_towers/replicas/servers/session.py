@@ -28,15 +28,7 @@ current: Slot[Session] = Slot()
 
 
 class Session:
-    """One model's training by all workers of a job.
-
-    A worker that died and comes back goes on after the last batch that it had
-    trained on.
-
-    Args:
-        number: of the model, the same on all workers.
-        split: whether the workers get the same data, and each takes its part.
-    """
+    """The training of one model by all workers of a job."""
 
     workers: Workers
     in_step: bool = False
@@ -69,12 +61,7 @@ class Session:
         return self.workers.run(function, in_step=True)
 
     def begin(self, epoch: int) -> tuple[int, int | None]:
-        """Begin a ``fit``: every worker takes over where the chief begins.
-
-        Returns:
-            With which epoch all begin; and how many batches of this ``fit``
-            are behind a worker that comes back, None for one that does not.
-        """
+        """Begin a ``fit``; return its epoch, and the batches behind, if any."""
         self._fits += 1
         self.steps_done = 0
         self.has_left = False

@@ -46,11 +46,7 @@ class Watch(Liveness):
 
 
 class Workers:
-    """The workers of one ``fit``, as one of them sees them.
-
-    Args:
-        fit: its number, counted alike by all workers.
-    """
+    """The workers of one ``fit``, as one of them sees them."""
 
     def __init__(self, peers: ServerPeers, fit: int):
         self._connection = connection = peers.connection
