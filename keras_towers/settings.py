@@ -1,4 +1,8 @@
-"""Environment variables and time limits; they make ``docs/settings.md``."""
+"""Environment variables and time limits of the package.
+
+``docs/settings.md`` is made of this module: a test compares them. The comment
+above a name is its line there.
+"""
 
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
