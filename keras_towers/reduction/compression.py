@@ -10,8 +10,10 @@
 =================  ============================================================
 
 With shards, an all-to-all followed by sums is the reduce-scatter, and an
-all-gather follows; sums are rounded again before they are sent back. A value
-too large for float16 becomes infinity, which ``LossScaleOptimizer`` detects.
+all-gather follows; sums are rounded again before they are sent back. Two ranks
+send as much, in one exchange, if each sends all its values and sums both. A
+value too large for float16 becomes infinity, which ``LossScaleOptimizer``
+detects.
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ def _shards(dtype: tf.DType) -> CommunicationHook:
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         def by_shards(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            known = all(t.shape.is_fully_defined() for t in tensors)
+            if transport.size == 2 and known:
+                return _sum_two(dtype, transport, tensors, key)
             return packed(
                 tensors,
                 lambda vectors: [
@@ -164,6 +169,38 @@ def _sum_shards(
     totals = transport.all_gather(tf.cast(total, dtype), f"{key}.sums")
     totals = tf.cast(totals[:elements], tensor.dtype)
     return tf.ensure_shape(tf.reshape(totals, tf.shape(tensor)), tensor.shape)
+
+
+def _sum_two(
+    dtype: tf.DType,
+    transport: Transport,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+) -> list[tf.Tensor]:
+    """Sum the tensors of two ranks, which send each other all values."""
+    # Not as an all-to-all or a gather: where two ranks are both neighbours of
+    # each other, Gloo sends in one direction of the link after the other. A sum
+    # of integers, which may wrap around, less a rank's own is the other's.
+    sent = [tf.cast(t, dtype) for t in tensors]
+    mine = [_words(t) for t in sent]
+    both = transport.all_reduce(mine, f"{key}.both")
+    totals = []
+    for own, words, total, tensor in zip(
+        sent, mine, both, tensors, strict=True
+    ):
+        flat = tf.reshape(tf.bitcast(total - words, dtype), [-1])
+        other = tf.reshape(flat[: tf.size(own)], tf.shape(own))
+        rows = [own, other] if transport.rank == 0 else [other, own]
+        value = tf.add_n([tf.cast(row, tf.float32) for row in rows])
+        totals.append(tf.cast(tf.cast(value, dtype), tensor.dtype))
+    return totals
+
+
+def _words(tensor: tf.Tensor) -> tf.Tensor:
+    """Return values of 16 bits as a vector of integers of 32."""
+    flat = tf.reshape(tensor, [-1])
+    padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
+    return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
 
 
 def _check_floats(tensors: Sequence[tf.Tensor]) -> None:

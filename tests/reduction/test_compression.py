@@ -48,6 +48,26 @@ def test_sums_of_all_ranks_alike(exchange, tolerance, size, dtype):
     assert_sums(results, inputs, tolerance)
 
 
+@pytest.mark.parametrize(("size", "calls"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("exchange", "dtype"),
+    [(fp16_shards, tf.float16), (bf16_shards, tf.bfloat16)],
+)
+def test_sums_in_32_bits_are_rounded_once(exchange, dtype, size, calls):
+    rows = [
+        tf.constant([[2.0**100, -0.0, np.nan], [rank / 3, -1e-7, 1e4]])
+        for rank in range(size)
+    ]
+    results, keys = on_ranks(
+        size, lambda t: exchange(t, [rows[t.rank], tf.ones(2)], "k")
+    )
+    total = tf.add_n([tf.cast(tf.cast(r, dtype), tf.float32) for r in rows])
+    wanted = tf.cast(tf.cast(total, dtype), tf.float32).numpy().tobytes()
+    assert [result[0].numpy().tobytes() for result in results] == [wanted] * size
+    # Two ranks need one exchange, which uses both directions of a link.
+    assert len(set(keys)) == calls
+
+
 @pytest.mark.parametrize("exchange", ROUNDING)
 def test_16_bits_travel_as_they_are(exchange):
     values = [
