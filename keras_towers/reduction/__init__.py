@@ -17,6 +17,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``across_ranks``               extends a reduction to several processes
 ``all_reduce``, ``fp16``, ...       hooks: sums between processes
+``power_sgd(rank)``            a hook: matrices as two factors of low rank
 ``shared_memory``              without loss, between processes on one machine
 ``chain(...)``                 a hook of links (``pack``, ``rounded``,
                                ``error_feedback``) and of another hook
@@ -31,12 +32,12 @@ from keras_towers.reduction.collective import (
 from keras_towers.reduction.compression import (
     CompressionName,
     bf16_shards,
-    error_feedback,
     fp16,
     fp16_shards,
     rounded,
 )
 from keras_towers.reduction.cross_device import ReductionCrossDeviceOps
+from keras_towers.reduction.feedback import error_feedback
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -45,6 +46,7 @@ from keras_towers.reduction.gradients import (
     scaled,
 )
 from keras_towers.reduction.packing import GradientPacker, pack, packed
+from keras_towers.reduction.power_sgd import power_sgd
 from keras_towers.reduction.ranks import (
     CommunicationHook,
     Link,
@@ -83,6 +85,7 @@ __all__ = [
     "nccl_available",
     "pack",
     "packed",
+    "power_sgd",
     "rounded",
     "scaled",
     "sum_at_variables",

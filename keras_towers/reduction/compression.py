@@ -23,8 +23,9 @@ from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.errors import TowerError
+from keras_towers.reduction.feedback import error_feedback, is_rounded
+from keras_towers.reduction.gradients import check_floats
+from keras_towers.reduction.power_sgd import power_sgd
 from keras_towers.reduction.ranks import (
     CommunicationHook,
     Decode,
@@ -45,9 +46,9 @@ def rounded(dtype: tf.DType) -> Link:
     def link(
         tensors: Sequence[tf.Tensor], key: str
     ) -> tuple[list[tf.Tensor], Decode]:
-        _check_floats(tensors)
+        check_floats(tensors)
         sent = [
-            tf.cast(t, dtype) if _is_rounded(t, dtype) else t for t in tensors
+            tf.cast(t, dtype) if is_rounded(t, dtype) else t for t in tensors
         ]
 
         def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -62,11 +63,6 @@ def rounded(dtype: tf.DType) -> Link:
 
 fp16: CommunicationHook = chain(rounded(tf.float16), all_reduce)
 """Sum in float16, by the transport's all-reduce."""
-
-
-def _is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
-    """Whether sending a gradient as ``dtype`` loses precision."""
-    return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
 
 
 def _shards(dtype: tf.DType) -> CommunicationHook:
@@ -88,9 +84,9 @@ def _shards(dtype: tf.DType) -> CommunicationHook:
                 _BUCKET_BYTES,
             )
 
-        _check_floats(tensors)
+        check_floats(tensors)
         return sum_apart(
-            transport, tensors, key, lambda t: _is_rounded(t, dtype), by_shards
+            transport, tensors, key, lambda t: is_rounded(t, dtype), by_shards
         )
 
     return hook
@@ -101,58 +97,6 @@ fp16_shards: CommunicationHook = _shards(tf.float16)
 
 bf16_shards: CommunicationHook = _shards(tf.bfloat16)
 """Send bfloat16; each rank sums its shard in float32."""
-
-
-def error_feedback(dtype: tf.DType) -> Link:
-    """Add the rounding error of each gradient to the next one.
-
-    Each rank stores its own rounding errors, which takes as much memory as its
-    gradients. The rounding of the sums that are sent back is not compensated.
-    For values that are not finite, no error is stored.
-
-    Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
-    Data-Parallel Distributed Training of Speech DNNs", 2014; Karimireddy et
-    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
-    2019.
-
-    Args:
-        dtype: what the rest of the chain rounds gradients with more bits to.
-
-    Returns:
-        A stateful link; use it for one strategy only.
-    """
-    lost: dict[tuple, tf.Variable] = {}
-
-    def corrected(
-        tensor: tf.Tensor, key: str, index: int
-    ) -> tuple[tf.Tensor, tf.Operation | None]:
-        if not (_is_rounded(tensor, dtype) and tensor.shape.is_fully_defined()):
-            return tensor, None
-        # Gradients of another model may use the same key.
-        name = (key, index, tuple(tensor.shape), tensor.dtype)
-        if name not in lost:
-            with tf.init_scope(), compat.single_device_mode():
-                zeros = tf.zeros(tensor.shape, tensor.dtype)
-                lost[name] = tf.Variable(zeros, trainable=False)
-        wanted = tensor + lost[name]
-        error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
-        kept = tf.where(tf.math.is_finite(error), error, 0)
-        return wanted, lost[name].assign(kept, read_value=False)
-
-    def link(
-        tensors: Sequence[tf.Tensor], key: str
-    ) -> tuple[list[tf.Tensor], Decode]:
-        pairs = [corrected(t, key, i) for i, t in enumerate(tensors)]
-        stored = [kept for _, kept in pairs if kept is not None]
-
-        def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            # Nothing else in the graph depends on the assignments.
-            with tf.control_dependencies(stored):
-                return [tf.identity(total) for total in sums]
-
-        return [tensor for tensor, _ in pairs], decode
-
-    return link
 
 
 def _sum_shards(
@@ -203,28 +147,37 @@ def _words(tensor: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
 
 
-def _check_floats(tensors: Sequence[tf.Tensor]) -> None:
-    for index, tensor in enumerate(tensors):
-        if not tensor.dtype.is_floating:
-            raise TowerError(
-                f"compression on integer gradients: gradient {index} is "
-                f"{tensor.dtype.name}, which does not fit 16-bit floats. Use "
-                "compression=None."
-            )
-
-
 CompressionName: TypeAlias = Literal[
-    "none", "fp16", "fp16-shards", "bf16", "fp16-feedback", "bf16-feedback"
+    "none",
+    "fp16",
+    "fp16-shards",
+    "bf16",
+    "fp16-feedback",
+    "bf16-feedback",
+    "power-sgd",
 ]
 """How gradients are exchanged between processes."""
 
-_NAMED: dict[str, Callable[[], CommunicationHook]] = {
-    "none": lambda: all_reduce,
-    "fp16": lambda: fp16,
-    "fp16-shards": lambda: fp16_shards,
-    "bf16": lambda: bf16_shards,
-    "fp16-feedback": lambda: chain(error_feedback(tf.float16), fp16_shards),
-    "bf16-feedback": lambda: chain(error_feedback(tf.bfloat16), bf16_shards),
+
+_FEEDBACK = "; what a rank's rounding loses is added to its next gradient"
+_NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
+    "none": (lambda: all_reduce, ""),
+    "fp16": (lambda: fp16, "sent and summed in float16"),
+    "fp16-shards": (lambda: fp16_shards, "sent in float16"),
+    "bf16": (lambda: bf16_shards, "sent in bfloat16"),
+    "fp16-feedback": (
+        lambda: chain(error_feedback(tf.float16), fp16_shards),
+        f"sent in float16{_FEEDBACK}",
+    ),
+    "bf16-feedback": (
+        lambda: chain(error_feedback(tf.bfloat16), bf16_shards),
+        f"sent in bfloat16{_FEEDBACK}",
+    ),
+    "power-sgd": (
+        power_sgd,
+        "sent as two factors of low rank where they are matrices; what a rank "
+        "loses is added to its next gradient",
+    ),
 }
 
 
@@ -239,4 +192,19 @@ def resolve(
     """
     if callable(compression):
         return compression
-    return _NAMED[compression or "none"]()
+    make, _ = _NAMED[compression or "none"]
+    return make()
+
+
+def described(
+    compression: CompressionName | CommunicationHook | None,
+) -> str:
+    """Say how gradients are exchanged, if that may change results."""
+    if callable(compression):
+        kind = type(compression).__qualname__
+        name = getattr(compression, "__qualname__", kind).split(".<locals>")[0]
+        return f"gradients are exchanged by {name}, which may change results"
+    _, how = _NAMED[compression or "none"]
+    if not how:
+        return ""
+    return f'compression "{compression}" changes results: gradients are {how}'

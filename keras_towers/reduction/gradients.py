@@ -72,6 +72,17 @@ def divided(gradient: Gradient, number: Any) -> Gradient:
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
+def check_floats(tensors: Sequence[tf.Tensor]) -> None:
+    """Refuse gradients that are integers."""
+    for index, tensor in enumerate(tensors):
+        if not tensor.dtype.is_floating:
+            raise TowerError(
+                f"compression on integer gradients: gradient {index} is "
+                f"{tensor.dtype.name}, and only floats are compressed. Use "
+                "compression=None."
+            )
+
+
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
     """Refuse gradients that would sum to a wrong shape, or hang a collective.
 

@@ -217,6 +217,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
+        if config.transport.size > 1:
+            lines += modes.between_ranks(self._options)
         known, own = verdict.verdicts_of(self), told.own_shares.get(self, {})
         for step in {**known, **own}:
             what = [it[step] for it in (known, own) if step in it]

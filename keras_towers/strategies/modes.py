@@ -181,3 +181,9 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
         )
     ]
     return [line, *[f"optimizer state: {', '.join(held)}"] * bool(held)]
+
+
+def between_ranks(options: Options) -> list[str]:
+    """Describe what the exchange between ranks changes."""
+    line = compression_lib.described(options.compression)
+    return [line] * bool(line)

@@ -87,10 +87,12 @@ class Options(StepOptions):
         compression: how gradients are exchanged between processes. None:
             without loss, in the way that the strategy prefers. ``"none"``:
             without loss, always by its engine. ``"fp16"``, ``"fp16-shards"``,
-            ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``, or a function
-            of a transport, tensors and a key: see
-            ``keras_towers.reduction.ranks``. Sparse gradients, metrics and
-            statistics are never compressed.
+            ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
+            ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
+            another rank than 4), or a function of a transport, tensors and a
+            key: see ``keras_towers.reduction.ranks``. These change results,
+            and ``exact`` refuses them. Sparse gradients, metrics and statistics
+            are never compressed.
         scale_gradient: divide the gradients that are applied by themselves by
             the number of towers, or workers, that apply them. With SGD, one
             batch of each then moves the weights as far as one synchronous
@@ -116,6 +118,11 @@ class Options(StepOptions):
             check(name, value, hint)
             if isinstance(value, np.bool_):
                 object.__setattr__(self, name, bool(value))
+        if self.exact and self.compression not in (None, "none"):
+            raise TowerError(
+                f"compression={self.compression!r} contradicts exact=True, "
+                "which exchanges gradients without loss: leave one of them out."
+            )
         for name in ("batch_norm", "random"):
             given = getattr(self, name)
             if self.exact and given == "tower":

@@ -82,6 +82,11 @@ def forms_are_near_the_exact_sum():
     for name in ("fp16", "fp16-shards"):
         distance = difference(train(name), exactly())
         assert 0 < distance < 1e-3, (name, distance)
+    # The wide layer as two factors of rank 4.
+    assert 1e-3 < difference(train("power-sgd"), exactly()) < 0.1
+    described = Strategy(compression="power-sgd").describe()
+    assert 'compression "power-sgd" changes results' in described
+    assert "changes results" not in Strategy().describe()
 
 
 @check

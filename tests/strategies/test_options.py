@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.reduction import power_sgd
 from keras_towers.strategies import STRATEGIES
 from keras_towers.strategies import options as lib
 
@@ -54,6 +55,8 @@ def test_the_first_positional_argument_is_the_devices(name):
             {"compression": "zip"},
             "'zip'.*'bf16-feedback'.*function",
         ),
+        ({"exact": True, "compression": "fp16"}, "'fp16' contradicts exact"),
+        ({"exact": True, "compression": power_sgd(2)}, "contradicts exact"),
         ({"average": 1}, "average=1 .* True or False"),
         ({"scale_gradient": None}, "scale_gradient=None"),
         ({"packer": 8}, "packer=8 .* a GradientPacker, True, False, or None"),

@@ -1,0 +1,123 @@
+"""PowerSGD: what its factors are, and what becomes of what they leave out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.reduction import power_sgd
+from keras_towers.transport import SingleProcess
+from tests.reduction.ranks import on_ranks
+
+GENERATOR = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return GENERATOR.normal(size=shape).astype("float32")
+
+
+def stepping(exchange):
+    """One step after another on one process, in a graph."""
+    return tf.function(
+        lambda x: exchange(SingleProcess(), [x], "k")[0], autograph=False
+    )
+
+
+class Counting(SingleProcess):
+    """Counts the elements that are sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def all_reduce(self, tensors, key):
+        self.sent += [tensor.shape.as_list() for tensor in tensors]
+        return list(tensors)
+
+
+def test_sums_of_low_rank_arrive_whole_and_alike():
+    # The kernel of a convolution is a matrix of as many columns as filters.
+    parts = [normal(2, 3, 8, 2) @ normal(2, 60) for _ in range(3)]
+    biases = [normal(60) for _ in parts]
+    exchange = [power_sgd(6) for _ in parts]
+    for _ in range(2):
+        results, _ = on_ranks(
+            3,
+            lambda transport: exchange[transport.rank](
+                transport,
+                [
+                    tf.constant(parts[transport.rank]),
+                    tf.constant(biases[transport.rank]),
+                ],
+                "k",
+            ),
+        )
+        for result in results:
+            np.testing.assert_allclose(result[0], sum(parts), atol=1e-4)
+            np.testing.assert_array_equal(result[1], tf.add_n(biases))
+            assert (
+                result[0].numpy().tobytes() == results[0][0].numpy().tobytes()
+            )
+
+
+def test_only_factors_are_sent_of_large_matrices():
+    transport = Counting()
+    given = [normal(40, 30), normal(40), normal(8, 8), normal(0, 40)]
+    tensors = [tf.constant(tensor) for tensor in given]
+    *_, nothing = power_sgd(4)(transport, tensors, "k")
+    assert transport.sent == [[40, 4], [30, 4], [40], [8, 8]]
+    assert nothing.shape == (0, 40)
+
+
+def test_steps_are_projections_that_begin_with_the_last_ones_factor():
+    matrix = normal(50, 40)
+    step = stepping(power_sgd(3))
+    first = step(tf.constant(matrix)).numpy()
+    assert np.linalg.matrix_rank(first, 1e-3) == 3
+    np.testing.assert_allclose(first.T @ (matrix - first), 0, atol=1e-3)
+    # What was left out comes again, and the rows of the last one show where.
+    wanted = 2 * matrix - first
+    *_, rows = np.linalg.svd(first)
+    basis, _ = np.linalg.qr(wanted @ rows[:3].T)
+    second = step(tf.constant(matrix))
+    np.testing.assert_allclose(second, basis @ basis.T @ wanted, atol=1e-3)
+
+
+def test_nothing_is_lost_for_good():
+    gradient = normal(64, 50)
+    step = stepping(power_sgd(4))
+    total = sum(step(tf.constant(gradient)).numpy() for _ in range(200))
+    assert np.abs(step(tf.constant(gradient)) - gradient).max() > 1
+    assert np.abs(total / 200 - gradient).max() < 0.2
+
+
+def test_a_step_that_overflows_leaves_no_trace():
+    gradient = tf.constant(normal(64, 50))
+    with_it, without = (stepping(power_sgd(4)) for _ in range(2))
+    with_it(gradient), without(gradient)
+    assert np.isnan(with_it(gradient * np.nan)).all()
+    np.testing.assert_array_equal(with_it(gradient), without(gradient))
+
+
+def test_units_that_were_idle_are_learned():
+    # No gradient at all, then none of the first rows.
+    gradient = normal(64, 50)
+    gradient[:8] = 0
+    step = stepping(power_sgd(4))
+    step(tf.zeros_like(gradient))
+    total = sum(step(tf.constant(gradient)).numpy() for _ in range(200))
+    assert np.abs(total / 200 - gradient).max() < 0.2
+
+
+def test_short_floats_are_summed_in_32_bits():
+    gradient = tf.cast(normal(64, 2) @ normal(2, 50), tf.float16)
+    (total,) = power_sgd(2)(SingleProcess(), [gradient], "k")
+    assert total.dtype == tf.float16
+    np.testing.assert_allclose(total, gradient, atol=0.02)
+
+
+def test_what_cannot_be():
+    for rank in (0, 1.5, True):
+        with pytest.raises(TowerError, match="1 or more columns"):
+            power_sgd(rank)
+    with pytest.raises(TowerError, match="gradient 0 is int32"):
+        power_sgd()(SingleProcess(), [tf.ones([9, 9], tf.int32)], "k")
