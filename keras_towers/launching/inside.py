@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import sys
@@ -11,7 +12,6 @@ from keras_towers.launching.job import Job
 from keras_towers.meeting import environments
 from keras_towers.meeting.environments import ClusterEnvironment, managers
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.variables import process_environment
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
@@ -33,10 +33,8 @@ def become(
     if seeded and seed is None:
         digest = hashlib.sha256(member.identity().encode()).digest()
         seed = int.from_bytes(digest[:4]) >> 1
-    environment = {
-        **os.environ,
-        **process_environment(seed, job.stall_warning_s, job.stall_shutdown_s),
-    }
+    job = dataclasses.replace(job, seed=seed)
+    environment = {**os.environ, **job.common_environment()}
     if job.interface:
         environment["HOROVOD_GLOO_IFACE"] = job.interface
     sys.stdout.flush()

@@ -27,7 +27,7 @@ from keras_towers.launching.supervision import (
 from keras_towers.meeting.addresses import is_local, meeting_point
 from keras_towers.meeting.hosts import assign
 from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.variables import job_environment
+from keras_towers.meeting.variables import job_environment, process_environment
 from keras_towers.system import handled
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
@@ -54,6 +54,12 @@ class Job:
     # Whether the processes may remain unconnected without a notice.
     alone: bool = False
 
+    def common_environment(self) -> dict[str, str]:
+        """Variables for every process, whatever connects them."""
+        return process_environment(
+            self.stall_warning_s, self.stall_shutdown_s, self.seed
+        )
+
 
 class Running:
     """The console, the store and the processes of a job."""
@@ -78,13 +84,9 @@ class Running:
 
     def environment(self, *, elastic: bool = False) -> dict[str, str]:
         """Variables for every rank over Horovod or BytePS."""
+        common = self.job.common_environment()
         return job_environment(
-            self.server.endpoint,
-            interface=self._interface,
-            stall_warning_s=self.job.stall_warning_s,
-            stall_shutdown_s=self.job.stall_shutdown_s,
-            seed=self.job.seed,
-            elastic=elastic,
+            self.server.endpoint, common, self._interface, elastic
         )
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from keras_towers.meeting.addresses import LOOPBACK
 from keras_towers.meeting.hosts import Slot, slots
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.store import Endpoint
-from keras_towers.meeting.variables import rank_environment
+from keras_towers.meeting.variables import process_environment, rank_environment
 from keras_towers.settings import OWN_GPUS
 
 
@@ -63,13 +63,10 @@ def meet(hosts: list[str]) -> tuple[Endpoint, list[Slot]]:
 
 
 def _join(endpoint: Endpoint, slot: Slot, config: RanksConfig) -> None:
-    own = rank_environment(
-        endpoint,
-        slot,
-        endpoint.address,
-        stall_warning_s=config.stall_warning_s,
-        stall_shutdown_s=config.stall_shutdown_s,
+    common = process_environment(
+        config.stall_warning_s, config.stall_shutdown_s
     )
+    own = rank_environment(endpoint, slot, endpoint.address, common)
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     if gpus and os.environ.get("CUDA_VISIBLE_DEVICES") == ",".join(gpus):
         own[OWN_GPUS] = "1"

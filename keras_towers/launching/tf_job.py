@@ -13,7 +13,6 @@ from keras_towers.meeting import store
 from keras_towers.meeting.addresses import LOOPBACK
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.variables import process_environment
 from keras_towers.settings import SECRET, STORE
 
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
@@ -26,9 +25,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     # it themselves.
     with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
-            **process_environment(
-                job.seed, job.stall_warning_s, job.stall_shutdown_s
-            ),
+            **job.common_environment(),
             STORE: f"{run.address}:{run.server.endpoint.port}",
             SECRET: run.server.endpoint.secret,
             # This process may be a rank of another job.

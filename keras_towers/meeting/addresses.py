@@ -57,7 +57,7 @@ def is_reachable(address: str) -> bool:
         return False
 
 
-def answers(address: str, limit_s: float = settings.TASK_ANSWER_S) -> bool:
+def answers(address: str) -> bool:
     """Whether a task of TensorFlow's runtime at ``host:port`` answers."""
     # Its threads do, whatever Python does there; for a process that was stopped
     # the kernel would still accept connections. No proxy knows the job's hosts.
@@ -67,7 +67,7 @@ def answers(address: str, limit_s: float = settings.TASK_ANSWER_S) -> bool:
     with grpc.insecure_channel(address, direct) as channel:
         ask = channel.unary_unary("/tensorflow.WorkerService/GetStatus")
         try:
-            ask(b"", timeout=limit_s)
+            ask(b"", timeout=settings.TASK_ANSWER_S)
         except grpc.RpcError:
             return False
     return True

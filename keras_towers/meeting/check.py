@@ -63,12 +63,10 @@ def each(values: Sequence[Any], separator: str = ", ") -> str:
     return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
 
 
-def differing(
-    ranks: Sequence[Mapping[str, Any]], missing: str = "not given"
-) -> dict[str, list[Any]]:
+def differing(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The settings in which ranks differ, each with its value on every rank."""
     found = {
-        name: [settings.get(name, missing) for settings in ranks]
+        name: [settings.get(name, "not given") for settings in ranks]
         for name in sorted(set().union(*ranks))
     }
     return {n: v for n, v in found.items() if any(x != v[0] for x in v)}

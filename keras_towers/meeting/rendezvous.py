@@ -38,7 +38,11 @@ from keras_towers.meeting.hosts import NO_PLACE, Slot, slots
 from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.pulse import Pulse
 from keras_towers.meeting.store import Endpoint, FileStore, by_rank
-from keras_towers.meeting.variables import rank_environment, seconds
+from keras_towers.meeting.variables import (
+    process_environment,
+    rank_environment,
+    seconds,
+)
 from keras_towers.settings import (
     MEETING_FOLDER,
     MEETING_TIMEOUT,
@@ -324,14 +328,12 @@ def _variables(
     _beside().beat(endpoint, rank)
     # A launcher may have given each rank cores of its own.
     mine = [everyone[rank][part] for part in ("host", "cores")]
-    return rank_environment(
-        endpoint,
-        slot,
-        towards,
-        sharing=[[g["host"], g["cores"]] for g in everyone].count(mine),
-        stall_warning_s=seconds(settings.STALL_WARNING, 30),
-        stall_shutdown_s=seconds(settings.STALL_SHUTDOWN, 1800),
+    sharing = [[g["host"], g["cores"]] for g in everyone].count(mine)
+    common = process_environment(
+        seconds(settings.STALL_WARNING, 30),
+        seconds(settings.STALL_SHUTDOWN, 1800),
     )
+    return rank_environment(endpoint, slot, towards, common, sharing)
 
 
 def _missing(

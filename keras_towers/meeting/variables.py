@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from keras_towers import settings
 from keras_towers.agent import interface_towards, share_cores
@@ -19,7 +20,7 @@ from keras_towers.settings import SECRET, SEED
 
 
 def process_environment(
-    seed: int | None, stall_warning_s: int, stall_shutdown_s: int
+    stall_warning_s: int, stall_shutdown_s: int, seed: int | None = None
 ) -> dict[str, str]:
     """Variables for every process of a job, of the options that ``Job`` has."""
     environment = {
@@ -45,11 +46,8 @@ def process_environment(
 
 def job_environment(
     endpoint: Endpoint,
-    *,
+    common: Mapping[str, str],
     interface: str | None,
-    stall_warning_s: int,
-    stall_shutdown_s: int,
-    seed: int | None = None,
     elastic: bool = False,
 ) -> dict[str, str]:
     """Variables for every rank of a job over Horovod or BytePS."""
@@ -67,7 +65,7 @@ def job_environment(
         "no_proxy": direct,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        **process_environment(seed, stall_warning_s, stall_shutdown_s),
+        **common,
     }
     if interface:
         environment["HOROVOD_GLOO_IFACE"] = interface
@@ -79,7 +77,7 @@ def job_environment(
         # last one to start. In an elastic job the rendezvous waits for the
         # start. In other jobs the launcher detects deaths, and Horovod's 30 s
         # are too short when many ranks load TensorFlow at once.
-        patience_s = max(300, stall_shutdown_s + 60)
+        patience_s = max(300, int(common[settings.STALL_SHUTDOWN]) + 60)
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
             "10" if elastic else str(patience_s)
         )
@@ -90,21 +88,16 @@ def rank_environment(
     endpoint: Endpoint,
     slot: Slot,
     towards: str,
-    *,
+    common: Mapping[str, str],
     sharing: int | None = None,
-    stall_warning_s: int,
-    stall_shutdown_s: int,
 ) -> dict[str, str]:
     """The environment of a rank that no agent has started, computed there."""
     environment = {
         **os.environ,
         **job_environment(
             endpoint,
-            interface=None
-            if INTERFACE in os.environ
-            else interface_towards(towards),
-            stall_warning_s=stall_warning_s,
-            stall_shutdown_s=stall_shutdown_s,
+            common,
+            None if INTERFACE in os.environ else interface_towards(towards),
         ),
         **slot.environment,
     }

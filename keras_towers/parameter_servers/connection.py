@@ -37,16 +37,14 @@ _BROKEN: dict[type[tf.errors.OpError], str] = {
 _connection: Connection | None = None
 
 
-def connect(
-    cluster: Cluster | None = None, timeout_s: float | None = None
-) -> Connection:
+def connect(cluster: Cluster | None = None) -> Connection:
     """Connect this worker with all parameter servers; once per process."""
     # It waits until all of them are there, and says which ones are not. It has
     # to be done before TensorFlow starts: before the first model is made.
     global _connection
     cluster = cluster or tf_config.required()
     if _connection is None:
-        _connection = Connection(cluster, timeout_s)
+        _connection = Connection(cluster)
         atexit.register(_connection.end)
     elif _connection.cluster != cluster:
         raise TowerError(
@@ -98,7 +96,7 @@ class Dropped:
 class Connection:
     """The connection of a worker with the parameter servers of its job."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float | None = None):
+    def __init__(self, cluster: Cluster):
         self.cluster = cluster
         self.rank: int = cluster.rank
         self.size: int = cluster.size
@@ -113,7 +111,7 @@ class Connection:
         self.finished: bool = True
         self._left = False
         self._name = introduction.task_name(cluster, self.rank)
-        _wait_for_servers(cluster, self._name, timeout_s)
+        _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
             join(
                 {
@@ -126,7 +124,7 @@ class Connection:
             store.tell_connected(cluster.number)
             for server in range(len(cluster.ps)):
                 there = introduction.store_on(server)
-                store.wait(there, introduction.opened(), timeout_s)
+                store.wait(there, introduction.opened())
                 introduction.introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
@@ -173,20 +171,14 @@ class Connection:
         return naming_lost_servers(self.cluster, self._name)
 
 
-def _wait_for_servers(
-    cluster: Cluster, name: str, timeout_s: float | None
-) -> None:
+def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
+    for waited_s in waiting(None, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
         if waited_s:
             tell(f"{name} waits for {_named(missing)}")
-    raise TowerError(
-        f"{name} has waited {timeout_s:g} s for {_named(missing)}: start the "
-        "parameter servers, or give them more time"
-    )
 
 
 @contextlib.contextmanager
@@ -213,11 +205,7 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
         ) from error
 
 
-def take_role(
-    strategy: str,
-    cluster: Cluster | None = None,
-    timeout_s: float | None = None,
-) -> Connection:
+def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     """Serve if this process is a ps task, connect with them if it trains."""
     # One script serves all machines: in a ps task this function does not
     # return: the process ends, with exit code 0, when training has.
@@ -238,7 +226,7 @@ def take_role(
             "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
             "its own"
         )
-    return connect(cluster, timeout_s)
+    return connect(cluster)
 
 
 def _named(servers: dict[int, str]) -> str:

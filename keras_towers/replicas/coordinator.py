@@ -75,15 +75,8 @@ class Coordinator(threading.Thread):
         enough = self._until_left
         return enough is not None and len(self._left) >= enough
 
-    def flush(self) -> None:
-        """Have what has arrived applied, even if it is not enough; wait."""
-        self._wait_for(Event.FLUSH)
-
-    def wait(self) -> None:
-        """Wait until what has arrived is applied, if it is enough."""
-        self._wait_for(Event.ASKED)
-
-    def _wait_for(self, event: Event) -> None:
+    def settle(self, event: Event) -> None:
+        """Wait until FLUSH, or ASKED, and all before it have been handled."""
         if self._ended.is_set():
             return
         done = threading.Event()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
@@ -28,45 +28,27 @@ ModeName: TypeAlias = Literal[
 """How gradients are summed over the towers of a process."""
 
 
-def _always(devices: Sequence[str]) -> str | None:
-    return None
-
-
-def _nccl(devices: Sequence[str]) -> str | None:
-    available, reason = reduction.nccl_available(devices)
-    return None if available else reason
-
-
-def _two_groups(devices: Sequence[str]) -> str | None:
-    if len(devices) % 2 == 0:
-        return None
-    return (
-        "it needs an even number of towers, in two equal groups; there are "
-        f"{len(devices)}"
-    )
-
-
-class ModeEntry(NamedTuple):
-    """A mode that a user can select; its obstacle here is None or a reason."""
-
-    make: Callable[[Sequence[str]], reduction.Reduction]
-    obstacle: Callable[[Sequence[str]], str | None] = _always
-    note: Callable[[Any], str] = lambda reduce: ""
-
-
-MODES: dict[ModeName, ModeEntry] = {
-    "nccl": ModeEntry(lambda devices: reduction.nccl_all_reduce, _nccl),
-    "collective": ModeEntry(
-        lambda devices: reduction.CollectiveAllReduce(devices),
-        note=lambda reduce: f"; {reduce.hint} algorithm",
-    ),
-    "hierarchical": ModeEntry(
-        lambda devices: reduction.hierarchical_all_reduce, _two_groups
-    ),
-    "gpu": ModeEntry(lambda devices: reduction.sum_on_towers),
-    "cpu": ModeEntry(lambda devices: reduction.sum_on_host),
+MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
+    "nccl": lambda devices: reduction.nccl_all_reduce,
+    "collective": reduction.CollectiveAllReduce,
+    "hierarchical": lambda devices: reduction.hierarchical_all_reduce,
+    "gpu": lambda devices: reduction.sum_on_towers,
+    "cpu": lambda devices: reduction.sum_on_host,
 }
-"""All modes by name; ``ModeName`` lists them for type checkers."""
+"""The reduction of each mode, for given devices."""
+
+
+def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
+    """Why a mode cannot run on devices, None if it can."""
+    if mode == "nccl":
+        available, reason = reduction.nccl_available(devices)
+        return None if available else reason
+    if mode == "hierarchical" and len(devices) % 2:
+        return (
+            "it needs an even number of towers, in two equal groups; there are "
+            f"{len(devices)}"
+        )
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +71,14 @@ def choose(
         name, reason = _default(devices, on_host)
     else:
         name, reason = wanted, "requested"
-        obstacle = MODES[wanted].obstacle(devices)
+        obstacle = _obstacle(wanted, devices)
         if obstacle is not None:
             name = "cpu" if on_host else "gpu"
             reason = f"{wanted!r} was requested, but {obstacle}"
             logger.warning("using mode %r: %s", name, reason)
-    reduce = MODES[name].make(devices)
-    reason += MODES[name].note(reduce)
+    reduce = MODES[name](devices)
+    if isinstance(reduce, reduction.CollectiveAllReduce):
+        reason += f"; {reduce.hint} algorithm"
     if packer is None:
         packer = not on_host
     if packer and len(devices) > 1:
@@ -117,7 +100,7 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
         )
     if len(devices) == 8:
         return "hierarchical", "eight GPUs: two groups of four, as on a DGX-1"
-    obstacle = _nccl(devices)
+    obstacle = _obstacle("nccl", devices)
     if obstacle is None:
         return "nccl", "several physical GPUs"
     return "gpu", f"NCCL cannot run: {obstacle}"

@@ -6,7 +6,7 @@ from keras_towers.agent import share_cores
 from keras_towers.launching.elastic import elastic_options
 from keras_towers.launching.ranks import exported
 from keras_towers.meeting.store import Endpoint, token
-from keras_towers.meeting.variables import job_environment
+from keras_towers.meeting.variables import job_environment, process_environment
 
 pytestmark = pytest.mark.core
 
@@ -40,14 +40,16 @@ DISABLED = "HOROVOD_STALL_CHECK_DISABLE"
     ],
 )
 def test_what_ranks_are_told(changes, inherited, name, value, monkeypatch):
+    changes = dict(changes)
     for other in ("no_proxy", "NO_PROXY", SHARED):
         monkeypatch.delenv(other, raising=False)
     for other, text in inherited.items():
         monkeypatch.setenv(other, text)
     endpoint = Endpoint("127.0.0.1", 1234, "s")
-    stall = {"stall_warning_s": 30, "stall_shutdown_s": 600}
-    options = {"interface": "lo", "seed": None, "elastic": False}
-    told = job_environment(endpoint, **stall | options | changes)
+    common = {"stall_warning_s": 30, "stall_shutdown_s": 600, "seed": None}
+    common |= {name: changes.pop(name) for name in common.keys() & changes}
+    options = {"interface": "lo", "common": process_environment(**common)}
+    told = job_environment(endpoint, **options | changes)
     assert told.get(name) == value
 
 

@@ -100,7 +100,7 @@ class Played:
 
     def counts(self):
         """Return the counts once what has been told is handled."""
-        self.coordinator.flush()
+        self.coordinator.settle(Event.FLUSH)
         return self.coordinator.counts
 
     def has_token(self, replica):
@@ -148,7 +148,7 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
         game.push(1)
         assert game.returns(1) == 2
         # Its gradient is there already: it waits for the next update.
-        game.coordinator.wait()
+        game.coordinator.settle(Event.ASKED)
         assert not game.has_token(1)
         game.push(0)
         assert game.tokens(0, 1) == [2, 2]
@@ -179,7 +179,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
         with played(replicas, 2) as game:
             game.group.tell(Event.LOST, replicas - 1)
             game.push(0)
-            game.coordinator.wait()
+            game.coordinator.settle(Event.ASKED)
             assert game.updates == []
             if replicas == 2:
                 continue
@@ -192,7 +192,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
             game.push(2, 0)
             assert game.tokens(0, 2) == [3, 3]
             game.push(0)
-            game.coordinator.wait()
+            game.coordinator.settle(Event.ASKED)
             assert game.updates == [1, 1, 2]
 
 
@@ -221,5 +221,5 @@ def test_an_error_ends_it():
     (error,) = game.errors
     assert isinstance(error, Boom)
     # Nobody waits for what will not come.
-    game.coordinator.flush()
+    game.coordinator.settle(Event.FLUSH)
     game.coordinator.end()

@@ -35,6 +35,7 @@ from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
     add_atomically,
 )
+from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -107,7 +108,7 @@ class ReplicaCalls(AsyncCalls):
         self.stall_shutdown_s = stall_shutdown_s
         self._rounds = rounds
         self._runs_alone = alone
-        self._last: ReplicaSchedule | None = None
+        self._last: Coordinator | None = None
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -125,8 +126,8 @@ class ReplicaCalls(AsyncCalls):
             *(self._update, self._rounds, self._begin, self.stall_shutdown_s)
         )
 
-    def _begin(self, schedule: ReplicaSchedule) -> None:
-        self._last = schedule
+    def _begin(self, coordinator: Coordinator) -> None:
+        self._last = coordinator
 
     def open(
         self,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.one_device import home, updating
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Rounds
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
@@ -71,7 +71,7 @@ class ReplicaSchedule(UpdateSchedule):
         self,
         update: HogwildUpdate,
         rounds: Rounds,
-        begins: Callable[[ReplicaSchedule], None],
+        begins: Callable[[Coordinator], None],
         limit_s: float | None = None,
     ):
         super().__init__(update)
@@ -90,13 +90,6 @@ class ReplicaSchedule(UpdateSchedule):
         self._group = Group(name, _HOST, self._rounds)
         self._group.initialise()
         self._averages = Averages(name, self._group, _place, self._apply)
-
-    @property
-    def counts(self) -> ReplicaCounts:
-        """How many gradients the last ``fit`` used and dropped."""
-        if self._coordinator is None:
-            return ReplicaCounts.none(self._rounds.replicas)
-        return self._coordinator.counts
 
     @property
     def runs(self) -> bool:
@@ -132,10 +125,10 @@ class ReplicaSchedule(UpdateSchedule):
         apply = self._averages.function()
         self._failed = failed
         self._averages.begin()
-        self._begins(self)
         self._coordinator = Coordinator(
             self._group, apply, self._error, limit_s=self._limit_s
         )
+        self._begins(self._coordinator)
         for replica in range(self._rounds.replicas):
             self._group.tell(Event.ENTERED, replica)
         self._coordinator.start()
@@ -159,12 +152,8 @@ class ReplicaSchedule(UpdateSchedule):
         return step()
 
     def settle(self, whole: bool) -> None:
-        if self._coordinator is None:
-            return
-        if whole:
-            self._coordinator.flush()
-        else:
-            self._coordinator.wait()
+        if self._coordinator is not None:
+            self._coordinator.settle(Event.FLUSH if whole else Event.ASKED)
 
     def end(self) -> None:
         if self._coordinator is not None:

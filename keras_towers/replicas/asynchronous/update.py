@@ -6,7 +6,6 @@ other towers. What depends on the number of updates runs under a lock.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -127,7 +126,7 @@ def _add(
     """Add to a variable atomically, so that no concurrent write is lost."""
     native = variable._value
     if (
-        (tower_lib.current() is None and _atomic.get() is None)
+        (tower_lib.current() is None and atomic.get() is None)
         or not isinstance(native, tf.Variable)
         or isinstance(native, compat.DistributedVariable)
         or not native.shape.is_fully_defined()
@@ -140,12 +139,8 @@ def _add(
     return getattr(native, name)(value)
 
 
-_atomic: Slot[bool] = Slot()
-
-
-def adding_atomically() -> contextlib.AbstractContextManager[None]:
-    """Let what ``add_atomically`` has replaced apply outside of towers, too."""
-    return _atomic.filled(True)
+# Filled where what ``add_atomically`` replaces applies outside of towers, too.
+atomic: Slot[bool] = Slot()
 
 
 def add_atomically() -> None:

@@ -15,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas.asynchronous.update import (
-    adding_atomically,
+    atomic,
     takes_turns,
 )
 from keras_towers.replicas.resources import (
@@ -139,7 +139,7 @@ class DirectSession(Session):
 
     def take(self, call: UpdateCall) -> None:
         there = self.variables.at_servers(call.optimizer, call.variables)
-        with there, adding_atomically():
+        with there, atomic.filled(True):
             call.run()
 
     @contextlib.contextmanager

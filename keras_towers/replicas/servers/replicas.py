@@ -177,7 +177,7 @@ class ReplicaSession(Session):
 
     def _finish(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.flush()
+            self._coordinator.settle(Event.FLUSH)
             self._coordinator.end()
         self._check_error()
 
