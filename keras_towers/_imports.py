@@ -45,12 +45,7 @@ def check() -> None:
 
 
 def packages(module: str) -> dict[str, str]:
-    """The installed packages that contain a module, and their versions.
-
-    Example:
-        >>> packages("tensorflow")
-        {'tensorflow-cpu': '2.21.0'}
-    """
+    """The installed packages that contain a module, and their versions."""
     found = metadata.packages_distributions().get(module, [])
     # They may be written with underscores.
     return {

@@ -214,12 +214,7 @@ def build_tools(needed: bool) -> Iterator[Finding]:
 
 
 def known_versions(text: str) -> dict[str, tuple[str, str]]:
-    """Parse ``compat.KNOWN_TO_WORK``: the first and last version of each.
-
-    Example:
-        >>> known_versions("TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15")
-        {'TensorFlow': ('2.20', '2.21'), 'Keras': ('3.14', '3.15')}
-    """
+    """Parse ``compat.KNOWN_TO_WORK`` to the first and last version of each."""
     pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
     return {
         name: (first, last) for name, first, last in re.findall(pattern, text)

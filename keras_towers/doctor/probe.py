@@ -1,7 +1,6 @@
 """Reports TensorFlow's and Keras's state as JSON, in a separate process.
 
-So an import that crashes (for example because the CPU lacks an instruction that
-the wheel needs) does not crash the doctor.
+So an import that crashes does not crash the doctor.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ from keras_towers.system import usable_cores
 
 
 def look(timeout_s: float = 120) -> dict[str, Any]:
-    """Run this module in a fresh process.
-
-    Returns:
-        What ``_facts`` returns, or only an ``"error"`` if the process failed.
-    """
+    """Run this module in a fresh process; return facts, or an ``"error"``."""
     environment = {
         "KERAS_BACKEND": "tensorflow",
         **os.environ,
@@ -38,13 +33,7 @@ def look(timeout_s: float = 120) -> dict[str, Any]:
 
 
 def machine_facts(timeout_s: float) -> dict[str, Any]:
-    """Return the facts that put figures in context, or raise an error.
-
-    Raises:
-        CompatibilityError: TensorFlow is not installed, or is not Keras's
-            backend.
-        TowerError: TensorFlow or Keras cannot be imported.
-    """
+    """Return the facts that put figures in context, or raise an error."""
     _imports.check()
     found = look(timeout_s)
     error = found.get("error") or found.get("keras_error")

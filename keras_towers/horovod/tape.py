@@ -46,16 +46,6 @@ def DistributedGradientTape(
     Args:
         gradtape: a tape, used or not.
         device_dense: as for ``DistributedOptimizer``, like all that follow.
-        device_sparse: the device on which sparse gradients are gathered.
-        compression: how dense gradients are sent.
-        sparse_as_dense: reduce sparse gradients as dense ones.
-        op: ``hvd.Average``, ``hvd.Sum`` or, over MPI, ``hvd.Adasum``.
-        gradient_predivide_factor: divide by this factor before the sum.
-        num_groups: Horovod's old form of ``groups``.
-        groups: a number of groups, or lists of variables.
-        process_set: the processes to reduce over.
-        scale_local_gradients: divide gradients of local variables by the number
-            of ranks.
 
     Returns:
         A tape of the same class that has recorded the same. Its ``gradient``

@@ -1,15 +1,7 @@
 """The job's key-value store, by which its processes meet and leave values.
 
-One process serves it: the launcher, or rank 0 where another launcher started
-the ranks. Horovod's engine meets there too, and asks it as it asks Horovod's
-own server, which answers whoever reaches it. Every job therefore has a secret,
-known to its processes alone, and from it
-
-- a token that every path has to begin with. Horovod's C++ code cannot sign its
-  requests, but it puts ``http://``, the host's name, the port and the path
-  together as text: a token behind the host's name is part of every path.
-- signatures of this package's requests and of the answers, because a token can
-  be read where it crosses a network.
+One process serves it, to those that know the secret of the job: it signs all
+requests and answers, and gives Horovod's clients a token.
 """
 
 from __future__ import annotations

@@ -25,12 +25,9 @@ class BytePSStrategy(BaseStrategy):
     Gradients are summed by servers, which run beside the processes that train,
     or on machines without GPUs of their own. All processes run the same script,
     started by ``keras-towers run -np 4 --strategy byteps script.py``, and each
-    takes its share of every global batch. The weights are those that one
-    process would have trained, up to float rounding, and bit-identical on every
-    rank. Metrics and ``History`` are those of the global batch, on every rank.
-    The option ``exact`` makes BatchNormalization and random layers equal, too.
-    With ``compression=None`` servers sum gradients without loss, as with
-    ``compression="none"``.
+    takes its share of every global batch. Results are those of one process, as
+    with ``HorovodStrategy``. With ``compression=None`` servers sum gradients
+    without loss, as with ``compression="none"``.
 
     Ports tensorpack's ``BytePSTrainer``; the engine is BytePS (Jiang et al., "A
     Unified Architecture for Accelerating Distributed DNN Training in

@@ -31,11 +31,8 @@ class MultiWorkerTowerStrategy(BaseStrategy):
 
     Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
     same script, and exchange tensors by TensorFlow's own collective operations
-    and gRPC servers. Each takes its share of every global batch. The weights
-    are those that one process would have trained, up to float rounding, and
-    bit-identical on every rank. Metrics and ``History`` are those of the
-    global batch, on every rank. The option ``exact`` makes BatchNormalization
-    and random layers equal, too.
+    and gRPC servers. Each takes its share of every global batch. Results are
+    those of one process, as with ``HorovodStrategy``.
 
     The chief, or else the first worker, is rank 0. TensorFlow starts as one of
     the tasks if ``keras_towers`` is imported before the first tensor or model;

@@ -22,16 +22,12 @@ class Took(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """The times of C calls of the train function, in seconds since 1970.
-
-    Attributes:
-        begins: when Keras asked for the steps.
-        ends: when it had them; NaN where callbacks run in another thread.
-        nexts: when all callbacks had run.
-    """
+    """The times of C calls of the train function, in seconds since 1970."""
 
     begins: np.ndarray
+    # NaN where callbacks run in another thread.
     ends: np.ndarray
+    # When all callbacks had run.
     nexts: np.ndarray
 
     @property

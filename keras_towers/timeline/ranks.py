@@ -20,25 +20,22 @@ HOST = 0
 
 @dataclasses.dataclass
 class OfRank:
-    """Measurements of one rank; all times are in seconds since 1970.
-
-    Attributes:
-        stamps: as ``fit.context.marks.Recorder.steps`` returns them.
-        spans: towers, begins and ends of steps that are a tower's own, of shape
-            [steps, 3].
-        calls: those of the train function, of shape [3, calls].
-        others: names, begins and ends of validation and callbacks.
-    """
+    """Measurements of one rank; all times are in seconds since 1970."""
 
     rank: int
     machine: str
     devices: list[str]
     first_step: int
     first_call: int
+    # As fit.context.marks.Recorder.steps returns them.
     stamps: np.ndarray
+    # Towers, begins and ends of steps that are a tower's own: [steps, 3].
     spans: np.ndarray
+    # The begins of the calls that traced the step.
     traced: np.ndarray
+    # Of the train function: [3, calls].
     calls: np.ndarray
+    # Names, begins and ends of validation and callbacks.
     others: list[Any]
 
     @classmethod

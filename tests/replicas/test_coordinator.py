@@ -4,6 +4,7 @@ Replicas are played by the test; an update takes what they have pushed.
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 
@@ -201,9 +202,10 @@ def test_a_thread_that_hangs_is_not_waited_for():
     free = threading.Event()
     game.coordinator._apply = lambda count, tokens: free.wait(60) and []
     game.push(0)
-    for wait in (game.coordinator.flush, game.coordinator.end):
+    wait = functools.partial(game.coordinator.settle, Event.FLUSH)
+    for waits in (wait, game.coordinator.end):
         with pytest.raises(TowerError, match="has not been applied for 0.5 s"):
-            wait()
+            waits()
     free.set()
     game.coordinator.join(SECONDS)
     assert not game.coordinator.is_alive()
