@@ -27,17 +27,15 @@ from byteps.tensorflow import (  # noqa: E402
 )
 
 from keras_towers.byteps import callbacks  # noqa: E402
-from keras_towers.byteps.functions import (  # noqa: E402
+from keras_towers.byteps.functions import (  # noqa: E402  # noqa: E402
+    DistributedOptimizer,
     broadcast,
     broadcast_global_variables,
     broadcast_variables,
     init,
+    load_model,
     push_pull,
     shutdown,
-)
-from keras_towers.byteps.optimizer import (  # noqa: E402
-    DistributedOptimizer,
-    load_model,
 )
 
 __all__ = [
