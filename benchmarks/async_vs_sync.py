@@ -129,23 +129,21 @@ def make_model() -> keras.Model:
 
 def train(name: str, seconds: float) -> Curve:
     """Train for some seconds; return the curve."""
-    digits = load_digits()
-    x = (digits.images / 16).astype("float32").reshape(-1, 64)
-    curve = Curve(x, digits.target, seconds)
-    strategy = kt.strategy(name, towers=TOWERS)
+    x, y = data()
+    curve = Curve(x, y, seconds)
     # Every tower takes a batch of this size: a step of synchronous towers
     # trains on as many of them as there are towers.
     each = BATCH_SIZE * (1 if name == "async" else TOWERS)
-    with strategy:
-        make_model().fit(
-            x,
-            digits.target,
-            batch_size=each,
-            epochs=1000,
-            verbose=0,
-            callbacks=[curve],
-        )
+    options = {"epochs": 1000, "verbose": 0, "callbacks": [curve]}
+    with kt.strategy(name, towers=TOWERS):
+        make_model().fit(x, y, batch_size=each, **options)
     return curve
+
+
+def data() -> tuple[Any, Any]:
+    """Images of shape [1797, 64], and their digits."""
+    digits = load_digits()
+    return (digits.images / 16).astype("float32").reshape(-1, 64), digits.target
 
 
 def draw(
@@ -163,22 +161,37 @@ def draw(
         times, losses = curves[name]
         label = f"{title}: {losses[-1]:.2f}"
         axes.plot(times, losses, line, label=label, color=colour)
+    over_time(axes)
+    of_losses(axes)
+    axes.set_title(f"{TOWERS} towers, one of them {SLOW} times slower")
+    axes.legend(frameon=False, title="loss at the end", alignment="left")
+    explain(figure, "tower", machine)
+    return figure
+
+
+def over_time(axes: Any) -> None:
+    """Let axes begin with the training."""
+    axes.set_xlim(0)
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def of_losses(axes: Any) -> None:
+    """Let axes show losses."""
+    axes.set_ylabel("loss over 1,797 digits, lower is better")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter("")
-    axes.set_xlim(0)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("loss over 1,797 digits, lower is better")
-    axes.set_title(f"{TOWERS} towers, one of them {SLOW} times slower")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, title="loss at the end", alignment="left")
+
+
+def explain(figure: pyplot.Figure, slow: str, machine: str) -> None:
+    """Say below a picture what was measured, and where."""
     figure.supxlabel(
         f"A layer sleeps {SECONDS * 1000:.0f} ms a step in place of a device's "
-        f"work, {SECONDS * SLOW * 1000:.0f} ms on the slow tower.\n{machine}",
+        f"work, {SECONDS * SLOW * 1000:.0f} ms on the slow {slow}.\n{machine}",
         fontsize=7,
     )
-    return figure
 
 
 def main(

@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import tensorflow as tf
 import typer
 from matplotlib import pyplot
-from matplotlib.ticker import LogLocator, ScalarFormatter
-from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from benchmarks import async_vs_sync as device
@@ -49,20 +47,13 @@ class Progress(device.Curve):
 
 def train(aggregate: int, seconds: float) -> Progress:
     """Train for some seconds, averaging so many gradients an update."""
-    digits = load_digits()
-    x = (digits.images / 16).astype("float32").reshape(-1, 64)
+    x, y = device.data()
     with kt.SyncReplicasStrategy(
         replicas_to_aggregate=aggregate, total_num_replicas=REPLICAS
     ) as strategy:
-        progress = Progress(x, digits.target, seconds, strategy)
-        device.make_model().fit(
-            x,
-            digits.target,
-            batch_size=device.BATCH_SIZE,
-            epochs=1000,
-            verbose=0,
-            callbacks=[progress],
-        )
+        progress = Progress(x, y, seconds, strategy)
+        options = {"epochs": 1000, "verbose": 0, "callbacks": [progress]}
+        device.make_model().fit(x, y, batch_size=device.BATCH_SIZE, **options)
     print(f"R = {aggregate}: {strategy.counts}")
     return progress
 
@@ -84,26 +75,15 @@ def draw(
         steps.plot(times, updates, label=title, color=colour)
         losses.plot(times, loss, label=title, color=colour)
     steps.set_ylabel("global step (updates), higher is better")
-    losses.set_ylabel("loss over 1,797 digits, lower is better")
-    losses.set_yscale("log")
-    losses.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    losses.yaxis.set_major_formatter(ScalarFormatter())
-    losses.yaxis.set_minor_formatter("")
     for axes in (steps, losses):
-        axes.set_xlim(0)
-        axes.set_xlabel("seconds")
-        axes.spines[["top", "right"]].set_visible(False)
+        device.over_time(axes)
+    device.of_losses(losses)
     steps.set_ylim(0)
     steps.legend(frameon=False)
     figure.suptitle(
         f"{REPLICAS} replicas, one of them {device.SLOW} times slower"
     )
-    figure.supxlabel(
-        f"A layer sleeps {device.SECONDS * 1000:.0f} ms a step in place of a "
-        f"device's work, {device.SECONDS * device.SLOW * 1000:.0f} ms on the "
-        f"slow replica.\n{machine}",
-        fontsize=7,
-    )
+    device.explain(figure, "replica", machine)
     return figure
 
 

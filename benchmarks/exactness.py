@@ -14,7 +14,6 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+
+from keras_towers import subprocesses
 
 TOWERS = 2
 TIMEOUT_S = 120
@@ -180,19 +181,12 @@ def run_case(index: int, which: str) -> str:
 
 def _in_fresh_process(index: int, which: str) -> str:
     command = [sys.executable, __file__, "--case", str(index), "--which", which]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    ended = subprocesses.run(command, TIMEOUT_S)
+    if ended.code is None:
         return f"hangs (ended after {TIMEOUT_S} s)"
-    if done.returncode:
-        return f"crash: exit code {done.returncode}"
-    return json.loads(done.stdout.splitlines()[-1])
+    if ended.code:
+        return f"crash: exit code {ended.code}"
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def main(
