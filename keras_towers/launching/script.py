@@ -157,13 +157,10 @@ def _from_script(trace: TracebackType | None) -> TracebackType | None:
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename in ours:
         first = first.tb_next
-    # If the error is not in the script, show all frames.
-    return first or (None if _is_syntax() else trace)
-
-
-def _is_syntax() -> bool:
-    # A syntax error has no frame in the script; its message has the line.
-    return isinstance(sys.exc_info()[1], SyntaxError)
+    # If the error is not in the script, show all frames. A syntax error has no
+    # frame there, but its message has the line.
+    syntax = isinstance(sys.exc_info()[1], SyntaxError)
+    return first or (None if syntax else trace)
 
 
 if __name__ == "__main__":

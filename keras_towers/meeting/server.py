@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +24,6 @@ from keras_towers.meeting.store import (
     SCOPE,
     SIGNATURE,
     Endpoint,
-    new_secret,
     same,
     sign,
     token,
@@ -55,7 +55,7 @@ class StoreServer(ThreadingHTTPServer):
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
         super().__init__((address, port), Handler)
-        self.secret: str = secret or new_secret()
+        self.secret: str = secret or secrets.token_hex(32)
         self.endpoint = Endpoint(
             address, int(self.server_address[1]), self.secret
         )

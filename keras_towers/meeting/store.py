@@ -210,11 +210,6 @@ def by_rank(store: Store, key: str, ranks: Iterable[int]) -> dict[int, Any]:
     return {rank: value for rank, value in found.items() if value is not None}
 
 
-def new_secret() -> str:
-    """The secret of a new job."""
-    return secrets.token_hex(32)
-
-
 def token(secret: str) -> str:
     """The beginning of every path; tells nothing of the secret."""
     # Horovod's C++ code cannot sign its requests. But it puts "http://", the

@@ -25,6 +25,11 @@ class ServerPeers:
         self, connection: Connection, prefix: str, stall_shutdown_s: float
     ):
         self.connection: Connection = connection
+        cluster = connection.cluster
+        self.rank: int = cluster.rank
+        self.size: int = cluster.size
+        self.local_rank: int = cluster.local_rank
+        self.local_size: int = cluster.local_size
         self.prefix = prefix
         self.stall_shutdown_s = stall_shutdown_s
         self._number = 0
@@ -38,22 +43,6 @@ class ServerPeers:
             yield
         finally:
             self._look = before
-
-    @property
-    def rank(self) -> int:
-        return self.connection.rank
-
-    @property
-    def size(self) -> int:
-        return self.connection.size
-
-    @property
-    def local_rank(self) -> int:
-        return self.connection.cluster.local_rank
-
-    @property
-    def local_size(self) -> int:
-        return self.connection.cluster.local_size
 
     def gather_objects(self, value: Any) -> list[Any]:
         self._number += 1

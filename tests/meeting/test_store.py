@@ -17,7 +17,7 @@ from keras_towers.meeting.hosts import slots
 from keras_towers.meeting.server import LISTENERS_SCOPE, StoreServer
 from keras_towers.meeting.store import SIGNATURE, sign, token
 
-SECRET = store.new_secret()
+SECRET = "ab" * 32
 
 
 class Payload:
@@ -61,7 +61,7 @@ def ask(server, method, path, body=None, headers=None):
 
 def test_a_forged_worker_address_is_not_taken(server, tmp_path):
     body = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
-    wrong = token(store.new_secret())
+    wrong = token("cd" * 32)
     for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
         path = urllib.request.quote(f"{prefix}/{LISTENERS_SCOPE}/h:0")
         assert ask(server, "PUT", path, body) == 403

@@ -196,7 +196,7 @@ class DirectSession(Session):
         """Get the weights when all updates have been made."""
         with tf.control_dependencies([self._barrier.wait()]):
             # Before the second wait: so all stop after the same step.
-            stopped = self._read_stopped()
+            stopped = self._store.read(self._stopped)
             with tf.control_dependencies([stopped]):
                 self._refresh()
         return stopped

@@ -128,7 +128,7 @@ class ReplicaSession(Session):
         token = self._group.wait(self.rank)
         with tf.control_dependencies([token]):
             self.variables.copy_here()
-            return token, self._read_stopped()
+            return token, self._store.read(self._stopped)
 
     def _started(self) -> Coordinator:
         # Keras cannot trace in several threads: the first step is traced now.

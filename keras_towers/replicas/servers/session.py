@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
@@ -149,10 +148,6 @@ class Session:
 
     def _stop(self, fit: int) -> None:
         self._store.put(self._stopped, fit)
-
-    def _read_stopped(self) -> tf.Tensor:
-        """Read which fit the chief has stopped, as part of a function."""
-        return self._store.read(self._stopped)
 
     def _goes_on(self, stopped: int | None) -> bool:
         """Whether this fit goes on, given the last one that was stopped."""

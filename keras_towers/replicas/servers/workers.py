@@ -85,10 +85,6 @@ class Workers:
         """Tell that this one has left."""
         self._store.put(self._own("left"), True)
 
-    def have_left(self) -> set[int]:
-        """The workers that have."""
-        return set(self._of_all("left"))
-
     def end(self, steps: int) -> None:
         """Tell that all is over, after so many steps; on the chief only."""
         self._store.put(self._ended, steps)
@@ -201,7 +197,7 @@ class Workers:
         told, over = False, None
         while missing:
             came = self._happened(f"{self._name}/left-{missing[0]}")
-            left = self.have_left()
+            left = self._of_all("left")
             missing = [rank for rank in missing if rank not in left]
             if came:
                 continue
