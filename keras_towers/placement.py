@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 import logging
 import math
-import operator
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.devices import canonical
+from keras_towers.devices import canonical, whole
 from keras_towers.errors import TowerError
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -221,11 +220,8 @@ def _parts(name: Any) -> tuple:
 
 
 def _checked_bytes(small_bytes: Any) -> int:
-    try:
-        number = operator.index(small_bytes)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(small_bytes, bool):
+    number = whole(small_bytes)
+    if number is None or number < 0:
         raise TowerError(
             f"small_bytes={small_bytes!r} is not allowed: give a whole number "
             "of bytes, 0 or more."
