@@ -39,12 +39,9 @@ def test_a_name_that_is_gone(path):
 @pytest.mark.parametrize(
     "path",
     [
-        "keras.src.models.model:Trainer._maybe_symbolic_build",
         "keras.src.optimizers.base_optimizer:BaseOptimizer.scale_loss",
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "keras.src.losses.loss:reduce_values",
-        "keras.layers:Layer._flatten_layers",
-        "tensorflow.python.distribute.values:PerReplica",
     ],
 )
 def test_a_name_that_is_patched_is_looked_for_at_import(path, monkeypatch):

@@ -33,8 +33,13 @@ def test_each_is_short_and_listed(path):
     ("name", "said"),
     [
         ("digits", "test accuracy 9"),
-        ("contrastive", "a weight to one device"),
-        pytest.param("own_model", "is safe to split", marks=pytest.mark.long),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("contrastive", "a weight to one device"),
+                ("own_model", "is safe to split"),
+            )
+        ),
     ],
 )
 def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):

@@ -129,7 +129,7 @@ def wait_until(happened: Callable[[], bool], limit_s: float = 60) -> bool:
     return found
 
 
-def all_gone(processes: list[psutil.Process], limit_s: float = 10) -> bool:
+def all_gone(processes: list[psutil.Process], limit_s: float = 60) -> bool:
     """Whether processes have ended; those that have not are ended."""
     _, alive = psutil.wait_procs(processes, timeout=limit_s)
     for process in alive:

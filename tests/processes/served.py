@@ -24,7 +24,7 @@ from tests.kit.ranks import check, main
 from tests.processes import exact  # noqa: F401
 from tests.processes import small as s
 
-REPETITIONS = int(os.environ.get("REPETITIONS", 3))
+REPETITIONS = int(os.environ.get("REPETITIONS", 2))
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 
 

@@ -106,7 +106,7 @@ def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
     """What is trained is what rank 0 trains by itself."""
 
     def made(rank):
-        return s.model(optimizer=keras.optimizers.SGD(0.01 * (rank + 1)))
+        return s.eager(optimizer=keras.optimizers.SGD(0.01 * (rank + 1)))
 
     with s.Messages() as messages:
         s.assert_as_one_process(
@@ -160,7 +160,7 @@ def evaluate_predict_and_single_batches():
         ]
         return [np.asarray(result) for result in results]
 
-    mine, alone = s.model(), s.eager()
+    mine, alone = s.eager(), s.eager()
     with s.Strategy():
         found = act(mine)
     s.assert_equal_on_ranks([part.tobytes() for part in found])
@@ -181,7 +181,7 @@ def statistics_are_averaged():
             keras.layers.Dense(3),
         ]
     )
-    mine.compile("sgd", "mse")
+    mine.compile("sgd", "mse", run_eagerly=True)
     with s.Strategy():
         s.fit(mine, batch_size=10)
         mine.train_on_batch(s.X[:10], s.Y[:10])

@@ -237,7 +237,9 @@ class AsksForValues(m.MSE):
         return {**logs, "more": float(ops.mean(data[0]))}
 
 
-@pytest.mark.parametrize("cls", [InConditional, InFunction, AsksForValues])
+@pytest.mark.parametrize(
+    "cls", some_of([InConditional, InFunction, AsksForValues])
+)
 def test_what_fit_refuses_is_not_safe(cls):
     model = m.own(cls)
     report = verified(model, X, Y)

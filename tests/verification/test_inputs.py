@@ -13,6 +13,7 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.verification import Kind
+from tests.kit.long import some_of
 from tests.verification import models as m
 
 X, Y = m.FEATURES, m.TARGETS
@@ -126,7 +127,7 @@ def _unbuilt_optimizer():
     return model
 
 
-@pytest.mark.parametrize("make", [Lazy, _unbuilt_optimizer])
+@pytest.mark.parametrize("make", some_of([Lazy, _unbuilt_optimizer]))
 def test_a_new_model_trains_as_if_nothing_had_happened(make):
     weights = []
     for asks in (True, False):
@@ -185,18 +186,15 @@ def test_parts_with_other_numbers_of_rows_are_named():
     assert "x['a']: 24, x['b']: 5, y: 24" in report.findings[0].message
 
 
-@pytest.mark.parametrize(
-    ("towers", "rows", "batches"), [(2, 24, (8, 8, 8, 7)), (5, 7, (7,))]
-)
-def test_uneven_batches_and_other_numbers_of_towers(towers, rows, batches):
-    report = kt.verify(plain(), X[:rows], Y[:rows], towers=towers, batch_size=8)
+def test_uneven_batches_and_other_numbers_of_towers():
+    report = kt.verify(plain(), X[:15], Y[:15], towers=5, batch_size=8)
     assert report.safe, str(report)
-    assert report.batch_sizes == batches
+    assert report.batch_sizes == (8, 7)
 
 
 @pytest.mark.parametrize(
     ("cls", "expected"),
-    [(m.SSE, [Kind.LOG]), (m.MSE, [Kind.GRADIENT])],
+    some_of([(m.SSE, [Kind.LOG]), (m.MSE, [Kind.GRADIENT])]),
 )
 def test_average_false(cls, expected):
     # Logs that are no metrics are averaged.

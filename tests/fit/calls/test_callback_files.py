@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, close
+from tests.kit.long import long_but
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -106,7 +107,10 @@ def test_tensorboard(written):
     assert len(found) == len(wanted) > len(losses)
 
 
-@pytest.mark.parametrize("save_freq, resumed_on", [("epoch", 2), (3, 1)])
+@pytest.mark.parametrize(
+    "save_freq, resumed_on",
+    long_but(("epoch", 2).__eq__, [("epoch", 2), (3, 1)]),
+)
 def test_backup_and_restore(save_freq, resumed_on, tmp_path):
     """Killed in the second epoch; a new process goes on where it was saved."""
     ran = []

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.long import long_but
+from tests.kit.long import long_but, some_of
 from tests.kit.training import linear, strategy_of
 
 BATCH = 8
@@ -96,17 +96,15 @@ FITS = {
         ("unknown length", 7, {}),
         ("shuffled", 7, {}),
         ("numpy", 7, {"shuffle": True, "epochs": 3}),
-        # Batches that are too small for all towers.
-        ("tf.data", 1, THREE_STEPS),
         # One device goes on in the second epoch where the first one stopped.
         ("PyDataset", 8, THREE_STEPS),
         # More than there are.
         ("tf.data", 8, {"steps_per_epoch": 9}),
     ],
-    # Pieces of 3, 3 and 1, in the end of 2, 2 and 0.
+    # Pieces of 3, 3 and 1, in the end of 2, 2 and 0; and batches that are too
+    # small for all towers.
     (SPLIT, True): [("numpy", 7, {}), ("tf.data", 1, THREE_STEPS)],
     (EACH, False): [
-        ("numpy", 4, {}),
         ("PyDataset", 4, {}),
         ("tf.data", 18, {}),
         ("unknown length", 4, THREE_STEPS),
@@ -143,7 +141,7 @@ def test_fit(kind, ahead):
     assert_exact(linear, act, strategy, reference, in_graph=True)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", some_of([False, True]))
 def test_several_steps_in_one_and_validation(ahead):
     def act(model):
         data = batches(5) if ahead else unknown_length(5)
@@ -157,7 +155,7 @@ def test_several_steps_in_one_and_validation(ahead):
 
 @pytest.mark.parametrize(
     "source, ahead",
-    [("generator", False), ("PyDataset", True)],
+    some_of([("generator", False), ("PyDataset", True)]),
 )
 def test_evaluate_and_predict(source, ahead):
     def act(model):

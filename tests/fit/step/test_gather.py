@@ -39,7 +39,6 @@ def _loss_scaled():
 
 CASES = {
     "together": (together, c.as_they_are, {}),
-    "two passes": (c.simclr, c.sharpness_aware, {}),
     "eager": (c.simclr, c.clipped, {"run_eagerly": True}),
     "sparse and scaled": (
         *(with_rows, clipped_rows),
@@ -50,10 +49,7 @@ CASES = {
 }
 
 
-# Two passes are those of weights that exist once, too.
-@pytest.mark.parametrize(
-    "name", long_but(lambda name: name not in ("two passes", "eager"), CASES)
-)
+@pytest.mark.parametrize("name", long_but("eager".__ne__, CASES))
 def test_steps_that_couple_examples(name):
     loss, by_hand, options = CASES[name]
     once = name == "weights that exist once"

@@ -1,7 +1,6 @@
 """Logs are results of metrics by what they are, not by their names."""
 
 import keras
-import pytest
 import tensorflow as tf
 
 import keras_towers as kt
@@ -56,9 +55,6 @@ def trained(model):
     return history, seen
 
 
-@pytest.mark.parametrize(
-    "eager", [False, pytest.param(True, marks=pytest.mark.long)]
-)
-def test_exact(eager):
-    make = made(Reporting, run_eagerly=eager)
+def test_exact():
+    make = made(Reporting)
     assert_exact(make, trained, kt.TowerStrategy(3), tolerance=5e-6)

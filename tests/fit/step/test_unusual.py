@@ -19,8 +19,7 @@ def _decaying():
     return keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2)
 
 
-@pytest.mark.parametrize("optimizer", [m.momentum, _decaying])
-def test_batches_without_examples(optimizer):
+def test_batches_without_examples():
     def batches():
         for size in (4, 0, 3, 0):
             yield X[:size], Y[:size]
@@ -33,7 +32,7 @@ def test_batches_without_examples(optimizer):
         return model.fit(data, epochs=2, verbose=0).history
 
     # One device does without running eagerly, where its loss is no number.
-    make, towers = compiled(optimizer=optimizer), kt.TowerStrategy(3)
+    make, towers = compiled(optimizer=_decaying), kt.TowerStrategy(3)
     assert_exact(make, act, towers, tolerance=1e-5, in_graph=True)
 
 

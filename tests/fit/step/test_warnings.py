@@ -4,11 +4,9 @@ import keras
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
 from tests.fit.step import written
 from tests.fit.step.written import Stepping, made
-from tests.kit.compare import assert_exact
-from tests.kit.training import X, Y, classifier, fit
+from tests.kit.training import X, Y, classifier
 
 
 class Queueing(Stepping):
@@ -79,16 +77,3 @@ def test_logs_that_are_no_means(caplog):
     assert "'rows'" in rows and "tf.shape(data[0])[0]" in rows
     assert "'vector'" in vector and "one example of the batch" in vector
     assert all("keras.metrics" in each for each in (derived, rows, vector))
-
-
-def test_a_model_recompiled_by_a_callback_is_exact():
-    def act(model):
-        def again(epoch, logs=None):
-            optimizer = keras.optimizers.SGD(0.002)
-            model.compile(optimizer, m.cross_entropy(), metrics=["accuracy"])
-            model.make_train_function()
-
-        note = keras.callbacks.LambdaCallback(on_epoch_end=again)
-        return fit(model, 2, X[:16], Y[:16], callbacks=[note])
-
-    assert_exact(classifier, act, kt.TowerStrategy(2), tolerance=1e-5)

@@ -34,16 +34,15 @@ def on_one_device(kind):
     [
         (written.Together, TOWERS, {}),
         (written.Together, TOWERS, {"run_eagerly": True}),
-        (written.Counting, TOWERS, {"steps_per_execution": 3}),
         (written.Unconditional, SERVERS, {}),
         *long_but(
             lambda _: False,
             [
                 (written.ClippingSometimes, SERVERS, {}),
                 (written.Together, SERVERS, {"run_eagerly": True}),
+                (written.TwoUpdates, SERVERS, {}),
             ],
         ),
-        (written.TwoUpdates, SERVERS, {}),
         (written.Looking, TOWERS, {}),
     ],
 )

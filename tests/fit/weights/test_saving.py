@@ -143,7 +143,7 @@ def test_export_inside_and_after(tmp_path):
     close(served.serve(X).numpy(), model.predict(X, verbose=0), 1e-5)
 
 
-@pytest.mark.parametrize("updates", ["each", "sharded"])
+@pytest.mark.parametrize("updates", some_of(["each", "sharded"]))
 def test_checkpoint_of_plain_training_restored_inside(updates, tmp_path):
     model = linear()
     path = _both(trained(1)).write(str(tmp_path / "plain"))
