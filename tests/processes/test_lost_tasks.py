@@ -169,9 +169,11 @@ NO_SERVER = "cannot be reached any more. Start all tasks"
         pytest.param(SYNC, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
         pytest.param(OTHER, CHIEF, [SERVER, WORKER], NO_CHIEF, marks=LONG),
         pytest.param(SYNC, SERVER, [CHIEF, WORKER], NO_SERVER, marks=LONG),
-        (
+        # Of a server that is interrupted others show it.
+        pytest.param(
             "DistributedParameterServerStrategy",
             *(SERVER, [CHIEF, WORKER], NO_SERVER),
+            marks=LONG,
         ),
     ],
 )

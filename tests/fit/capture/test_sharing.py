@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers.fit.capture import checks
 from keras_towers.fit.context import tower as tower_lib
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
+from tests.fit.step.acts import Acts, Own, Twice, shown
 from tests.kit.compare import assert_same, outcome, same_history, same_model
 from tests.kit.leaving import Boom
 from tests.kit.long import some_of
@@ -77,13 +77,6 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 def _placed(x):
     with tf.device("CPU:0"):
         return x + 1
-
-
-def _caught(x):
-    try:
-        return exchanged(x)
-    except Exception:
-        return x
 
 
 def _scaled_by_id(x):

@@ -10,7 +10,7 @@ from keras_towers.fit import told
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, compiled
 
-BATCH = 12  # which five towers get in parts of two sizes
+BATCH = 11  # which towers get in parts of two sizes
 
 
 class Applied(layers.Layer):
@@ -64,7 +64,7 @@ def _making(*functions, **options):
 
 
 def _fit(model):
-    data = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48]))
+    data = tf.data.Dataset.from_tensor_slices((X[:44], Y[:44]))
     data = data.batch(BATCH, drop_remainder=True)
     return model.fit(data, verbose=0, validation_data=data).history
 
@@ -77,7 +77,7 @@ def _other_methods(model):
 
 @pytest.mark.parametrize(
     "act, towers, options",
-    [(_fit, 5, {"steps_per_execution": 2}), (_other_methods, 2, {})],
+    [(_fit, 3, {"steps_per_execution": 2}), (_other_methods, 2, {})],
 )
 def test_static_shapes(act, towers, options):
     make = _making(*NEED_STATIC_ROWS, **options)
@@ -109,5 +109,5 @@ def test_errors_are_those_of_the_step():
 
     model = _making(lambda x, s: x if x.shape[0] == BATCH else wrong(x, s))()
     strategy = kt.TowerStrategy(2, exact=True)
-    with pytest.raises(ValueError, match="wrong for 6"), strategy:
+    with pytest.raises(ValueError, match="wrong for [56]"), strategy:
         _fit(model)
