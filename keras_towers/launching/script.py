@@ -63,10 +63,10 @@ def _refuse_to_train_alone(fitting: str, served: bool) -> None:
     """Let Keras train in a strategy only, if it trains at all."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
-    from keras_towers.meeting import alone
+    from keras_towers.meeting.check import refuse_alone
     from keras_towers.strategies import STRATEGIES
 
-    alone.refuse(
+    refuse_alone(
         f"To train one model in all of them, add --strategy {fitting} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[fitting].kind}():` "
         "around fit in the script. "

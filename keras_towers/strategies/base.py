@@ -34,8 +34,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.meeting import alone
-from keras_towers.meeting.check import Peers
+from keras_towers.meeting.check import Peers, permit_alone
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -99,7 +98,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             },
         )
         if self._config.peers.size > 1:
-            alone.permit()
+            permit_alone()
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(

@@ -22,7 +22,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
-from keras_towers.meeting import alone
+from keras_towers.meeting.check import check_alone
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import Batches
@@ -237,7 +237,7 @@ def _entered(
         and not placed
         and not keras.distribution.distribution()
     ):
-        alone.check(kind, model.name)
+        check_alone(kind, model.name)
     return _following()
 
 
