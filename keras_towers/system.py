@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -63,12 +62,8 @@ def keep_freed() -> None:
     """Keep memory that was freed, for what comes next."""
     # A server receives tensors of the same sizes again and again. If each were
     # given back to the kernel, it would clear the pages of the next one first.
-    # Without effect where the C library is not glibc.
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
-    mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+    # Only glibc has the function, and can do it.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
+        mallopt(_M_TRIM_THRESHOLD, _LARGEST)
