@@ -305,6 +305,9 @@ ImageLayer = resolve(
     "call _is_batched",
 )
 loss_module = resolve(f"{_KERAS}.losses.loss", "reduce_values apply_mask")
+_compiling = f"{_KERAS}.trainers.compile_utils"
+CompileMetrics = resolve(f"{_compiling}:CompileMetrics")
+MetricsList = resolve(f"{_compiling}:MetricsList")
 LossFunctionWrapper = resolve(
     f"{_KERAS}.losses.losses:LossFunctionWrapper", "call _fn_kwargs"
 )

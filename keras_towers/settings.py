@@ -117,5 +117,8 @@ TRACES_S = 10.0
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin with a save, until a rank takes it for its own.
 SAVE_OWN_S = 1.0
+#: Bytes for each example, up to which [a metric that is no
+#: sum](exactness.md#custom-training-steps) is given those of the global batch.
+METRIC_BYTES = 2**16
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600

@@ -68,6 +68,7 @@ class Difference:
         text: why: "takes the largest value of the batch".
         operation: the operation that does it.
         is_open: whether they may add up nevertheless, as nobody knows.
+        variables: the keys of the variables among what differs.
     """
 
     what: What
@@ -75,6 +76,7 @@ class Difference:
     text: str
     operation: Any
     is_open: bool = False
+    variables: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _pass(
         value, variable = interpreter.state[key], variables[key]
         why = _why_no_state(value, variable)
         what: What = "metric" if variable.merge == "sum" else "state"
-        found.check(what, variable.name, why, value, operation)
+        found.check(what, variable.name, why, value, operation, key)
         if variable.merge == "mean" and not value.is_same:
             not_same.add(key)
     analysis = Analysis(
@@ -183,24 +185,44 @@ class _Differences:
     """Differences, of which those with one cause are one."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[What, str, Any, bool], list[str]] = {}
+        self._found: dict[
+            tuple[What, str, Any, bool], list[tuple[str, Any]]
+        ] = {}
 
     def check(
-        self, what: What, name: str, why: str | None, value: Value, at: Any
+        self,
+        what: What,
+        name: str,
+        why: str | None,
+        value: Value,
+        at: Any,
+        key: Any = None,
     ) -> None:
-        """Note what differs, by an operation or the cause of its value."""
+        """Note what differs, by an operation or the cause of its value.
+
+        Args:
+            key: of a variable, that of its handle.
+        """
         if why is None:
             return
         reason = value.reason
         cause = at if reason is None else reason.operation or at
         is_open = reason is not None and reason.is_open
-        self._names.setdefault((what, why, cause, is_open), []).append(name)
+        found = self._found.setdefault((what, why, cause, is_open), [])
+        found.append((name, key))
 
     def all(self) -> tuple[Difference, ...]:
         """Return them, each with the names of what differs."""
         return tuple(
-            Difference(what, tuple(names), text, operation, is_open)
-            for (what, text, operation, is_open), names in self._names.items()
+            Difference(
+                what,
+                tuple(name for name, _ in found),
+                text,
+                operation,
+                is_open,
+                tuple(key for _, key in found if key is not None),
+            )
+            for (what, text, operation, is_open), found in self._found.items()
         )
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.exactness import models as m
 from tests.fit.capture import test_xla
 from tests.fit.data import test_rows
-from tests.fit.step import test_named_logs, written
+from tests.fit.step import test_named_logs, test_whole_metrics, written
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled
@@ -84,6 +84,17 @@ def xla_compiles_what_each_rank_computes():
         test_xla.dense, test_xla.clipped_and_scaled, jit_compile=True
     )
     assert_exact(make, act)
+
+
+@check
+def metrics_that_are_no_sums():
+    def act(model):
+        returned = test_whole_metrics.fit(model)
+        # Of the sums among them every rank has its own part.
+        model.reset_metrics()
+        return returned
+
+    assert_exact(test_whole_metrics.no_sums(), act)
 
 
 @check

@@ -154,6 +154,7 @@ class TowerCall:
             _calls.filled(self),
             patches.shadowed(self.model, self.shadows()),
         ):
+            self._step.order.begin_call(self.kind in ("fit", "evaluate"))
             try:
                 yield
             finally:

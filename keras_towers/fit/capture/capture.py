@@ -26,12 +26,14 @@ class Captured:
         output: the logs that the step returned.
         updates: its calls of optimizers, in their order.
         results: metrics, with what their ``result`` returned.
+        metric_updates: its updates of metrics.
         loss_is_weighted: whether the gradients are those of a weighted loss.
     """
 
     output: Any
     updates: list[UpdateCall]
     results: list[tuple[Any, Any]]
+    metric_updates: list[tower_lib.MetricUpdate]
     loss_is_weighted: bool
 
 
@@ -49,11 +51,17 @@ def capture(
     it. That is the only other way.
     """
     recorder = _Recorder(tower.update, at_update)
-    tower = dataclasses.replace(tower, update=recorder, results=[])
+    tower = dataclasses.replace(
+        tower, update=recorder, results=[], metric_updates=[]
+    )
     with replica_context.activate(tower):
         output = step(data)
     return Captured(
-        output, recorder.updates, tower.results, tower.loss_is_weighted
+        output,
+        recorder.updates,
+        tower.results,
+        tower.metric_updates,
+        tower.loss_is_weighted,
     )
 
 

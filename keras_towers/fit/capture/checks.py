@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.step.exchange import is_zero
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
@@ -171,6 +172,13 @@ def check_update(call: UpdateCall) -> None:
             )
 
 
+def is_of_metric(variable: Any) -> bool:
+    """Whether a variable holds the state of a metric."""
+    return isinstance(variable, variables_lib.TowerVariable) and (
+        variable.merge in (variables_lib.SUM, variables_lib.WHOLE)
+    )
+
+
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
     """Check that what follows an update uses variables of metrics only."""
     outer = {id(inside): outside for outside, inside in graph.captures}
@@ -178,9 +186,6 @@ def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
-            owner = owner_of(outer.get(id(tensor)))
-            sums = isinstance(owner, variables_lib.TowerVariable) and (
-                owner.merge == variables_lib.SUM
-            )
-            if not sums:
+            outside = outer.get(id(tensor))
+            if not is_of_metric(owner_of(outside)) and not is_zero(outside):
                 raise CannotSplit("uses variables after its update")

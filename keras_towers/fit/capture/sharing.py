@@ -24,10 +24,11 @@ from keras_towers import compat, devices, settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit import told
-from keras_towers.fit.capture import checks, splits, verdict
+from keras_towers.fit.capture import checks
 from keras_towers.fit.capture.capture import capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import Uncompilable, Way
+from keras_towers.fit.capture.judging import Judge
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -57,6 +58,7 @@ class StepTraces:
         attributes: what the step may keep in attributes.
         pieces: the K towers' parts of the batch.
         shares: the K towers' fractions of the batch.
+        judge: tells how the step differs from one device's.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class StepTraces:
         attributes: Attributes,
         pieces: Sequence[Any],
         shares: Sequence[Any],
+        judge: Judge,
     ):
         self._config = config
         self._update = update
@@ -76,7 +79,7 @@ class StepTraces:
         self._shares = shares
         self._shared: TracedStep | None = None
         self._compiles: bool = bool(model.jit_compile)
-        self._is_judged = False
+        self._judge = judge
         self._own_because = ""
         self._begun = time.monotonic()
 
@@ -128,7 +131,7 @@ class StepTraces:
         one_device = alone and self._config.num_towers == 1
         if tf.executing_eagerly():
             if judged and not tower.local_index and not one_device:
-                self._judge("runs eagerly", tower)
+                self._judge.leave_open("runs eagerly", tower)
             return None
         if self._compiles:
             trace = self._compiled(step, data, tower, judged)
@@ -188,14 +191,8 @@ class StepTraces:
         """Trace the step; if it cannot be, leave everything as it was."""
         before = self._attributes.take()
         try:
-            with _as_reasons():
-                trace = TracedStep(
-                    *(self._config, step, tower, data), shared=shared, way=way
-                )
-                if self._attributes.hold_tensors_of(trace.graph):
-                    raise CannotSplit("keeps tensors in attributes")
-            if judged:
-                self._judge(trace, tower)
+            given = *(tower, step, data), shared, way
+            trace = self._judged_trace(*given) if judged else self._cut(*given)
             with _as_reasons():
                 if not shared:
                     trace.finish()
@@ -213,28 +210,45 @@ class StepTraces:
             raise
         return trace
 
-    def _judge(self, found: TracedStep | str, tower: tower_lib.Tower) -> None:
-        """Find out whether the towers do together what one device does.
+    def _cut(
+        self,
+        tower: tower_lib.Tower,
+        step: Callable[[Any], Any],
+        data: Any,
+        shared: bool,
+        way: Way,
+    ) -> TracedStep:
+        """Trace the step up to where its optimizer begins."""
+        with _as_reasons():
+            trace = TracedStep(
+                *(self._config, step, tower, data), shared=shared, way=way
+            )
+            if self._attributes.hold_tensors_of(trace.graph):
+                raise CannotSplit("keeps tensors in attributes")
+        return trace
 
-        Args:
-            found: the step's trace, or why it has none.
-        """
-        ignored = self._config.on_difference == "ignore"
-        if tower.share is None or ignored or self._is_judged:
-            return
-        self._is_judged = True
-        given = self._config, self._model, tower.training
-        if isinstance(found, str):
-            verdict.leave_open(*given, found)
-        else:
-            analysis = splits.analysed(found)
-            overflows = splits.may_overflow(found)
-            verdict.decide(*given, analysis, overflows)
+    def _judged_trace(
+        self, tower: tower_lib.Tower, step: Any, data: Any, *how: Any
+    ) -> TracedStep:
+        """Trace the step as it is judged, again if metrics are no sums."""
+        before = self._attributes.take()
+        while True:
+            try:
+                trace = self._cut(tower, step, data, *how)
+            except (CannotShare, TowerError) as error:
+                # XLA exchanges nothing: the step is traced without it.
+                split = isinstance(error, CannotShare) and "xla" in how
+                if split or not self._judge.give_up():
+                    raise
+            else:
+                if not self._judge.wants_another(trace, tower):
+                    return trace
+            self._attributes.put(before)
 
     def _judge_own_trace(self, tower: tower_lib.Tower) -> None:
         """Judge what is not analysed, once it is known not to fail."""
         if self._own_because:
-            self._judge(self._own_because, tower)
+            self._judge.leave_open(self._own_because, tower)
 
     def _check_cut(self) -> None:
         if self._config.random == "global" and self._compiles:

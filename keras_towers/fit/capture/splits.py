@@ -48,6 +48,18 @@ def analysed(trace: TracedStep) -> Analysis:
     return analyse(trace.graph, inputs, variables, _results(trace))
 
 
+def owners_of(trace: TracedStep) -> dict[str, Any]:
+    """Return the variables on towers of a trace, by the keys of its analysis.
+
+    Of others it is None.
+    """
+    return {
+        inside.name: checks.owner_of(outside)
+        for outside, inside in trace.graph.captures
+        if outside.dtype == tf.resource
+    }
+
+
 def may_overflow(trace: TracedStep) -> bool:
     """Whether a step may be skipped, as numbers are too large for float16."""
     scaled = keras.optimizers.LossScaleOptimizer

@@ -184,7 +184,8 @@ class TracedStep:
         tower.values = Growing()
         tower.values.note_batch(self.data)
         with tf.variable_creator_scope(self._creates):
-            self.captured = capture(step, self.data, tower, self._begin_update)
+            captured = capture(step, self.data, tower, self._begin_update)
+        self.captured = _with_state_read(captured)
         return _tensors(_results(self.captured))
 
     def _creates(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -251,11 +252,31 @@ def _results(captured: Captured) -> Any:
     return [captured.output, *(call.grads for call in captured.updates)]
 
 
+def _with_state_read(captured: Captured) -> Captured:
+    """Read the variables of metrics that a step returns as they are."""
+    read: dict[int, Any] = {}
+
+    def value_of(leaf: Any) -> Any:
+        if not isinstance(leaf, (tf.Variable, keras.Variable)):
+            return leaf
+        if not checks.is_of_metric(getattr(leaf, "_value", leaf)):
+            # The optimizer may change it before one device reads it.
+            raise CannotSplit("returns variables")
+        if id(leaf) not in read:
+            read[id(leaf)] = tf.identity(tf.convert_to_tensor(leaf))
+        return read[id(leaf)]
+
+    results = [
+        (metric, tf.nest.map_structure(value_of, result))
+        for metric, result in captured.results
+    ]
+    output = tf.nest.map_structure(value_of, captured.output)
+    return dataclasses.replace(captured, output=output, results=results)
+
+
 def _tensors(structure: Any) -> list[tf.Tensor]:
     tensors = []
     for leaf in checks.leaves_of(structure):
-        if isinstance(leaf, (tf.Variable, keras.Variable)):
-            raise CannotSplit("returns variables")
         if isinstance(leaf, tf.Tensor):
             if leaf.dtype in (tf.resource, tf.variant):
                 raise CannotSplit(f"returns a {leaf.dtype.name}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import keras
 
+from keras_towers import settings
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import told
@@ -222,6 +223,13 @@ def _remedy(differences: Sequence[Difference], config: TowerConfig) -> str:
         return (
             "Report the result of a keras.metrics metric instead, or use "
             "keras_towers.gather."
+        )
+    if {d.what for d in differences} <= {"metric"}:
+        return (
+            "Its update_state is given the rows of the global batch if it is "
+            "called with a row for each example, of a known size of up to "
+            f"{settings.METRIC_BYTES // 1024} KiB in all "
+            "(keras_towers.settings.METRIC_BYTES)."
         )
     if any("not their mean" in d.text for d in differences):
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import tensorflow as tf
 
@@ -37,6 +37,13 @@ Exchange: TypeAlias = (
 )
 
 
+class MetricUpdate(NamedTuple):
+    """A call of a metric's ``update_state``, with the tensors it was given."""
+
+    metric: Any
+    tensors: Sequence[tf.Tensor]
+
+
 @dataclasses.dataclass
 class Tower:
     """One tower during a step of ``fit``, ``evaluate``, ...
@@ -62,6 +69,9 @@ class Tower:
         attributes: what the step keeps in attributes of Python objects; None:
             it runs alone, without turns.
         results: metrics, with what their ``result`` has returned in the step.
+        metric_updates: the updates of metrics in the step.
+        updates_metric: whether a metric is being updated, or what it consists
+            of.
         keras_step: whether this is Keras's own ``train_step``, which scales one
             loss and applies its gradients once.
         loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
@@ -104,6 +114,8 @@ class Tower:
     factor: float = 1.0
     attributes: Attributes | None = None
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
+    updates_metric: bool = False
     keras_step: bool = False
     loss_is_weighted: bool = False
     rows: Rows | None = None

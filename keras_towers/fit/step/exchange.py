@@ -188,6 +188,12 @@ def _zero(transport: Transport) -> tf.Tensor:
     return _zero_variable().read_value()
 
 
+def is_zero(handle: Any) -> bool:
+    """Whether a handle is that of the variable by which ranks gather."""
+    made = _zero_variable.cache_info().currsize
+    return bool(made) and handle is _zero_variable().handle
+
+
 @functools.cache
 def _zero_variable() -> tf.Variable:
     with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
+from keras_towers.fit.capture.judging import Judge
 from keras_towers.fit.capture.sharing import StepTraces
 from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
@@ -137,7 +138,8 @@ class GlobalStep:
         attributes = Attributes(model, draws)
         before = after = attributes.take()
         given = self.config, self.update, model, attributes
-        traces = StepTraces(*given, batch.pieces, shares)
+        judge = Judge(self.config, model, self.order.begins_a_call())
+        traces = StepTraces(*given, batch.pieces, shares, judge)
 
         def tower_step(index: int, data: Any) -> Any:
             nonlocal after

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.step import whole_metrics
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import sum_over_ranks
@@ -22,8 +23,10 @@ Results: TypeAlias = "Sequence[tuple[keras.metrics.Metric, Any]]"
 def attribute_of_metric(
     original: Callable[[Any, str], Any], metric: Any, name: str
 ) -> Any:
-    """Replace the look-up of ``result`` of a metric: a tower notes results."""
+    """Replace the look-up of ``result`` and ``update_state`` of a metric."""
     value = original(metric, name)
+    if name == "update_state":
+        return whole_metrics.method(metric, value)
     tower = tower_lib.current()
     if name != "result" or tower is None or compat.in_stateless_scope():
         return value
@@ -118,16 +121,19 @@ class Logs:
             if isinstance(variable._value, compat.DistributedVariable)
         }
         with compat.single_device_mode(), tf.device("/device:CPU:0"):
-            values = [_merged(v._value) for v in variables.values()]
-            sums = sum_over_ranks(self._transport, values)
-            seen = {
-                id(v._value): value
-                for v, value in zip(variables.values(), sums, strict=True)
-            }
+            held = [v._value for v in variables.values()]
+            seen = {id(value): _merged(value) for value in held}
+            parts = [id(value) for value in held if not _is_whole(value)]
+            sums = sum_over_ranks(self._transport, [seen[i] for i in parts])
+            seen |= zip(parts, sums, strict=True)
             with variables_lib.viewed(
                 variables.values(), lambda value: seen[id(value)]
             ):
                 yield
+
+
+def _is_whole(value: Any) -> bool:
+    return getattr(value, "merge", None) == variables_lib.WHOLE
 
 
 def _merged(value: Any) -> tf.Tensor:

@@ -36,6 +36,22 @@ class StepOrder:
         self._begun = 0
         self._ordered = False
         self._gate: list[Any] = []
+        self._first: int | None = None
+
+    def begin_call(self, resets: bool) -> None:
+        """Note that steps of a method follow, which may reset metrics."""
+        ordered = resets and self._transport.size > 1
+        self._first = int(self._turn) if ordered else None
+
+    def begins_a_call(self) -> bool:
+        """Whether all ranks have metrics in the state of their beginning.
+
+        A single process always knows their state.
+        """
+        if self._transport.size == 1:
+            return True
+        with tf.init_scope():
+            return self._first == int(self._turn)
 
     def begin(
         self, batch: data_lib.TowerBatch, alone: bool = False

@@ -18,11 +18,13 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 
 MEAN, SUM, FIRST, STREAM = "mean", "sum", "first", "stream"
+WHOLE = "whole"
 _AGGREGATION = {
     MEAN: tf.VariableAggregation.MEAN,
     SUM: tf.VariableAggregation.SUM,
     FIRST: tf.VariableAggregation.ONLY_FIRST_REPLICA,
     STREAM: tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    WHOLE: tf.VariableAggregation.ONLY_FIRST_REPLICA,
 }
 
 TowerOf: TypeAlias = int | Callable[[Any], int]
@@ -132,7 +134,9 @@ class TowerVariable(compat.SyncOnReadVariable):
     * ``"first"``: tower 0's value (integers);
     * ``"stream"``: tower 0's value (state of a seed generator); every other
       tower draws from its own random stream, unless random layers draw as one
-      device.
+      device;
+    * ``"whole"``: tower 0's value, which all others have, too (state of a
+      metric that is computed from the global batch).
 
     A tower without examples computes on a borrowed one. It changes its
     component nevertheless, because a step also writes what does not depend on
@@ -176,6 +180,12 @@ class TowerVariable(compat.SyncOnReadVariable):
                 return self._mean([v.read_value() for v in components])
             first = components[0].read_value()
             return self._stream(first, back=True)
+
+    def merge_as(self, merge: str) -> None:
+        """Let a sum be whole on each tower from now on, or be one again."""
+        value = self.merged_value()
+        self.merge = merge
+        self.assign_everywhere(value)
 
     def final_value(self) -> tf.Tensor:
         """Return the merged value, with what other processes have of a sum."""

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import settings
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -59,12 +60,18 @@ def test_what_differs_is_told_once_with_the_line_and_the_remedy(logged):
     assert "keras_towers.gather" in said
 
 
-def test_a_metric_that_is_no_mean_is_told(logged):
+@pytest.fixture
+def metrics_stay_sums(monkeypatch):
+    monkeypatch.setattr(settings, "METRIC_BYTES", 0)
+
+
+def test_a_metric_that_is_no_mean_is_told(logged, metrics_stay_sums):
     with kt.TowerStrategy(2):
         fit(_model(metrics=[_root_mean_square]))
     ((_, said),) = logged("Sqrt")
     assert "metrics" in said
     assert "gradients" not in said
+    assert "0 KiB" in said
 
 
 def test_an_error_leaves_the_model_as_it_was():
@@ -100,7 +107,9 @@ def test_what_is_not_known_is_not_called_a_difference(logged):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_batch_norm_and_dropout_hide_no_other_difference(exact, logged):
+def test_batch_norm_and_dropout_hide_no_other_difference(
+    exact, logged, metrics_stay_sums
+):
     model = keras.Sequential(
         [
             keras.Input((4,)),

@@ -1,0 +1,140 @@
+"""Judging a step, once: whether the towers do what one device does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import keras
+from keras.metrics import Metric
+
+from keras_towers.fit import told
+from keras_towers.fit.capture import splits, verdict
+from keras_towers.fit.capture.trace import TracedStep
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.step import whole_metrics
+from keras_towers.fit.weights.variables import SUM, WHOLE
+from keras_towers.splitting import Analysis, Difference
+
+logger = logging.getLogger("keras_towers")
+
+
+class Judge:
+    """Finds out what is to be said of a step, and which metrics are no sums.
+
+    Args:
+        config: the towers.
+        model: the model.
+        begins: whether all ranks know what state the metrics are in.
+    """
+
+    def __init__(self, config: TowerConfig, model: keras.Model, begins: bool):
+        self._config = config
+        self._model = model
+        self._begins = begins
+        self._ranks = config.transport.size
+        self._is_done = False
+        # Metrics that towers update from the global batch, on trial.
+        self._tried: list[Metric] | None = None
+
+    def wants_another(self, trace: TracedStep, tower: tower_lib.Tower) -> bool:
+        """Judge the trace of a step; or want it traced again.
+
+        Returns:
+            Whether the towers are to update metrics otherwise than it does.
+        """
+        if not self._judges(tower):
+            return False
+        analysis = splits.analysed(trace)
+        if self._tried is None:
+            self._tried = self._no_sums(trace, analysis)
+            self._merge(self._tried, WHOLE)
+            if self._tried:
+                return True
+        else:
+            differ = (
+                metric
+                for difference in analysis.differences
+                for metric in _metrics_of(trace, difference, self._tried)
+            )
+            if self._give_up(_unique(differ)):
+                return True
+        self._is_done = True
+        for metric in self._tried:
+            if told.is_news(("whole metric", self._model.name, metric.name)):
+                logger.info(
+                    "metric %r is no sum over examples: all towers update it "
+                    "from the global batch",
+                    metric.name,
+                )
+        given = self._config, self._model, tower.training
+        verdict.decide(*given, analysis, splits.may_overflow(trace))
+        return False
+
+    def leave_open(self, why: str, tower: tower_lib.Tower) -> None:
+        """Judge a step that has no trace, or none that is analysed."""
+        if self._judges(tower):
+            self._is_done = True
+            given = self._config, self._model, tower.training
+            verdict.leave_open(*given, why)
+
+    def give_up(self) -> bool:
+        """Let metrics on trial be sums again; return whether there are any."""
+        return not self._is_done and self._give_up(list(self._tried or ()))
+
+    def _judges(self, tower: tower_lib.Tower) -> bool:
+        ignored = self._config.on_difference == "ignore"
+        return tower.share is not None and not ignored and not self._is_done
+
+    def _give_up(self, metrics: list[Metric]) -> bool:
+        self._merge(metrics, SUM)
+        given_up = {id(metric) for metric in metrics}
+        self._tried = [m for m in self._tried or () if id(m) not in given_up]
+        return bool(metrics)
+
+    def _merge(self, metrics: list[Metric], merge: str) -> None:
+        whole_metrics.set_merge(metrics, merge, anew=self._ranks > 1)
+
+    def _no_sums(self, trace: TracedStep, analysis: Analysis) -> list[Metric]:
+        """Return the metrics that are to be updated from the global batch."""
+        config = self._config
+        joined = config.peers.size == config.transport.size
+        if config.batches != "split" or not joined or not self._begins:
+            return []
+        updates = trace.captured.metric_updates
+        able = {id(update.metric): update.metric for update in updates}
+        for update in updates:
+            if not whole_metrics.can_be_gathered(update, self._ranks):
+                able.pop(id(update.metric), None)
+        found = [
+            (difference, _metrics_of(trace, difference, able.values()))
+            for difference in analysis.differences
+        ]
+        # What makes more than these differ is not for metrics to change.
+        others = {d.operation for d, metrics in found if not metrics}
+        return _unique(
+            metric
+            for difference, metrics in found
+            if difference.operation not in others
+            for metric in metrics
+        )
+
+
+def _metrics_of(
+    trace: TracedStep, difference: Difference, metrics: Iterable[Metric]
+) -> list[Metric]:
+    """Return the given metrics that differ; none if anything else does."""
+    owners = splits.owners_of(trace)
+    holders = {
+        id(variable._value): metric
+        for metric in metrics
+        for variable in metric.variables
+    }
+    found = [holders.get(id(owners[key])) for key in difference.variables]
+    of_metrics = [metric for metric in found if metric is not None]
+    return of_metrics if len(of_metrics) == len(difference.names) else []
+
+
+def _unique(metrics: Iterable[Metric]) -> list[Metric]:
+    return list({id(metric): metric for metric in metrics}.values())

@@ -1,0 +1,209 @@
+"""Metrics that are no sums are updated from the global batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.exactness import models as m
+from tests.kit.compare import assert_exact
+from tests.kit.training import compiled
+
+X, Y = m.FEATURES[:13], m.LABELS[:13]
+WEIGHTS = np.linspace(0, 2, len(X)).astype("float32")
+
+
+class Largest(keras.metrics.Metric):
+    """The largest score; of which ``result`` returns the variable."""
+
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if sample_weight is not None:
+            y_pred *= tf.cast(sample_weight, y_pred.dtype)[:, tf.newaxis]
+        largest = tf.reduce_max(y_pred)
+        self.value.assign(tf.maximum(self.value, largest))
+
+    def result(self):
+        return self.value
+
+
+class Deviation(keras.metrics.Metric):
+    """The standard deviation, of parts joined by their means."""
+
+    def __init__(self, name="deviation"):
+        super().__init__(name=name)
+        self.count = self.add_variable((), "zeros", name="count")
+        self.mean = self.add_variable((), "zeros", name="mean")
+        self.squares = self.add_variable((), "zeros", name="squares")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        more = tf.cast(tf.size(y_pred), tf.float32)
+        mean = tf.reduce_mean(y_pred)
+        squares = tf.reduce_sum((y_pred - mean) ** 2)
+        count, apart = self.count + more, mean - self.mean
+        self.squares.assign_add(squares + apart**2 * self.count * more / count)
+        self.mean.assign_add(apart * more / count)
+        self.count.assign(count)
+
+    def result(self):
+        return tf.sqrt(self.squares / self.count)
+
+
+class Parts(keras.metrics.Metric):
+    """A metric that consists of others, of which one is a sum."""
+
+    def __init__(self, name="parts"):
+        super().__init__(name=name)
+        self.peaks = keras.metrics.Mean()
+        self.hits = keras.metrics.SparseCategoricalAccuracy()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.peaks.update_state(tf.reduce_max(y_pred))
+        self.hits.update_state(y_true, y_pred, sample_weight)
+
+    def result(self):
+        return {"peak": self.peaks.result(), "hit": self.hits.result()}
+
+    def reset_state(self):
+        self.peaks.reset_state()
+        self.hits.reset_state()
+
+
+def spread_of_scores(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y_pred)))
+
+
+def _metrics():
+    return [spread_of_scores, Largest(), Deviation(), Parts(), "accuracy"]
+
+
+def no_sums(**options):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        heavy = [Largest("heavy")]
+        metrics = {"metrics": _metrics(), "weighted_metrics": heavy}
+        model.compile(m.momentum(), m.cross_entropy(), **metrics, **options)
+        return model
+
+    return make
+
+
+def fit(model):
+    # The last batch has an example for one tower only.
+    given = {"batch_size": 6, "shuffle": False, "verbose": 0}
+    trained = model.fit(
+        *(X, Y),
+        sample_weight=WEIGHTS,
+        epochs=2,
+        validation_data=(X[:6], Y[:6]),
+        **given,
+    )
+    # Metrics go on from call to call.
+    for _ in range(2):
+        logs = model.train_on_batch(X[:6], Y[:6], return_dict=True)
+    return trained.history, logs
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: kt.TowerStrategy(3, exact=True),
+        pytest.param(
+            lambda: kt.ParameterServerTowerStrategy(2), marks=pytest.mark.long
+        ),
+    ],
+    ids=["towers", "one copy"],
+)
+def test_metrics_that_are_no_sums(strategy, logged):
+    strategy = strategy()
+    assert_exact(no_sums(), fit, strategy, tolerance=2e-5)
+    assert not logged("step of")
+    assert strategy.describe().count("proven to be that of one device") == 2
+
+
+def test_xla_compiles_no_step_that_gathers(logged):
+    make = no_sums(jit_compile=True)
+    assert_exact(make, fit, kt.TowerStrategy(2), tolerance=2e-5)
+    assert logged("jit_compile is off")
+
+
+class Tracked(keras.Sequential):
+    """Updates a metric in the tape, and one that it does not list."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.largest, self.deviation = Largest(), Deviation()
+
+    @property
+    def metrics(self):
+        return [self.largest]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            scores = self(x, training=True)
+            self.largest.update_state(y, scores)
+            loss = self.compute_loss(y=y, y_pred=scores)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.deviation.update_state(y, scores)
+        return {
+            "loss": loss,
+            "largest": self.largest.result(),
+            "deviation": self.deviation.result(),
+        }
+
+
+def test_in_a_step_of_the_users_own(logged):
+    def build():
+        keras.utils.set_random_seed(1)
+        return Tracked([keras.Input((6,)), keras.layers.Dense(3)])
+
+    def act(model):
+        given = {"batch_size": 6, "shuffle": False, "verbose": 0}
+        return model.fit(X, Y, epochs=2, **given).history
+
+    assert_exact(compiled(build), act, kt.TowerStrategy(2), tolerance=2e-5)
+    assert not logged("step of")
+
+
+class Coupled(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs / tf.reduce_max(tf.abs(inputs))
+
+
+def test_what_the_metric_is_not_the_cause_of(logged):
+    """Scores that differ already are no reason to gather them."""
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3), Coupled()]
+    )
+    model.compile("sgd", m.cross_entropy(), metrics=["accuracy", Largest()])
+    with kt.TowerStrategy(2):
+        model.fit(X, Y, batch_size=6, verbose=0)
+        assert not logged("no sum over examples")
+    assert logged("takes the largest value of the batch")
+
+
+class Scalars(Tracked):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        # It has no rows.
+        self.largest.update_state(0, logs["loss"])
+        return logs
+
+
+def test_a_metric_given_a_number_is_told(logged):
+    model = Scalars([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", m.cross_entropy())
+    with kt.TowerStrategy(2):
+        model.fit(X, Y, batch_size=6, verbose=0)
+    said = " ".join(text for _, text in logged("step of"))
+    assert "'largest/value'" in said
+    assert "METRIC_BYTES" in said
+    # The other one is gathered.
+    assert "deviation" not in said
