@@ -229,6 +229,10 @@ class Update(TakesGradients, Protocol):
         """Give all ranks the values of all slot variables. Collective."""
         ...
 
+    def end_rounds(self) -> None:
+        """Average the weights that ranks have updated apart. Collective."""
+        ...
+
     def take_back(self, variable: keras.Variable) -> bool:
         """Undo ``place``; return False if the variable was not moved."""
         ...

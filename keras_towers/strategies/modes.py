@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.fit.update.rounds import Rounds
 from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport
@@ -111,12 +114,19 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
     reduce = mode.reduce
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
+    rounds = None
     if transport.size > 1:
         hook = _hook_of(options.compression, transport, config.devices)
-        reduce = reduction.across_ranks(reduce, transport, hook)
         over_ranks = functools.partial(
             reduction.sum_over_ranks, transport, hook=hook
         )
+        if options.sync_every is None:
+            reduce = reduction.across_ranks(reduce, transport, hook)
+        else:
+            rounds = Rounds(
+                *(config, options.sync_every, over_ranks),
+                *(options.outer_momentum, options.outer_learning_rate),
+            )
     if updates == "sharded" and config.num_replicas == 1:
         logger.warning(
             'updates="sharded" is off: there is one tower, with no others '
@@ -133,7 +143,7 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
     kind = UpdateOnce if updates == "once" else UpdateEach
-    return kind(config, reduce)
+    return kind(config, reduce, rounds)
 
 
 def _hook_of(
@@ -166,7 +176,70 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     return [line, *[f"optimizer state: {', '.join(held)}"] * bool(held)]
 
 
+def check_between_ranks(options: Options) -> None:
+    """Refuse what cannot be, or contradicts ``exact``, between ranks.
+
+    Raises:
+        TowerError: a value is not allowed, or contradicts another.
+    """
+    compression, steps = options.compression, options.sync_every
+    if options.exact and compression not in (None, "none"):
+        raise TowerError(
+            f"compression={compression!r} contradicts exact=True, which "
+            "exchanges gradients without loss: leave one of them out."
+        )
+    outer = options.outer_momentum, options.outer_learning_rate
+    if steps is None:
+        if outer != (0, 1):
+            raise TowerError(
+                "outer_momentum and outer_learning_rate are those of the step "
+                "that ends a round: give its length, such as sync_every=16."
+            )
+        return
+    if steps < 1:
+        raise TowerError(
+            f"sync_every={steps!r} is not allowed: give the number of steps in "
+            "a round, 1 or more, or None."
+        )
+    if not 0 <= outer[0] < 1 or not 0 < outer[1] < math.inf:
+        raise TowerError(
+            f"outer_momentum={outer[0]!r} with outer_learning_rate={outer[1]!r}"
+            " is not allowed: give a momentum of 0 or more and less than 1, "
+            "and a learning rate of more than 0."
+        )
+    for other, why in (
+        (options.exact and "exact=True", "gives the weights of one device"),
+        (
+            options.updates == "sharded" and 'updates="sharded"',
+            "lets each rank update a share of the weights only",
+        ),
+        (
+            not options.average and "average=False",
+            "sums gradients, of which a rank would have its part only",
+        ),
+    ):
+        if other:
+            raise TowerError(
+                f"sync_every={steps} contradicts {other}, which {why}: leave "
+                "one of them out."
+            )
+
+
 def between_ranks(options: Options) -> list[str]:
     """Describe what the exchange between ranks changes."""
     line = compression_lib.described(options.compression)
-    return [line] * bool(line)
+    lines = [line] * bool(line)
+    if options.sync_every is not None:
+        end = "averages the ranks' weights"
+        if (options.outer_momentum, options.outer_learning_rate) != (0, 1):
+            end = (
+                "takes an outer step with their mean change (momentum "
+                f"{options.outer_momentum:g}, learning rate "
+                f"{options.outer_learning_rate:g})"
+            )
+        lines.append(
+            f"sync_every={options.sync_every} changes results: every rank "
+            f"updates weights of its own, and each {options.sync_every}th step "
+            f"{end}"
+        )
+    return lines

@@ -27,6 +27,7 @@ from keras_towers.reduction import (
     CompressionName,
     GradientPacker,
 )
+from keras_towers.strategies import modes
 from keras_towers.strategies.modes import ModeName
 
 RENAMED = {
@@ -93,6 +94,16 @@ class Options(StepOptions):
             key: see ``keras_towers.reduction.ranks``. These change results,
             and ``exact`` refuses them. Sparse gradients, metrics and statistics
             are never compressed.
+        sync_every: None: ranks exchange gradients in every step. A number k:
+            each rank updates weights of its own, from its part of each batch,
+            and after k updates, at the end of an epoch and before ``evaluate``
+            and ``predict``, the ranks average their weights. Changes results.
+            The optimizer's own variables stay each rank's until
+            ``sync_every_epoch``; what is saved within a round is rank 0's.
+        outer_momentum: with ``sync_every``: the mean change of a round is taken
+            as a gradient, with this Nesterov momentum, as in DiLoCo.
+        outer_learning_rate: the learning rate of that step; 1 without a
+            momentum gives the mean of the ranks' weights.
         scale_gradient: divide the gradients that are applied by themselves by
             the number of towers, or workers, that apply them. With SGD, one
             batch of each then moves the weights as far as one synchronous
@@ -109,6 +120,9 @@ class Options(StepOptions):
     updates: Updates | None = None
     packer: GradientPacker | bool | None = None
     compression: CompressionName | CommunicationHook | None = None
+    sync_every: int | None = None
+    outer_momentum: float = 0.0
+    outer_learning_rate: float = 1.0
     scale_gradient: bool = True
     stall_shutdown_s: float = 600
 
@@ -118,11 +132,7 @@ class Options(StepOptions):
             check(name, value, hint)
             if isinstance(value, np.bool_):
                 object.__setattr__(self, name, bool(value))
-        if self.exact and self.compression not in (None, "none"):
-            raise TowerError(
-                f"compression={self.compression!r} contradicts exact=True, "
-                "which exchanges gradients without loss: leave one of them out."
-            )
+        modes.check_between_ranks(self)
         for name in ("batch_norm", "random"):
             given = getattr(self, name)
             if self.exact and given == "tower":
@@ -158,6 +168,9 @@ class RankKeywords(AllReduceKeywords, total=False):
     """The ``Options`` of ranks that all-reduce their gradients."""
 
     compression: CompressionName | CommunicationHook | None
+    sync_every: int | None
+    outer_momentum: float
+    outer_learning_rate: float
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -253,8 +266,12 @@ def check(name: str, value: Any, hint: Any) -> None:
             if isinstance(value, (bool, np.bool_)):
                 return
             allowed += ["True", "False"]
-        elif part is float:
+        elif part is float and name.endswith("_s"):
             return check_seconds(name, value)
+        elif part in (int, float):
+            if isinstance(value, (int, part)) and not isinstance(value, bool):
+                return
+            allowed.append("a number")
         elif not isinstance(part, type):
             if callable(value):
                 return

@@ -10,6 +10,7 @@ from tests.processes import (  # noqa: F401
     distribution,
     exact,
     over_tensorflow,
+    rounds,
     shares,
     steps,
     training,

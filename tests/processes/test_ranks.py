@@ -16,7 +16,10 @@ def checks(*modules):
     ]
 
 
-USAGE = checks("training", "callbacks", "compression", "distribution", "steps")
+USAGE = checks(
+    *("training", "callbacks", "compression", "distribution", "steps"),
+    "rounds",
+)
 # One of each kind of reduction: of values that are infinite on one rank, that
 # depend on the whole batch, and that are sparse. Of those that have weights,
 # batch normalization, there is a case over TensorFlow.
@@ -46,6 +49,12 @@ RARER = (
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
     "timeline_of_a_fit_that_fails",
     "unseeded_dataset_is_warned_of",
+    "after_a_round_that_only_some_ranks_went_on_with",
+    "digits_are_learned_in_rounds",
+    "rounds_end_where_weights_are_used",
+    "rounds_on_two_towers",
+    "rounds_that_cannot_be",
+    "rounds_with_an_outer_step",
 )
 HOROVOD = [
     *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
@@ -83,6 +92,7 @@ TENSORFLOW_REST = [
     "own_loop",
     "last-batch-of-one on two towers",
     "other_gradients_are_refused",
+    "rounds_on_two_towers",
     "state_is_shared_in_steps_and_whole_between_epochs",
     "accumulation in shares",
 ]

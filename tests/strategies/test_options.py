@@ -63,6 +63,14 @@ def test_the_first_positional_argument_is_the_devices(name):
         ({"exact": True, "random": "tower"}, "contradicts exact=True"),
         ({"stall_shutdown_s": float("nan")}, "stall_shutdown_s=nan"),
         ({"stall_shutdown_s": True}, "stall_shutdown_s=True"),
+        ({"sync_every": 0}, "sync_every=0 .* 1 or more"),
+        ({"sync_every": True}, "sync_every=True .* a number or None"),
+        ({"sync_every": 2, "exact": True}, "contradicts exact=True"),
+        ({"sync_every": 2, "updates": "sharded"}, "contradicts updates"),
+        ({"sync_every": 2, "average": False}, "contradicts average=False"),
+        ({"outer_momentum": 0.9}, "such as sync_every=16"),
+        ({"sync_every": 2, "outer_momentum": 1}, "outer_momentum=1 .* less"),
+        ({"outer_learning_rate": "1"}, "outer_learning_rate='1' .* a number"),
     ],
 )
 def test_refused_values(given, message):

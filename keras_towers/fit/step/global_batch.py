@@ -125,6 +125,9 @@ class GlobalStep:
     ) -> list[Any]:
         """Run the step on each tower of this process; return K results."""
         shares = _shares(batch)
+        factor = self.config.gradient_factor
+        if training and self.update.rounds is not None:
+            factor = self.update.rounds.begin_step(sum(shares))
         live = None
         if not isinstance(batch.counts, tuple):
             live = [count > 0 for count in _counts(batch)]
@@ -155,7 +158,7 @@ class GlobalStep:
                 share=shares[index],
                 live=None if live is None else live[index],
                 average=self.config.average,
-                factor=self.config.gradient_factor,
+                factor=factor,
                 attributes=attributes,
                 unseeded=unseeded,
                 keras_step=trainers.has_keras_step(model),

@@ -20,12 +20,14 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update import gradients, optimizers
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.rounds import Rounds
 from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
@@ -44,11 +46,14 @@ class UpdateOnce:
         config: the towers.
         reduction: maps K lists of N gradients to K lists of N sums; None if a
             subclass overrides ``_reduce``.
+        rounds: those in which ranks update weights apart, if they do: the
+            reduction is that of one rank.
 
     Attributes:
         config: the towers.
         spread: the variables with a component on every tower.
         order: keeps the steps of all ranks in order.
+        rounds: those in which ranks update weights apart, or None.
     """
 
     name = "once"
@@ -61,10 +66,16 @@ class UpdateOnce:
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
-    def __init__(self, config: TowerConfig, reduction: Reduction | None = None):
+    def __init__(
+        self,
+        config: TowerConfig,
+        reduction: Reduction | None = None,
+        rounds: Rounds | None = None,
+    ):
         self.config = config
         self.spread: SpreadVariables = SpreadVariables(config)
         self.order: StepOrder = StepOrder(config.transport)
+        self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -101,18 +112,35 @@ class UpdateOnce:
     def gather_slots(self) -> None:
         """Do nothing: every rank has all slot variables."""
 
+    def end_rounds(self) -> None:
+        """Average the weights that ranks have updated apart. Collective."""
+        if self.rounds is not None:
+            self.rounds.end(self.order)
+
     def take_back(self, variable: keras.Variable) -> bool:
         """Return False: nothing was moved."""
         return False
 
     def release(self) -> None:
         """Stop intercepting the calls of all optimizers."""
+        if self.rounds is not None:
+            self.rounds.forget()
         for optimizer in self._taken:
             optimizers.give_back(optimizer)
         self._taken.clear()
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients over all towers, then update once."""
+        """Sum gradients over all towers, then update once.
+
+        Raises:
+            TowerError: ranks update weights apart, and no step of Keras's runs.
+        """
+        if self.rounds is not None and tower_lib.current() is None:
+            raise TowerError(
+                "sync_every trains by fit() and train_on_batch(), which know "
+                "this rank's share of a batch, and when a round ends early. In "
+                "a loop of your own leave it out."
+            )
         mine = dataclasses.replace(call, grads=_weighted(call.grads))
 
         def merge(strategy: Strategy, towers: Any) -> None:
@@ -121,7 +149,11 @@ class UpdateOnce:
             for index, tower in enumerate(towers):
                 marks.reached(index, "computed", tower.grads)
             self.make_ready(call.optimizer, call.variables)
+            if self.rounds is not None:
+                self.rounds.begin_update(call.optimizer)
             self._update(call, [tower.grads for tower in towers])
+            if self.rounds is not None:
+                self.rounds.end_update(call.optimizer, self.order)
 
         tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
 
@@ -167,7 +199,8 @@ class UpdateOnce:
         """K lists of N sums; None for a missing gradient."""
         present = [grad is not None for grad in call.grads]
         trained = list(itertools.compress(call.variables, present))
-        reduced = self.order.reduce(
+        order = self.order if self.rounds is None else self.rounds.order
+        reduced = order.reduce(
             call.described(),
             [[g for g in row if g is not None] for row in rows],
             lambda rows: self._reduce(rows, trained),

@@ -182,7 +182,7 @@ class Adoption:
             self._broadcast(model)
 
     def _broadcast(self, model: keras.Model) -> None:
-        self._update.gather_slots()
+        self.gather_slots()
         agreement.broadcast(
             self._config.transport, [v._value for v in held_in_common(model)]
         )
@@ -197,12 +197,15 @@ class Adoption:
         self._update.share_slots()
 
     def gather_slots(self) -> None:
-        """Give every rank all of the optimizer's state."""
+        """Give every rank all of the optimizer's state, and equal weights."""
+        self._update.end_rounds()
         self._update.gather_slots()
 
     def average(self) -> None:
         """Average state of each tower, such as moving statistics, over all."""
-        # Weights that the optimizer updates are equal on all towers anyway.
+        # Weights that the optimizer updates are equal on all towers, at the
+        # latest when a round ends.
+        self._update.end_rounds()
         transport = self._config.transport
         if transport.size == 1 or self._trained:
             self._spread.average_written()

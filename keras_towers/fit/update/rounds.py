@@ -1,0 +1,212 @@
+"""Rounds of steps in which every rank updates weights of its own.
+
+After k updates the ranks average their weights, by the number of examples that
+each has seen (McMahan et al.,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data",
+2017). The mean of what they have changed may be taken as a gradient, of which
+an outer optimizer with Nesterov's momentum makes the next weights (Douillard et
+al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import NamedGradients, TowerConfig
+from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.meeting import check
+from keras_towers.reduction import Gradient
+from keras_towers.transport import SingleProcess
+
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+
+class Rounds:
+    """The rounds of all optimizers.
+
+    Args:
+        config: the towers, of several ranks.
+        steps: updates of an optimizer in a round.
+        over_ranks: maps N changes of weights to their sums over the ranks.
+        momentum: that of the outer step; 0 for none.
+        learning_rate: that of the outer step: 1 without a momentum gives the
+            mean of the ranks' weights, by their numbers of examples.
+
+    Attributes:
+        order: the order of a rank's own updates, which no other waits for.
+    """
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        steps: int,
+        over_ranks: Callable[[list[Gradient]], list[Gradient]],
+        momentum: float = 0.0,
+        learning_rate: float = 1.0,
+    ):
+        self.order: StepOrder = StepOrder(SingleProcess())
+        self._config = config
+        self._steps = steps
+        self._over_ranks = over_ranks
+        self._momentum = momentum
+        self._learning_rate = learning_rate
+        self._share: Any = None
+        self._of: weakref.WeakKeyDictionary[Any, _Round] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def begin_step(self, share: Any) -> Any:
+        """Return the factor that makes gradients those of this rank's examples.
+
+        Args:
+            share: this rank's fraction of the global batch.
+        """
+        self._share = share
+        if tf.is_tensor(share):
+            return tf.math.divide_no_nan(tf.ones_like(share), share)
+        return 1 / share if share else 0.0
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Note the weights that a round begins with."""
+        if optimizer not in self._of:
+            self._of[optimizer] = _Round(_trained(optimizer), self._momentum)
+        self._of[optimizer].begin()
+
+    def end_update(self, optimizer: Any, order: StepOrder) -> None:
+        """End the round after its last update."""
+        mine = self._of[optimizer]
+
+        def end() -> tf.Tensor:
+            self._average(mine, order)
+            return tf.constant(0)
+
+        mine.shares.assign_add(tf.cast(self._share, tf.float64))
+        done = mine.updates.assign_add(1)
+        tf.cond(done >= self._steps, end, lambda: tf.constant(0))
+
+    def end(self, order: StepOrder) -> None:
+        """End the rounds that have begun. Collective, eager."""
+        counts = {mine: int(mine.updates.numpy()) for mine in self._of.values()}
+        begun = [mine for mine, updates in counts.items() if updates]
+        told = [counts[mine] for mine in begun]
+        ranks = check.gather(self._config.peers, told, "ends a round")
+        if all(rank == told for rank in ranks):
+            for mine in begun:
+                self._average(mine, order)
+            return
+        self.forget()
+        if self._config.peers.rank == 0:
+            logger.warning(
+                "the ranks have made different numbers of updates in this round "
+                "(%s), as after an error or train_on_batch on some ranks only: "
+                "their weights are not averaged. fit() begins with rank 0's.",
+                check.each([str(rank) for rank in ranks]),
+            )
+
+    def forget(self) -> None:
+        """Begin anew, after an error."""
+        for mine in self._of.values():
+            mine.forget()
+
+    def _average(self, mine: _Round, order: StepOrder) -> None:
+        """Make the weights of all ranks those that follow from their mean."""
+        changes = mine.changes()
+        (sums,) = order.reduce(
+            mine.described(changes),
+            [changes],
+            lambda rows: [self._over_ranks(list(rows[0]))],
+        )
+        mine.assign(sums, self._momentum, self._learning_rate)
+
+
+class _Round:
+    """The weights of one optimizer: where a round began, and how far it is."""
+
+    def __init__(self, weights: Sequence[keras.Variable], momentum: float):
+        self._weights = list(weights)
+        with tf.init_scope(), compat.single_device_mode():
+            self.updates = _counter(tf.int64)
+            # Those of this rank in its batches, for the weight of its changes.
+            self.shares = _counter(tf.float64)
+            self._anchors = [_zeros_like(value) for value in self._values()]
+            self._momenta = [
+                _zeros_like(value) for value in self._values() if momentum
+            ]
+
+    def begin(self) -> None:
+        def note() -> tf.Tensor:
+            for anchor, value in zip(
+                self._anchors, self._values(), strict=True
+            ):
+                anchor.assign(value.read_value(), read_value=False)
+            return tf.constant(0)
+
+        begins = self.updates <= 0
+        tf.cond(begins, note, lambda: tf.constant(0))
+
+    def changes(self) -> list[tf.Tensor]:
+        """This rank's part of the mean by which weights became smaller."""
+        share = self.shares / tf.cast(self.updates, tf.float64)
+        return [
+            (anchor.read_value() - value.read_value())
+            * tf.cast(share, value.dtype)
+            for anchor, value in zip(self._anchors, self._values(), strict=True)
+        ]
+
+    def described(self, changes: list[tf.Tensor]) -> list[str]:
+        names = tuple(weight.path for weight in self._weights)
+        return NamedGradients(names, changes).described()
+
+    def assign(
+        self, means: Sequence[tf.Tensor], momentum: float, rate: float
+    ) -> None:
+        """Take the outer step from the weights that the round began with."""
+        for index, (anchor, value, change) in enumerate(
+            zip(self._anchors, self._values(), means, strict=True)
+        ):
+            with tf.device(value.device):
+                if momentum:
+                    velocity = self._momenta[index]
+                    moved = momentum * velocity.read_value() + change
+                    velocity.assign(moved, read_value=False)
+                    change = change + momentum * moved
+                value.assign(anchor.read_value() - rate * change)
+        variables_lib.copy_to_towers(self._weights)
+        self.forget()
+
+    def forget(self) -> None:
+        self.updates.assign(0, read_value=False)
+        self.shares.assign(0, read_value=False)
+
+    def _values(self) -> list[tf.Variable]:
+        return [variables_lib.component(w._value) for w in self._weights]
+
+
+def _trained(optimizer: Any) -> list[keras.Variable]:
+    """The weights that an optimizer, or one that it wraps, updates."""
+    weights = (
+        weight
+        for part in optimizers_in(optimizer)
+        for weight in part._trainable_variables
+    )
+    return list({id(weight): weight for weight in weights}.values())
+
+
+def _counter(dtype: tf.DType) -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable(tf.zeros([], dtype), trainable=False)
+
+
+def _zeros_like(value: tf.Variable) -> tf.Variable:
+    with tf.device(value.device):
+        return tf.Variable(tf.zeros(value.shape, value.dtype), trainable=False)

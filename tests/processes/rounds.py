@@ -1,0 +1,203 @@
+"""Checks of a worker: ranks that update weights of their own between rounds."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from tests.kit.ranks import check
+from tests.processes import small as s
+
+RANKS = 2
+# So many for each of four towers.
+BATCH = 8
+COUNT = 40
+EPOCHS = 2
+
+
+def momentum():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def by_hand(steps, outer_momentum=0.0, rate=1.0):
+    """Weights of the ranks after each round, as plain Keras trains them."""
+    ranks = [s.eager(optimizer=momentum()) for _ in range(RANKS)]
+    for one in ranks:
+        one.optimizer.build(one.trainable_variables)
+    start = ranks[0].get_weights()
+    velocity = [np.zeros_like(w) for w in start]
+    seen = []
+
+    def end():
+        mean = np.mean([np.array(m.get_weights(), object) for m in ranks], 0)
+        for i, (begun, now) in enumerate(zip(start, mean, strict=True)):
+            change = begun - now
+            velocity[i] = outer_momentum * velocity[i] + change
+            start[i] = begun - rate * (change + outer_momentum * velocity[i])
+        for one in ranks:
+            one.set_weights(start)
+        seen.append([w.copy() for w in start])
+
+    for _ in range(EPOCHS):
+        done = 0
+        for first in range(0, COUNT, BATCH):
+            rows = np.arange(first, first + BATCH).reshape(RANKS, -1)
+            for one, mine in zip(ranks, rows, strict=True):
+                one.train_on_batch(s.X[mine], s.Y[mine])
+            done += 1
+            if done % steps == 0:
+                end()
+        if done % steps:
+            end()
+        # The end of an epoch.
+        state = [v.numpy() for v in ranks[0].optimizer.variables]
+        for one in ranks[1:]:
+            for variable, value in zip(
+                one.optimizer.variables, state, strict=True
+            ):
+                variable.assign(value)
+    return seen
+
+
+def weights_on_ranks(model):
+    return s.gather([w.tobytes() for w in model.get_weights()])
+
+
+class Epochs(keras.callbacks.Callback):
+    """The weights that ``ModelCheckpoint`` would save, on every rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(self.model.get_weights())
+
+
+def assert_rounds(steps, eager=False, towers=1, **outer):
+    settings = {"outer_momentum": 0.0, "outer_learning_rate": 1.0} | outer
+    make = s.eager if eager else s.model
+    mine, epochs = make(optimizer=momentum()), Epochs()
+    with s.Strategy(towers, sync_every=steps, **outer) as strategy:
+        assert f"each {steps}th step" in strategy.describe()
+        history = s.fit(
+            *(mine, s.X[:COUNT], s.Y[:COUNT]),
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            callbacks=[epochs],
+        )
+    s.assert_equal_on_ranks(history.history)
+    s.assert_same_model(mine)
+    wanted = by_hand(steps, *settings.values())
+    rounds = len(wanted) // EPOCHS
+    for epoch, found in enumerate(epochs.weights):
+        expected = wanted[(epoch + 1) * rounds - 1]
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    assert int(mine.optimizer.iterations) == EPOCHS * COUNT // BATCH
+
+
+@check
+def rounds_take_the_mean_of_the_ranks_weights():
+    # The last round of an epoch has one step only.
+    assert_rounds(2)
+
+
+@check
+def rounds_with_an_outer_step():
+    outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
+    assert_rounds(2, eager=True, **outer)
+
+
+@check
+def rounds_on_two_towers():
+    assert_rounds(3, towers=2, outer_momentum=0.5)
+
+
+@check
+def rounds_of_one_step_are_those_of_one_process():
+    # The mean of steps without a state is the step of the mean, also where a
+    # rank has no example of the last batch.
+    rows = slice(COUNT + 1)
+    s.assert_as_one_process(
+        s.model(),
+        lambda m: s.fit(m, s.X[rows], s.Y[rows], batch_size=BATCH, epochs=2),
+        s.eager() if s.RANK == 0 else None,
+        strategy=s.Strategy(sync_every=1),
+    )
+
+
+@check
+def rounds_end_where_weights_are_used():
+    mine = s.eager()
+    with s.Strategy(sync_every=100):
+        for _ in range(3):
+            mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
+        first, other = weights_on_ranks(mine)
+        assert first != other
+        mine.predict(s.X, verbose=0)
+        first, other = weights_on_ranks(mine)
+        assert first == other
+        mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
+        s.assert_equal_on_ranks(mine.evaluate(s.X, s.Y, verbose=0))
+        first, other = weights_on_ranks(mine)
+        assert first == other
+        mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
+    s.assert_same_model(mine)
+
+
+@check
+def after_a_round_that_only_some_ranks_went_on_with():
+    mine = s.eager()
+    strategy = s.Strategy(sync_every=3)
+    with strategy, s.Messages() as messages:
+        s.fit(mine)
+        (state,) = strategy._components.update.rounds._of.values()
+        # As if an error had ended the steps of rank 1 later.
+        state.updates.assign(1 + s.RANK)
+        s.fit(mine)
+    assert messages.have("[1]") == (s.RANK == 0)
+    s.assert_same_model(mine)
+
+
+@check
+def digits_are_learned_in_rounds():
+    digits = load_digits()
+    x, y = digits.data.astype("float32") / 16, digits.target
+    accuracy = []
+    for options in (
+        {},
+        {"sync_every": 5},
+        {"sync_every": 5, "outer_momentum": 0.5, "outer_learning_rate": 0.7},
+        {"sync_every": 5, "compression": "power-sgd"},
+    ):
+        keras.utils.set_random_seed(0)
+        layers = keras.layers.Dense(48, "relu"), keras.layers.Dense(10)
+        model = keras.Sequential([keras.layers.Input((64,)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+        with s.Strategy(**options):
+            model.fit(x[:1200], y[:1200], 64, epochs=3, verbose=0)
+            found = model.evaluate(x[1200:], y[1200:], verbose=0)
+        s.assert_equal_on_ranks([w.tobytes() for w in model.get_weights()])
+        accuracy.append(found[1])
+    assert min(accuracy) > 0.85, accuracy
+    assert min(accuracy) > accuracy[0] - 0.05, accuracy
+
+
+@check
+def rounds_that_cannot_be():
+    strategy = s.Strategy(sync_every=2)
+    with strategy.scope():
+        mine = s.model()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(mine(s.X))
+        weights = mine.trainable_variables
+        mine.optimizer.apply(tape.gradient(loss, weights), weights)
+
+    with s.refused("loop of your own", "sync_every"):
+        strategy.run(step)
