@@ -27,7 +27,6 @@ from keras_towers.meeting import check
 from keras_towers.reduction import Gradient
 from keras_towers.transport import SingleProcess
 
-
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
@@ -107,9 +106,10 @@ class Rounds:
         self.forget()
         if self._config.peers.rank == 0:
             logger.warning(
-                "the ranks have made different numbers of updates in this round "
-                "(%s), as after an error or train_on_batch on some ranks only: "
-                "their weights are not averaged. fit() begins with rank 0's.",
+                "the ranks have made different numbers of updates in this "
+                "round (%s), as after an error or train_on_batch on some ranks "
+                "only: their weights are not averaged. fit() begins with those "
+                "of rank 0.",
                 check.each([str(rank) for rank in ranks]),
             )
 
