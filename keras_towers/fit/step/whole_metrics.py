@@ -76,7 +76,9 @@ def can_be_gathered(update: MetricUpdate, ranks: int) -> bool:
             return False
         if tensor.dtype == tf.string and ranks > 1:
             return False
-    size = sum(math.prod(t.shape[1:]) * t.dtype.size for t in update.tensors)
+    size = sum(
+        math.prod(t.shape[1:].as_list()) * t.dtype.size for t in update.tensors
+    )
     return size <= settings.METRIC_BYTES
 
 
