@@ -156,6 +156,19 @@ _execute_with_cancellation = resolve(
     f"{_TF}.eager.execute:execute_with_cancellation"
 )
 
+# TensorFlow: AutoGraph, which rewrites what a user's tf.function calls. It is
+# to leave this package as it leaves Keras: rewriting takes seconds, and changes
+# nothing here.
+_autograph = resolve(
+    f"{_TF}.autograph.core.config", "CONVERSION_RULES DoNotConvert"
+)
+_autograph.CONVERSION_RULES = (
+    _autograph.DoNotConvert(__name__.partition(".")[0]),
+    *_autograph.CONVERSION_RULES,
+)
+_convert = resolve(f"{_TF}.autograph.impl.api:tf_convert")
+_conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
+
 # TensorFlow: functions, their graphs, and how these are optimised.
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
@@ -358,6 +371,11 @@ get_global_attribute = resolve(f"{_GLOBAL}:get_global_attribute")
 set_global_attribute = resolve(f"{_GLOBAL}:set_global_attribute")
 distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
 resolve("keras.distribution:DataParallel", "_is_multi_process")
+
+
+def as_here(function: Any) -> Any:
+    """A user's function, rewritten by AutoGraph where the caller is."""
+    return _convert(function, _conversion(), convert_by_default=False)
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def run_on_each_tower(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
         )
-    calls = _TowerCalls()
+    calls, fn = _TowerCalls(), compat.as_here(fn)
 
     def tower(*args, **kwargs):
         with calls.recorded():
@@ -192,7 +192,6 @@ class _TowerCalls:
         with tf.variable_creator_scope(self._create):
             yield
 
-    @tf.autograph.experimental.do_not_convert
     def end(self, result: Any) -> None:
         """Record the result on this tower."""
         self.results[compat.current_replica_id()] = _listed(result)
@@ -223,7 +222,6 @@ class _TowerCalls:
         self._missing[index].remove(twin)
         return next_creator(**kwargs)
 
-    @tf.autograph.experimental.do_not_convert
     def check(self) -> None:
         """Compare the towers after all calls."""
         for index, missing in sorted(self._missing.items()):

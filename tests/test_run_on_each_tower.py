@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api
 
 import keras_towers as kt
 from tests.exactness import models as m
@@ -50,7 +51,7 @@ def test_one_tower():
             assert kt.run_on_each_tower(lambda x: x + 1, 1) == [2]
 
 
-def test_a_training_loop():
+def test_a_training_loop(monkeypatch):
     strategy = kt.TowerStrategy(2)
     with strategy.scope():
         model = m.mlp()
@@ -71,9 +72,19 @@ def test_a_training_loop():
     def step():
         return [value for value, _ in kt.run_on_each_tower(tower, batch)]
 
+    rewritten = []
+    convert = api._convert_actual
+
+    def noted(function, *arguments):
+        rewritten.append(function.__module__)
+        return convert(function, *arguments)
+
+    monkeypatch.setattr(api, "_convert_actual", noted)
     with strategy.scope():
         losses = tf.function(step)()
     assert len(losses) == 2
+    # AutoGraph leaves the package as it is, which would take it seconds.
+    assert set(rewritten) == {__name__}
     alone = m.mlp()
     alone.compile(m.momentum(), loss, run_eagerly=True)
     wanted = alone.train_on_batch(m.FEATURES[:16], m.LABELS[:16])

@@ -102,7 +102,6 @@ class TowerExtended(compat.MirroredExtended):
         if size == 1:
             return dataset
 
-        @tf.autograph.experimental.do_not_convert
         def part(*batch):
             batch = batch[0] if len(batch) == 1 else batch
             split = data_lib.split(batch, size, rank, 1)
