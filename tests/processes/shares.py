@@ -89,6 +89,10 @@ def state_is_shared_in_steps_and_whole_between_epochs():
                 held[-1] += slot.numpy().nbytes
             except kt.TowerError as error:
                 errors.append(str(error))
+                with s.refused("cannot be written between two steps"):
+                    slot.assign(np.zeros(slot.shape))
+                with s.refused("cannot be read between two steps"):
+                    tf.convert_to_tensor(slot._value)
 
     def looked_at(mine, *callbacks):
         found = []

@@ -48,7 +48,6 @@ RARER = (
     "distribution_with_own_data_of_each_rank",
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
     "timeline_of_a_fit_that_fails",
-    "unseeded_dataset_is_warned_of",
     "after_a_round_that_only_some_ranks_went_on_with",
     "digits_are_learned_in_rounds",
     "rounds_end_where_weights_are_used",

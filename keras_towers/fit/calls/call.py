@@ -71,7 +71,9 @@ class SeenByKeras:
     ) -> Any:
         """Run one step of Keras on all towers, anything else as it is."""
         if self.call.is_step(fn):
-            return self.call.run_step(fn, *args)
+            # A train function of the user's own, which AutoGraph rewrites.
+            step = fn if isinstance(fn, _Step) else compat.as_here(fn)
+            return self.call.run_step(step, *args)
         return self.strategy.run(fn, args, kwargs, options)
 
     def __getattr__(self, name: str) -> Any:
