@@ -54,9 +54,8 @@ class TowerTrainer(DataParallelTrainer):
         train_loop_per_worker: a function of ``train_loop_config``, or of
             nothing. What it returns on rank 0 is ``return_value`` of the
             result.
-        stall_warning_s: seconds until a waiting rank reports which ranks it
-            waits for; 0: never.
-        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+        stall_warning_s: as for ``kt.launch``.
+        stall_shutdown_s: likewise.
         **options: those of Ray's ``DataParallelTrainer``:
             ``train_loop_config``, ``scaling_config``, ``run_config``,
             ``datasets``, ``dataset_config``, ``validation_config``.

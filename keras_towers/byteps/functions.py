@@ -216,14 +216,7 @@ def load_model(
 ) -> keras.Model:
     """Load a model and make its optimizer a distributed one.
 
-    Args:
-        filepath: a ``.keras`` or ``.h5`` file of any Keras 3 model.
-        custom_optimizers: optimizer classes that are not part of Keras.
-        custom_objects: objects by name, as for ``keras.models.load_model``.
-        compression: as for ``DistributedOptimizer``.
-
-    Returns:
-        The model.
+    As ``keras_towers.horovod.load_model``, with the same arguments.
     """
     return models.load_model(
         functools.partial(DistributedOptimizer, compression=compression),

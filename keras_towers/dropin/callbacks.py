@@ -20,11 +20,9 @@ from keras_towers.transport import Transport
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcasts weights and optimizer state from one rank before training.
 
-    Horovod's own callback broadcasts after the first batch, which the ranks
-    therefore train with different weights. This one broadcasts before: whatever
-    is not built yet is built by tracing the first step. Only unbuilt models
-    with ``run_eagerly`` are broadcast after the first batch. Seeds of random
-    layers are not broadcast.
+    Horovod's own callback broadcasts after the first batch. Here only unbuilt
+    models with ``run_eagerly`` are: whatever is not built yet is built by
+    tracing the first step. Seeds of random layers are not broadcast.
 
     Args:
         root_rank: the rank whose values are used.

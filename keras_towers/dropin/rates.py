@@ -18,11 +18,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     Momentum is corrected as described by Goyal et al. ("Accurate, Large
-    Minibatch SGD", 2017): Keras's momentum slots contain earlier gradients
-    times their learning rates, so when the learning rate changes they are
-    multiplied by new over old. Horovod achieves the same by scaling
-    ``optimizer.momentum`` for one batch, but in Keras 3 that is a constant of
-    the compiled step.
+    Minibatch SGD", 2017): when the learning rate changes, the momentum slots,
+    which have earlier gradients times their rates, are scaled by new over old.
 
     Args:
         initial_lr: the learning rate to multiply.

@@ -107,13 +107,7 @@ class TensorFlowKerasState(ModelState):
 
 
 class KerasState(TensorFlowKerasState):
-    """A model, its optimizer and objects that survive the loss of workers.
-
-    Args:
-        model: a built Keras model.
-        optimizer: its optimizer; None: the one it was compiled with.
-        **kwargs: as for ``TensorFlowKerasState``, usually ``batch=0`` and
-            ``epoch=0``.
+    """A ``TensorFlowKerasState``, as ``horovod.keras`` names it.
 
     Example:
         >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)

@@ -41,9 +41,7 @@ class AsyncTowerStrategy(BaseStrategy):
     Parallelizing Stochastic Gradient Descent", 2011).
 
     Args:
-        towers: number of devices, a list of GPU ids, a list of device names,
-            or None for those that ``virtual_towers`` made; without it, for
-            all visible GPUs, or all logical CPUs if there are none.
+        towers: as for ``TowerStrategy``.
         scale_gradient: as in ``Options``.
 
     Attributes:

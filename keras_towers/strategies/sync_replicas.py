@@ -82,8 +82,7 @@ class SyncReplicasStrategy(BaseStrategy):
             dropped whatever T and R are.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             Across processes those of this worker, 1 by default.
-        stall_shutdown_s: seconds that a worker waits for others before it
-            fails; in one process, seconds in which no replica ends a step.
+        stall_shutdown_s: as in ``Options``.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
