@@ -1,6 +1,6 @@
 """The recipe that compiles an unpatched Horovod for a recent TensorFlow.
 
-TensorFlow moved headers that Horovod includes; the compiler is told where.
+TensorFlow has moved headers that Horovod includes; the compiler is told where.
 """
 
 from __future__ import annotations

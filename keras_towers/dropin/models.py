@@ -1,7 +1,7 @@
 """Models whose optimizer is distributed: compiled, and loaded from files.
 
 Keras's ``compile`` chooses XLA, which does not support the engines, and wraps
-optimizers to scale losses: it is replaced while an engine is initialized.
+optimizers to scale losses, so ``compile`` is replaced while an engine runs.
 """
 
 from __future__ import annotations

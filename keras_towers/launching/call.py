@@ -1,7 +1,7 @@
 """Calls a function that another process has sent, as one rank of a job.
 
-Files in a folder that only this user can open carry it: what is unpickled can
-run any code. Until modules are found as by the sender, only Python's are.
+Function and result are in files of a folder that only this user can open: what
+is unpickled can run any code. Only Python's own modules are imported at first.
 """
 
 from __future__ import annotations

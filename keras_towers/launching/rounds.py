@@ -1,7 +1,7 @@
 """The rounds of an elastic job: who takes part, and who is there.
 
-Whom a rank cannot reach while Horovod connects kills it, in a C++ thread. So
-nobody is told a rank before all workers of the round have come to ask.
+A rank that cannot reach another one while Horovod connects is ended, by a C++
+thread. So nobody is told a rank before all workers of the round have asked.
 """
 
 from __future__ import annotations

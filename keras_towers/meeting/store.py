@@ -1,7 +1,7 @@
 """The job's key-value store, by which its processes meet and leave values.
 
-One process serves it, to those that know the secret of the job: it signs all
-requests and answers, and gives Horovod's clients a token.
+One process serves it. The job's secret signs the requests and answers of this
+package; Horovod's clients, which cannot sign, have a token in their paths.
 """
 
 from __future__ import annotations

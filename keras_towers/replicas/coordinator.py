@@ -35,7 +35,7 @@ class Coordinator(threading.Thread):
         tell: Callable[[Event], None] | None = None,
         limit_s: float | None = None,
     ):
-        """Create the thread; all end once ``until_left`` replicas have left."""
+        """Create the thread; all replicas end when ``until_left`` have left."""
         super().__init__(name=NAME, daemon=True)
         self._group = group
         self._aggregate = group.rounds.aggregate

@@ -18,7 +18,9 @@ HOW_TO_BE_ALONE: str = (
 
 
 class ClusterEnvironment:
-    """A process that a launcher has made one of several, maybe unknown many."""
+    """A process that a launcher has started as one of several."""
+
+    # The size is None where the launcher does not tell how many there are.
 
     name: ClassVar[str]
     """The launcher, for messages."""

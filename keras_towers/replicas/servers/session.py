@@ -60,7 +60,8 @@ class Session:
         return self.workers.run(function, in_step=True)
 
     def begin(self, epoch: int) -> tuple[int, int | None]:
-        """Begin a ``fit``; return its epoch, and the batches behind, if any."""
+        """Begin a ``fit``; return its epoch, and the batches done, or None."""
+        # They are those of a worker that has died and comes back.
         self._fits += 1
         self.steps_done = 0
         self.has_left = False
