@@ -1,4 +1,4 @@
-"""The recipe of an engine's build; each engine has its own file."""
+"""The recipe of an engine's build, and what it is built for: TensorFlow and CPU."""
 
 from __future__ import annotations
 
