@@ -1,4 +1,4 @@
-"""The recipe of an engine's build, and what it is built for: TensorFlow and CPU."""
+"""The recipe of an engine's build, and the machine that it is built for."""
 
 from __future__ import annotations
 
