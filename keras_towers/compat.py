@@ -1,9 +1,7 @@
 """Every name of TensorFlow and Keras that is private or that is replaced.
 
-Only this module imports from ``keras.src`` or ``tensorflow.python``. It looks
-up every object at import, with the methods and attributes that are used of it:
-an incompatible release fails with one clear error instead of training wrong
-weights.
+Only this module imports from ``keras.src`` or ``tensorflow.python``. It checks
+all names at import, so that an incompatible release fails with a clear error.
 """
 
 from __future__ import annotations
@@ -26,17 +24,7 @@ TABLE: dict[str, set[str]] = {}
 
 
 def resolve(path: str, names: str = "") -> Any:
-    """Import an object, and check names in use of it.
-
-    Args:
-        path: ``"package.module"`` or ``"package.module:Name.attribute"``.
-        names: methods, functions and attributes, also of instances of a class
-            only, separated by spaces.
-
-    Raises:
-        CompatibilityError: the installed TensorFlow or Keras has no such
-            module, object or name.
-    """
+    """Import ``package.module:Name.attribute``, and check ``names`` of it."""
     module_name, _, within = path.partition(":")
     try:
         value = importlib.import_module(module_name)

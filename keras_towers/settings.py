@@ -1,8 +1,6 @@
-"""Environment variables and time limits of the package.
+"""Environment variables and time limits, which ``docs/settings.md`` lists."""
 
-``docs/settings.md`` is made of this module: a test compares them. The comment
-above a name is its line there.
-"""
+# A test compares them: the comment above a name is its line there.
 
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
