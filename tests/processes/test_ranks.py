@@ -49,7 +49,7 @@ RARER = (
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
     "timeline_of_a_fit_that_fails",
     "after_a_round_that_only_some_ranks_went_on_with",
-    "digits_are_learned_in_rounds",
+    "classes_are_learned_in_rounds",
     "rounds_end_where_weights_are_used",
     "rounds_on_two_towers",
     "rounds_that_cannot_be",
