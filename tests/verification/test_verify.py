@@ -288,7 +288,7 @@ COUPLED = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(COUPLED))
+@pytest.mark.parametrize("name", some_of(COUPLED, part=3))
 def test_what_couples_and_its_remedy(name, of_each_tower):
     made = COUPLED[name]
     report = verify(c.coupled(*made)(), X, m.LABELS)
