@@ -24,8 +24,8 @@ class Memory:
     def variable(
         self,
         name: tuple,
-        initial: Callable[[Sequence[int], tf.DType], tf.Tensor],
-        shape: Sequence[int],
+        initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
+        shape: tf.TensorShape,
     ) -> tf.Variable:
         """Return the variable of a gradient.
 

@@ -90,10 +90,12 @@ def _sum_factors(
         error = memory.variable((*name, "lost"), tf.zeros, matrix.shape)
 
         def drawn(shape, dtype, index=index) -> tf.Tensor:
-            return tf.random.stateless_normal(shape, [rank, index], dtype=dtype)
+            return tf.random.stateless_normal(shape, (rank, index), dtype=dtype)
 
         factors.append(
-            memory.variable((*name, "factor"), drawn, [columns, rank])
+            memory.variable(
+                (*name, "factor"), drawn, tf.TensorShape([columns, rank])
+            )
         )
         lost.append(error)
         matrices.append(matrix + error)
