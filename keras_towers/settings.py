@@ -118,5 +118,8 @@ SAVE_OWN_S = 1.0
 #: Bytes for each example, up to which [a metric that is no
 #: sum](exactness.md#custom-training-steps) is given those of the global batch.
 METRIC_BYTES = 2**16
+#: Traces of a step, at most, by which `exact=True` [finds out where towers have
+#: to exchange values](exactness.md#exacttrue).
+JOINING_TRACES = 16
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600

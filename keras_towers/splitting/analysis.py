@@ -89,6 +89,7 @@ class Analysis:
         effects: what happens once for every tower.
         unknown: types of operations that have no rule.
         count: the number of operations.
+        values: what the tensors of the graph are, by their names.
     """
 
     differences: tuple[Difference, ...]
@@ -96,6 +97,7 @@ class Analysis:
     effects: tuple[Effect, ...]
     unknown: frozenset[str]
     count: int
+    values: Mapping[str, Value]
 
     @property
     def is_proven(self) -> bool:
@@ -177,6 +179,7 @@ def _pass(
         tuple(interpreter.effects.values()),
         frozenset(interpreter.unknown),
         interpreter.count,
+        values,
     )
     return analysis, not_same
 

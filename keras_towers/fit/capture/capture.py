@@ -26,6 +26,7 @@ class Captured:
         output: the logs that the step returned.
         updates: its calls of optimizers, in their order.
         results: metrics, with what their ``result`` returned.
+        losses: what should be means over the batch.
         metric_updates: its updates of metrics.
         loss_is_weighted: whether the gradients are those of a weighted loss.
     """
@@ -33,6 +34,7 @@ class Captured:
     output: Any
     updates: list[UpdateCall]
     results: list[tuple[Any, Any]]
+    losses: list[Any]
     metric_updates: list[tower_lib.MetricUpdate]
     loss_is_weighted: bool
 
@@ -52,7 +54,7 @@ def capture(
     """
     recorder = _Recorder(tower.update, at_update)
     tower = dataclasses.replace(
-        tower, update=recorder, results=[], metric_updates=[]
+        tower, update=recorder, results=[], losses=[], metric_updates=[]
     )
     with replica_context.activate(tower):
         output = step(data)
@@ -60,6 +62,7 @@ def capture(
         output,
         recorder.updates,
         tower.results,
+        tower.losses,
         tower.metric_updates,
         tower.loss_is_weighted,
     )

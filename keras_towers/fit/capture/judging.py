@@ -8,8 +8,11 @@ from collections.abc import Iterable
 import keras
 from keras.metrics import Metric
 
+from keras_towers import settings
+from keras_towers.devices import all_on_host
 from keras_towers.fit import told
 from keras_towers.fit.capture import splits, verdict
+from keras_towers.fit.capture.joining import Plan, extended
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
@@ -37,6 +40,9 @@ class Judge:
         self._is_done = False
         # Metrics that towers update from the global batch, on trial.
         self._tried: list[Metric] | None = None
+        # Exchanges, on trial; None: no more of them are tried.
+        self._plan: Plan | None = {} if _may_join(config) else None
+        self._rounds = 0
 
     def wants_another(self, trace: TracedStep, tower: tower_lib.Tower) -> bool:
         """Judge the trace of a step; or want it traced again.
@@ -60,6 +66,8 @@ class Judge:
             )
             if self._give_up(_unique(differ)):
                 return True
+        if self._plan is not None and self._plans(trace, analysis):
+            return True
         self._is_done = True
         for metric in self._tried:
             if told.is_news(("whole metric", self._model.name, metric.name)):
@@ -68,8 +76,11 @@ class Judge:
                     "from the global batch",
                     metric.name,
                 )
-        given = self._config, self._model, tower.training
-        verdict.decide(*given, analysis, splits.may_overflow(trace))
+        verdict.decide(
+            *(self._config, self._model, tower.training, analysis),
+            may_overflow=splits.may_overflow(trace),
+            exchanges=len(self.plan),
+        )
         return False
 
     def leave_open(self, why: str, tower: tower_lib.Tower) -> None:
@@ -80,8 +91,38 @@ class Judge:
             verdict.leave_open(*given, why)
 
     def give_up(self) -> bool:
-        """Let metrics on trial be sums again; return whether there are any."""
-        return not self._is_done and self._give_up(list(self._tried or ()))
+        """Do without what was tried last; return whether there is anything."""
+        if self._is_done:
+            return False
+        if self._plan:
+            self._plan = None
+            return True
+        return self._give_up(list(self._tried or ()))
+
+    def fails(self) -> None:
+        """Note that towers cannot call the trace that was judged."""
+        if self._plan:
+            self._plan, self._is_done = None, False
+
+    @property
+    def plan(self) -> Plan:
+        """The exchanges that are to be in the trace of the step."""
+        return self._plan or {}
+
+    def _plans(self, trace: TracedStep, analysis: Analysis) -> bool:
+        """Plan more exchanges, or none; return whether the plan is another."""
+        before, self._plan = self.plan, None
+        if not analysis.differences:
+            if before and not trace.fits(analysis):
+                return True
+            self._plan = before
+            return False
+        exchanges = trace.tower.exchange is not None
+        if exchanges and self._rounds < settings.JOINING_TRACES:
+            self._rounds += 1
+            losses = trace.captured.losses
+            self._plan = extended(before, trace.graph, analysis, losses)
+        return bool(self._plan or before)
 
     def _judges(self, tower: tower_lib.Tower) -> bool:
         ignored = self._config.on_difference == "ignore"
@@ -98,9 +139,7 @@ class Judge:
 
     def _no_sums(self, trace: TracedStep, analysis: Analysis) -> list[Metric]:
         """Return the metrics that are to be updated from the global batch."""
-        config = self._config
-        joined = config.peers.size == config.transport.size
-        if config.batches != "split" or not joined or not self._begins:
+        if not _is_joined(self._config) or not self._begins:
             return []
         updates = trace.captured.metric_updates
         able = {id(update.metric): update.metric for update in updates}
@@ -119,6 +158,18 @@ class Judge:
             if difference.operation not in others
             for metric in metrics
         )
+
+
+def _may_join(config: TowerConfig) -> bool:
+    """Whether a step may exchange what its author has not."""
+    on_host = all_on_host(config.devices)
+    return config.exact and config.average and on_host and _is_joined(config)
+
+
+def _is_joined(config: TowerConfig) -> bool:
+    """Whether the towers of all processes exchange values in a step."""
+    joined = config.peers.size == config.transport.size
+    return config.batches == "split" and joined
 
 
 def _metrics_of(

@@ -21,10 +21,18 @@ from keras_towers.splitting.marks import marked
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Exchange:
-    """An exchange in a trace: what is given, what stands for the results."""
+    """An exchange in a trace.
+
+    Attributes:
+        given: what is given.
+        results: what stands for the results.
+        of: what each of these follows from.
+        run: exchanges it.
+    """
 
     given: Sequence[Any]
     results: Sequence[Any]
+    of: Sequence[Any]
     run: Run
 
 
@@ -42,7 +50,8 @@ class Exchanges:
             marked(_unknown(result.of, result.shape), result.meaning)
             for result in results
         ]
-        self.all.append(_Exchange(list(given), stand, run))
+        of = [result.of for result in results]
+        self.all.append(_Exchange(list(given), stand, of, run))
         return stand
 
 
@@ -198,7 +207,7 @@ class _Cut:
             node.input.extend(inside)
         result = compat.FuncGraph(f"{self._graph.name}_{number}")
         with result.as_default():
-            inputs = {name: _placeholder(t) for name, t in needed.items()}
+            inputs = {name: placeholder(t) for name, t in needed.items()}
             tf.graph_util.import_graph_def(
                 definition, input_map=inputs, name=""
             )
@@ -218,8 +227,13 @@ class _Cut:
         return result, list(inputs), [tensor.name for tensor in outputs]
 
 
-def _placeholder(tensor: Any) -> Any:
-    copy = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+def placeholder(tensor: Any, shape: tf.TensorShape | None = None) -> Any:
+    """Return what stands for a tensor of another graph.
+
+    Args:
+        shape: its shape; None: that of the tensor.
+    """
+    copy = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.dtype in (tf.resource, tf.variant):
         data = compat.get_resource_handle_data(tensor)
         compat.set_handle_data(copy, data)

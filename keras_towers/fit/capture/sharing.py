@@ -207,6 +207,7 @@ class StepTraces:
                 trace.finish(checks.common_shapes(self._pieces))
         except BaseException:
             self._attributes.put(before)
+            self._judge.fails()
             raise
         return trace
 
@@ -221,7 +222,10 @@ class StepTraces:
         """Trace the step up to where its optimizer begins."""
         with _as_reasons():
             trace = TracedStep(
-                *(self._config, step, tower, data), shared=shared, way=way
+                *(self._config, step, tower, data),
+                shared=shared,
+                way=way,
+                plan=self._judge.plan,
             )
             if self._attributes.hold_tensors_of(trace.graph):
                 raise CannotSplit("keeps tensors in attributes")

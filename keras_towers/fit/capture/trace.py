@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.capture import checks
+from keras_towers.fit.capture import checks, joining
 from keras_towers.fit.capture.capture import Captured, capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import GraphFunction, Way
@@ -20,6 +20,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.splitting import Analysis
 from keras_towers.splitting.growing import Growing
 
 
@@ -50,11 +51,13 @@ class TracedStep:
         data: Any,
         shared: bool = True,
         way: Way = "called",
+        plan: joining.Plan | None = None,
     ):
         xla = way == "xla"
         self._config = config
         self._way: Way = way
         self._shared = shared
+        self._plan = plan or {}
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
@@ -66,6 +69,7 @@ class TracedStep:
             cut=self._refuse_cut,
             exchange=self._exchanges.note if shared and not xla else None,
             reads=self._read_outside if xla else None,
+            joins=self._join if self._plan.get(joining.LOSSES) else None,
         )
         self.data: Any = data
         self.captured: Captured
@@ -121,12 +125,18 @@ class TracedStep:
             device = self._config.devices[index]
             function.check_xla([*self._given, *captures], device)
 
+    def fits(self, analysis: Analysis) -> bool:
+        """Whether no rows of a tower meet those of all towers."""
+        return joining.fits(self.graph, self._exchanges.all, analysis)
+
     def _traced(
         self, run: Callable[..., Any], specs: Sequence[tf.TensorSpec]
     ) -> Any:
         try:
             trace = compat.func_graph_from_py_func
-            graph = trace("tower_step", run, specs, {})
+            name = "tower_step"
+            graph = joining.JoiningGraph(name, self._plan)
+            graph = trace(name, run, specs, {}, func_graph=graph)
         except Exception:
             # Layers raise another exception instead of it.
             if self._refused is not None:
@@ -198,6 +208,10 @@ class TracedStep:
             self._refuse_cut("applies gradients in control flow or a function")
         if self._update_begins is None:
             self._update_begins = len(graph.get_operations())
+
+    def _join(self, number: int, loss: tf.Tensor) -> tf.Tensor:
+        need = self._plan[joining.LOSSES].get(number)
+        return loss if need is None else joining.joined(loss, need)
 
     def _read_outside(
         self, variable: tf.Variable, read: Callable[[], Any]

@@ -84,11 +84,14 @@ def decide(
     training: bool,
     analysis: Analysis,
     may_overflow: bool = False,
+    exchanges: int = 0,
 ) -> None:
     """Tell where a step differs from that of one device, or may.
 
     Args:
         may_overflow: whether it may be skipped, by what its gradients are.
+        exchanges: the number of operations that are given values of the global
+            batch, as exact=True asks for.
 
     Raises:
         TowerError: it does, and ``on_difference`` is ``"error"``.
@@ -96,6 +99,8 @@ def decide(
     known = [d for d in analysis.differences if not d.is_open]
     found = known or analysis.differences
     verdict = PROVEN
+    if exchanges:
+        verdict += f", with values of all towers for {exchanges} operations"
     if known:
         verdict = _DIFFERS
     elif found or analysis.effects or may_overflow:

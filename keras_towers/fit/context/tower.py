@@ -69,6 +69,8 @@ class Tower:
         attributes: what the step keeps in attributes of Python objects; None:
             it runs alone, without turns.
         results: metrics, with what their ``result`` has returned in the step.
+        losses: what should be means over the batch: losses and other numbers
+            that the step gives to ``scale_loss`` or to means of batches.
         metric_updates: the updates of metrics in the step.
         updates_metric: whether a metric is being updated, or what it consists
             of.
@@ -92,6 +94,8 @@ class Tower:
             exchange values at once.
         reads: reads a ``tf.Variable`` for the step, given a function that does;
             None: it is read as it is.
+        joins: returns what takes the place of a loss, by its number; None: it
+            is taken as it is.
         unseeded: the generator for draws without a seed, or None: one element,
             the same list on all towers of this process; None: Keras's own.
         alone: what uses this tower's share of the batch only, where one device
@@ -114,6 +118,7 @@ class Tower:
     factor: float = 1.0
     attributes: Attributes | None = None
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     updates_metric: bool = False
     keras_step: bool = False
@@ -131,6 +136,7 @@ class Tower:
     cut: Callable[[str], NoReturn] | None = None
     exchange: Exchange | None = None
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
+    joins: Callable[[int, tf.Tensor], tf.Tensor] | None = None
 
     def differs(self, why: str) -> None:
         """Note that the trace of the step cannot be another tower's too."""
@@ -165,8 +171,16 @@ class Tower:
     def _only_if_live(self) -> Any:
         return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
 
+    def note_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Note what should be a mean over the batch, and return it."""
+        if self.joins is not None:
+            loss = self.joins(len(self.losses), loss)
+        self.losses.append(loss)
+        return loss
+
     def weight_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Weight a loss of the step, given to ``scale_loss``."""
+        loss = self.note_loss(loss)
         # A scalar is a mean over this tower's examples; of another loss the
         # gradients of all elements are added up.
         is_sum = loss.shape.rank != 0

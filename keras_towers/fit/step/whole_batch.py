@@ -257,9 +257,11 @@ def update_state(
     # On one device a scalar, such as a loss, counts once per batch. That of a
     # tower describes its part of the batch, so the tower's share weights it.
     tower = tower_lib.with_a_share()
-    if tower is not None and sample_weight is None:
+    if tower is not None:
         values = tf.convert_to_tensor(values)
         if values.shape.rank == 0:
+            values = tower.note_loss(values)
+        if values.shape.rank == 0 and sample_weight is None:
             values = tf.cast(values, metric.dtype)
             sample_weight = share = tf.cast(tower.share, metric.dtype)
             if not tower.average:

@@ -1,0 +1,239 @@
+"""Exchanges by which a step becomes that of one device.
+
+Where towers differ from one device, the analysis names an operation: it is
+given a sum over the tower's examples, or these examples, and does something to
+them that does not split. The step is traced again with an exchange at these
+inputs, which makes them those of the global batch, and again until it is
+proven. Compilers that partition a program place their communication likewise:
+GSPMD (arXiv 2105.04663).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.capture.pieces import placeholder
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.splitting import MEAN, SUM, Analysis
+from keras_towers.splitting.values import Kind, Value
+
+_WHAT = "exact=True"
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What an operation needs of the global batch in place of an input.
+
+    Attributes:
+        what: the sum of the towers' sums, the mean of their means, or the rows
+            of all towers.
+        axis: the axis of rows.
+    """
+
+    what: Literal["sum", "mean", "rows"]
+    axis: int = 0
+
+
+Plan: TypeAlias = "Mapping[str, Mapping[int, Need]]"
+"""What operations need, by their names and the indices of their inputs."""
+
+LOSSES = ""
+"""Stands for what takes the losses, by their numbers."""
+
+
+def extended(
+    plan: Plan, graph: Any, analysis: Analysis, losses: Sequence[tf.Tensor]
+) -> Plan | None:
+    """Return a plan with more exchanges, or None if none of them would help.
+
+    Args:
+        graph: the trace of a step.
+        analysis: what is known of it.
+        losses: the losses of the step.
+    """
+    values = analysis.values
+    causes = {
+        difference.operation.name: found
+        for difference in analysis.differences
+        if (found := _needs(difference.operation, values))
+    }
+    order = {op.name: at for at, op in enumerate(graph.get_operations())}
+    known = sorted((name for name in causes if name in order), key=order.get)
+    last = max((order.get(loss.op.name, -1) for loss in losses), default=-1)
+    # What the backward pass does may follow from what comes before it.
+    more = {name: causes[name] for name in known if order[name] <= last}
+    if not more:
+        for number, loss in enumerate(losses):
+            if _sum_of(values.get(loss.name)) != Need("sum"):
+                continue
+            if not _add_parts(loss, values, more):
+                more.setdefault(LOSSES, {})[number] = Need("sum")
+    if not more:
+        more = {name: causes[name] for name in known[:1]}
+    merged = {name: {**plan.get(name, {}), **more[name]} for name in more}
+    new = any(merged[name] != plan.get(name) for name in merged)
+    return {**plan, **merged} if new else None
+
+
+def _needs(operation: Any, values: Mapping[str, Value]) -> dict[int, Need]:
+    """What an operation needs, if it is what does not split."""
+    results = [values.get(tensor.name) for tensor in operation.outputs]
+    reasons = [value.reason for value in results if value is not None]
+    if not any(reason and reason.operation is operation for reason in reasons):
+        return {}
+    given = [values.get(tensor.name) for tensor in operation.inputs]
+    sums = {i: need for i, v in enumerate(given) if (need := _sum_of(v))}
+    return sums or {
+        index: Need("rows", value.rows.axis)
+        for index, value in enumerate(given)
+        if value is not None
+        and value.rows is not None
+        and value.rows.axis >= 0
+        and value.rows.draw is None
+        and value.is_free
+    }
+
+
+def _sum_of(value: Value | None) -> Need | None:
+    if value is None or value.is_same:
+        return None
+    if value.kind not in (Kind.SUM, Kind.SAME):
+        return None
+    if value.degree_as_sum == SUM:
+        return Need("sum")
+    return Need("mean") if value.degree_as_sum == MEAN else None
+
+
+def _add_parts(
+    tensor: tf.Tensor,
+    values: Mapping[str, Value],
+    found: dict[str, dict[int, Need]],
+) -> bool:
+    """Add what takes the first sums from which a sum in place of a mean comes.
+
+    Its later sums follow from them.
+
+    Returns:
+        Whether there are any.
+    """
+    any_sums = False
+    for index, given in enumerate(tensor.op.inputs):
+        if _sum_of(values.get(given.name)) != Need("sum"):
+            continue
+        any_sums = True
+        if not _add_parts(given, values, found):
+            found.setdefault(tensor.op.name, {})[index] = Need("sum")
+    return any_sums
+
+
+# Numbers of examples of a tower, and of all towers.
+_OWN, _ALL = 3, 7
+
+
+def fits(graph: Any, exchanges: Sequence[Any], analysis: Analysis) -> bool:
+    """Whether nothing of a tower meets what has the rows of all towers.
+
+    TensorFlow finds that out once the numbers of rows are known.
+
+    Args:
+        graph: the trace of a step.
+        exchanges: what it exchanges.
+    """
+    with compat.FuncGraph("sizes").as_default():
+        # Nothing is known of the size of what is an operation for its own sake.
+        hidden = [
+            operation.outputs[0]
+            for operation in graph.get_operations()
+            if operation.type == "PlaceholderWithDefault"
+        ]
+        inputs = {
+            tensor.name: placeholder(tensor, _sizes(tensor, analysis, _OWN))
+            for tensor in (*graph.inputs, *hidden)
+        }
+        for exchange in exchanges:
+            for result, given in zip(
+                exchange.results, exchange.of, strict=True
+            ):
+                shape = _sizes(given, analysis, _ALL)
+                inputs[result.name] = placeholder(result, shape)
+        try:
+            tf.graph_util.import_graph_def(
+                graph.as_graph_def(), input_map=inputs, name=""
+            )
+        except ValueError:
+            return False
+    return True
+
+
+def _sizes(
+    tensor: tf.Tensor, analysis: Analysis, examples: int
+) -> tf.TensorShape:
+    """The shape of a tensor for a number of examples."""
+    rows = analysis.values[tensor.name].rows
+    if rows is None or rows.axis < 0:
+        return tensor.shape
+    sizes = list(tensor.shape)
+    sizes[rows.axis] = examples * rows.count
+    return tf.TensorShape(sizes)
+
+
+class JoiningGraph(compat.FuncGraph):  # type: ignore[misc, valid-type]
+    """The graph of a step whose operations get inputs of the global batch."""
+
+    def __init__(self, name: str, plan: Plan):
+        super().__init__(name)
+        self._plan = plan
+
+    def _create_op_internal(
+        self,
+        op_type: str,
+        inputs: Sequence[tf.Tensor],
+        dtypes: Any = None,
+        input_types: Any = None,
+        name: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        needs = self._plan.get((name or "").rstrip("/"))
+        if needs:
+            inputs = [
+                joined(tensor, needs[index]) if index in needs else tensor
+                for index, tensor in enumerate(inputs)
+            ]
+        return super()._create_op_internal(
+            op_type, inputs, dtypes, input_types, name, *args, **kwargs
+        )
+
+
+def joined(tensor: tf.Tensor, need: Need) -> tf.Tensor:
+    """Return what is needed of the global batch in place of a tensor."""
+    from keras_towers.fit.step import gather as gather_lib
+
+    context = gather_lib.replica_context(_WHAT)
+    tower = tower_lib.with_a_share()
+    if context is None or tower is None:
+        return tensor
+    if need.what == "rows":
+        first = _with_axis_first(tensor, need.axis)
+        whole = gather_lib.gather(context, first, _WHAT)
+        return _with_axis_first(whole, need.axis, back=True)
+    if need.what == "mean":
+        tensor = tensor * tf.cast(tower.share, tensor.dtype)
+    return gather_lib.all_reduce_sum(context, tensor)
+
+
+def _with_axis_first(
+    tensor: tf.Tensor, axis: int, back: bool = False
+) -> tf.Tensor:
+    if not axis:
+        return tensor
+    order = list(range(tensor.shape.rank))
+    order.insert(0, order.pop(axis))
+    if back:
+        order = [order.index(place) for place in range(len(order))]
+    return tf.transpose(tensor, order)
