@@ -121,16 +121,29 @@ class CollectiveTransport(EngineTransport):
                 )
 
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        totals = packed(
-            [summable(tensor) for tensor in tensors],
+        parts = [summable(tensor) for tensor in tensors]
+        known = [n for n, t in enumerate(parts) if t.shape.is_fully_defined()]
+        totals: dict[int, tf.Tensor] = {
+            # Its size is not known before all ranks have told it.
+            n: self._total_of_any_size(part, f"{key}.any.{n}")
+            for n, part in enumerate(parts)
+            if n not in known
+        }
+        vectors = packed(
+            [parts[n] for n in known],
             lambda vectors: [
                 total(vector, f"{key}.{n}") for n, vector in enumerate(vectors)
             ],
         )
+        totals |= zip(known, vectors, strict=True)
         return [
-            summed(value, tensor.dtype)
-            for value, tensor in zip(totals, tensors, strict=True)
+            summed(totals[n], tensor.dtype) for n, tensor in enumerate(tensors)
         ]
+
+    def _total_of_any_size(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        every = self.all_gather(tensor[tf.newaxis], key)
+        total = tf.reduce_sum(every, 0)
+        return tf.ensure_shape(total, tensor.shape)
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)

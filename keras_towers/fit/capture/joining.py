@@ -63,7 +63,7 @@ def extended(
         if (found := _needs(difference.operation, values))
     }
     order = {op.name: at for at, op in enumerate(graph.get_operations())}
-    known = sorted((name for name in causes if name in order), key=order.get)
+    known = sorted(causes.keys() & order.keys(), key=lambda name: order[name])
     last = max((order.get(loss.op.name, -1) for loss in losses), default=-1)
     # What the backward pass does may follow from what comes before it.
     more = {name: causes[name] for name in known if order[name] <= last}
@@ -182,7 +182,7 @@ def _sizes(
     return tf.TensorShape(sizes)
 
 
-class JoiningGraph(compat.FuncGraph):  # type: ignore[misc, valid-type]
+class JoiningGraph(compat.FuncGraph):
     """The graph of a step whose operations get inputs of the global batch."""
 
     def __init__(self, name: str, plan: Plan):

@@ -1,4 +1,4 @@
-"""exact=True exchanges what towers need of one another, as the analysis says."""
+"""exact=True exchanges what towers need of one another."""
 
 import keras
 import pytest

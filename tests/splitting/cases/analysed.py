@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.fit.capture import capture, sharing, splits
+from keras_towers.fit.capture import capture, judging, splits
 from keras_towers.splitting import Analysis
 from keras_towers.splitting.lines import line_of
 from tests.splitting.cases.table import BATCH, Case
@@ -53,13 +53,13 @@ def analysed(case: Case, towers: int = 3) -> Found:
     with kt.TowerStrategy(towers=towers):
         model = case.build()
         x, y, *weights = case.data()
-        sharing.splits.analysed = keep
+        judging.splits.analysed = keep
         try:
             model.fit(x, y, BATCH, 1, 0, sample_weight=(*weights, None)[0])
         except _Enough:
             pass
         finally:
-            sharing.splits.analysed = ours
+            judging.splits.analysed = ours
     return found
 
 
