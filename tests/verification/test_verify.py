@@ -150,7 +150,7 @@ def test_what_is_not_proven_is_rehearsed(name):
 
 
 def test_a_step_that_is_wrongly_proven_is_told_first(monkeypatch):
-    proven = Analysis((), (), (), frozenset(), 0)
+    proven = Analysis((), (), (), frozenset(), 0, {})
     monkeypatch.setattr(splits, "analyse", lambda *args: proven)
     for model, expected in (
         (m.own(Writes), [Kind.LOG, Kind.STATE]),

@@ -63,6 +63,7 @@ def test_what_differs_is_told_once_with_the_line_and_the_remedy(logged):
 @pytest.fixture
 def metrics_stay_sums(monkeypatch):
     monkeypatch.setattr(settings, "METRIC_BYTES", 0)
+    monkeypatch.setattr(settings, "JOINING_TRACES", 0)
 
 
 def test_a_metric_that_is_no_mean_is_told(logged, metrics_stay_sums):
