@@ -16,7 +16,7 @@ from keras_towers.splitting.values import (
     total,
 )
 
-What: TypeAlias = Literal["gradient", "log", "metric", "state"]
+What: TypeAlias = Literal["gradient", "log", "metric", "state", "output"]
 
 MEAN = -1
 SUM = 0
@@ -27,7 +27,7 @@ class Result:
     """What a step hands on.
 
     Attributes:
-        what: "gradient" or "log".
+        what: "gradient", "log" or "output", which has a row for each example.
         name: its name, for messages.
         tensors: what it consists of: one tensor, or, of a gradient with
             indices, its values.
@@ -63,7 +63,7 @@ class Difference:
     """Something that the towers' values do not add up to.
 
     Attributes:
-        what: "gradient", "log", "metric" (a sum) or "state".
+        what: "gradient", "log", "metric" (a sum), "state" or "output".
         names: the names of what differs.
         text: why: "takes the largest value of the batch".
         operation: the operation that does it.
@@ -163,7 +163,10 @@ def _pass(
         value = values[result.tensor.name]
         if result.places is not None:
             value = _added_up(value, values[result.places.name])
-        why = _why_no_sum(value, result.degree)
+        if result.what == "output":
+            why = _why_no_rows(value)
+        else:
+            why = _why_no_sum(value, result.degree)
         found.check(result.what, result.name, why, value, result.tensor.op)
     not_same = set()
     for key, operation in interpreter.written.items():
@@ -259,6 +262,15 @@ def _why_no_sum(value: Value, degree: int) -> str | None:
     if (own, degree) == (MEAN, SUM):
         return "is a mean over the examples, not their sum"
     return "scales with the number of examples"
+
+
+def _why_no_rows(value: Value) -> str | None:
+    if value.reason is not None:
+        return value.reason.text
+    rows = value.rows
+    if rows is None or rows.axis or (rows.outer > 1 and not rows.uniform):
+        return "has no row for each example, one after the other"
+    return None if value.is_free else "scales with the number of examples"
 
 
 def _why_no_state(value: Value, variable: Variable) -> str | None:

@@ -30,12 +30,20 @@ class Judge:
         config: the towers.
         model: the model.
         begins: whether all ranks know what state the metrics are in.
+        predicts: whether the step returns a row for each example.
     """
 
-    def __init__(self, config: TowerConfig, model: keras.Model, begins: bool):
+    def __init__(
+        self,
+        config: TowerConfig,
+        model: keras.Model,
+        begins: bool,
+        predicts: bool = False,
+    ):
         self._config = config
         self._model = model
         self._begins = begins
+        self._predicts = predicts
         self._ranks = config.transport.size
         self._is_done = False
         # Metrics that towers update from the global batch, on trial.
@@ -52,7 +60,7 @@ class Judge:
         """
         if not self._judges(tower):
             return False
-        analysis = splits.analysed(trace)
+        analysis = splits.analysed(trace, self._predicts)
         if self._tried is None:
             self._tried = self._no_sums(trace, analysis)
             self._merge(self._tried, WHOLE)
@@ -77,17 +85,20 @@ class Judge:
                     metric.name,
                 )
         verdict.decide(
-            *(self._config, self._model, tower.training, analysis),
+            *(self._config, self._model, self._kind(tower), analysis),
             may_overflow=splits.may_overflow(trace),
             exchanges=len(self.plan),
         )
         return False
 
     def leave_open(self, why: str, tower: tower_lib.Tower) -> None:
-        """Judge a step that has no trace, or none that is analysed."""
-        if self._judges(tower):
+        """Judge a step that has no trace, or none that is analysed.
+
+        Of a prediction that is not said.
+        """
+        if self._judges(tower) and not self._predicts:
             self._is_done = True
-            given = self._config, self._model, tower.training
+            given = self._config, self._model, self._kind(tower)
             verdict.leave_open(*given, why)
 
     def give_up(self) -> bool:
@@ -103,6 +114,11 @@ class Judge:
         """Note that towers cannot call the trace that was judged."""
         if self._plan:
             self._plan, self._is_done = None, False
+
+    def _kind(self, tower: tower_lib.Tower) -> str:
+        if self._predicts:
+            return "prediction"
+        return "training" if tower.training else "evaluation"
 
     @property
     def plan(self) -> Plan:

@@ -99,8 +99,7 @@ class StepTraces:
         if tower.local_index == 1 and self._shared is None:
             # The first is traced, up to where it exchanges gradients.
             self._first_is_traced()
-        judged = note is not None
-        trace = self._trace_for(step, data, tower, judged)
+        trace = self._trace_for(step, data, tower)
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
             self._judge_own_trace(tower)
@@ -118,23 +117,19 @@ class StepTraces:
         return captured.output
 
     def _trace_for(
-        self, step: Any, data: Any, tower: tower_lib.Tower, judged: bool
+        self, step: Any, data: Any, tower: tower_lib.Tower
     ) -> TracedStep | None:
-        """Return the trace that a tower calls; None: it runs the step.
-
-        Args:
-            judged: whether it gives logs; else it gives a row for each example.
-        """
+        """Return the trace that a tower calls; None: it runs the step."""
         if self._shared is not None:
             return self._shared
         alone = self._config.transport.size == 1
         one_device = alone and self._config.num_towers == 1
         if tf.executing_eagerly():
-            if judged and not tower.local_index and not one_device:
+            if not tower.local_index and not one_device:
                 self._judge.leave_open("runs eagerly", tower)
             return None
         if self._compiles:
-            trace = self._compiled(step, data, tower, judged)
+            trace = self._compiled(step, data, tower)
             if trace is not None:
                 return trace
         if tower.local_index or one_device:
@@ -145,15 +140,13 @@ class StepTraces:
             self._check_cut()
             if not all(layer.built for layer in compat.layers_of(self._model)):
                 raise CannotShare(_NOT_BUILT)
-            self._shared = self._traced(
-                tower, step, data, judged=judged, way=way
-            )
+            self._shared = self._traced(tower, step, data, way=way)
         except CannotShare as error:
-            self._log_own_traces(error, tower, judged)
+            self._log_own_traces(error, tower)
         return self._shared
 
     def _compiled(
-        self, step: Any, data: Any, tower: tower_lib.Tower, judged: bool
+        self, step: Any, data: Any, tower: tower_lib.Tower
     ) -> TracedStep | None:
         """Return a trace that XLA compiles, for all towers or this."""
         try:
@@ -161,14 +154,12 @@ class StepTraces:
             if tower.local_index == 0 and self._config.num_towers > 1:
                 try:
                     checks.check_parts(self._pieces, self._shares)
-                    self._shared = self._traced(
-                        tower, step, data, judged=judged, way="xla"
-                    )
+                    self._shared = self._traced(tower, step, data, way="xla")
                     return self._shared
                 except CannotSplit:
                     raise
                 except CannotShare as error:
-                    self._log_own_traces(error, tower, judged)
+                    self._log_own_traces(error, tower)
             return self._traced(tower, step, data, shared=False, way="xla")
         except (CannotShare, Uncompilable) as error:
             self._compiles = False
@@ -184,7 +175,6 @@ class StepTraces:
         tower: tower_lib.Tower,
         step: Callable[[Any], Any],
         data: Any,
-        judged: bool = False,
         shared: bool = True,
         way: Way = "called",
     ) -> TracedStep:
@@ -192,7 +182,7 @@ class StepTraces:
         before = self._attributes.take()
         try:
             given = *(tower, step, data), shared, way
-            trace = self._judged_trace(*given) if judged else self._cut(*given)
+            trace = self._judged_trace(*given)
             with _as_reasons():
                 if not shared:
                     trace.finish()
@@ -259,7 +249,7 @@ class StepTraces:
             raise CannotSplit("draws its own rows of random numbers")
 
     def _log_own_traces(
-        self, error: CannotShare, tower: tower_lib.Tower, judged: bool
+        self, error: CannotShare, tower: tower_lib.Tower
     ) -> None:
         why = str(error)
         if told.is_news(("own traces", self._model.name, why)):
@@ -268,7 +258,7 @@ class StepTraces:
                 self._model.name,
                 why,
             )
-        if judged and why not in _FOR_NOW:
+        if why not in _FOR_NOW:
             self._own_because = why
 
     def _first_is_traced(self) -> None:

@@ -25,8 +25,12 @@ from keras_towers.splitting.values import Value, handle, other, same
 _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
 
 
-def analysed(trace: TracedStep) -> Analysis:
-    """Return what is known of a traced step."""
+def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
+    """Return what is known of a traced step.
+
+    Args:
+        predicts: whether it returns a row for each example.
+    """
     inputs: list[Value] = [
         of_batch(leaf, index)
         for index, leaf in enumerate(checks.leaves_of(trace.data))
@@ -45,7 +49,8 @@ def analysed(trace: TracedStep) -> Analysis:
             inputs.append(handle(inside.name))
         else:
             inputs.append(same())
-    return analyse(trace.graph, inputs, variables, _results(trace))
+    results = _outputs(trace) if predicts else _results(trace)
+    return analyse(trace.graph, inputs, variables, results)
 
 
 def owners_of(trace: TracedStep) -> dict[str, Any]:
@@ -78,6 +83,13 @@ def _variable(outside: Any, inside: Any) -> Variable:
     if isinstance(owner, variables_lib.TowerVariable):
         return Variable(owner.name.partition(":")[0], _MERGES.get(owner.merge))
     return Variable(inside.op.name)
+
+
+def _outputs(trace: TracedStep) -> Iterator[Result]:
+    output = trace.captured.output
+    for path, leaf in keras.tree.flatten_with_path(output):
+        if isinstance(leaf, tf.Tensor):
+            yield Result("output", "/".join(map(str, path)) or "output", leaf)
 
 
 def _results(trace: TracedStep) -> Iterator[Result]:

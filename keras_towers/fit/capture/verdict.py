@@ -81,7 +81,7 @@ def heard() -> Iterator[list[list[Reason]]]:
 def decide(
     config: TowerConfig,
     model: keras.Model,
-    training: bool,
+    kind: str,
     analysis: Analysis,
     may_overflow: bool = False,
     exchanges: int = 0,
@@ -89,6 +89,7 @@ def decide(
     """Tell where a step differs from that of one device, or may.
 
     Args:
+        kind: what it does: "training", "evaluation" or "prediction".
         may_overflow: whether it may be skipped, by what its gradients are.
         exchanges: the number of operations that are given values of the global
             batch, as exact=True asks for.
@@ -127,15 +128,16 @@ def decide(
     ]
     if may_overflow:
         reasons.append(_OVERFLOW)
-    _tell(config, model, training, verdict, reasons)
+    _tell(config, model, kind, verdict, reasons)
 
 
 def leave_open(
-    config: TowerConfig, model: keras.Model, training: bool, why: str
+    config: TowerConfig, model: keras.Model, kind: str, why: str
 ) -> None:
     """Tell that a step is not analysed.
 
     Args:
+        kind: as for ``decide``.
         why: what it does: "asks which tower it runs on".
 
     Raises:
@@ -143,18 +145,17 @@ def leave_open(
     """
     message = f"may differ: it {why}, so that it cannot be analysed."
     reason = Reason(message, _COMPARE, is_open=True)
-    _tell(config, model, training, NOT_PROVEN, [reason])
+    _tell(config, model, kind, NOT_PROVEN, [reason])
 
 
 def _tell(
     config: TowerConfig,
     model: keras.Model,
-    training: bool,
+    kind: str,
     verdict: str,
     reasons: list[Reason],
 ) -> None:
-    step = f"the {'training' if training else 'evaluation'} step of "
-    step += repr(model.name)
+    step = f"the {kind} step of {model.name!r}"
     verdicts_of(config.strategy)[step] = verdict
     if _heard is not None:
         _heard.append(reasons)
@@ -210,6 +211,7 @@ def _what(differences: Sequence[Difference]) -> str:
         "log": "the logs ",
         "metric": "the metrics ",
         "state": "the state ",
+        "output": "the outputs ",
     }
     for what, article in called.items():
         names = [n for d in differences if d.what == what for n in d.names]

@@ -141,7 +141,8 @@ class GlobalStep:
         attributes = Attributes(model, draws)
         before = after = attributes.take()
         given = self.config, self.update, model, attributes
-        judge = Judge(self.config, model, self.order.begins_a_call())
+        begins = self.order.begins_a_call()
+        judge = Judge(self.config, model, begins, predicts=note is None)
         traces = StepTraces(*given, batch.pieces, shares, judge)
 
         def tower_step(index: int, data: Any) -> Any:

@@ -10,7 +10,6 @@ towers, in order, and so all hold what one device would.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,17 +67,14 @@ def can_be_gathered(update: MetricUpdate, ranks: int) -> bool:
     """
     if not update.tensors:
         return False
+    size = 0
     for tensor in update.tensors:
-        shape = tensor.shape
-        if not shape.rank or not shape[1:].is_fully_defined():
-            return False
-        if tensor.dtype in (tf.resource, tf.variant):
+        each = tensor.shape[1:].num_elements() if tensor.shape.rank else None
+        if each is None or tensor.dtype in (tf.resource, tf.variant):
             return False
         if tensor.dtype == tf.string and ranks > 1:
             return False
-    size = sum(
-        math.prod(t.shape[1:].as_list()) * t.dtype.size for t in update.tensors
-    )
+        size += each * tensor.dtype.size
     return size <= settings.METRIC_BYTES
 
 

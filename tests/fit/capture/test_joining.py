@@ -114,3 +114,19 @@ def test_as_many_traces_as_are_allowed(logged, monkeypatch):
     with kt.TowerStrategy(2, exact=True):
         act(CASES["masked mean"]())
     assert logged("takes Maximum of a sum or mean over the batch")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_predictions_are_analysed(exact, logged):
+    def predicted(model):
+        return model.predict(X, batch_size=6, verbose=0)
+
+    make, strategy = _made(Standardized), kt.TowerStrategy(2, exact=exact)
+    if exact:
+        assert_exact(make, predicted, strategy, tolerance=2e-5)
+    else:
+        with strategy:
+            predicted(make())
+    said = logged("the prediction step of")
+    assert bool(said) is not exact
+    assert "outputs" in str(said) or exact
