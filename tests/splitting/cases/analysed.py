@@ -46,8 +46,8 @@ def analysed(case: Case, towers: int = 3) -> Found:
     found = Found()
     ours = splits.analysed
 
-    def keep(trace: object) -> Analysis:
-        found.analysis = ours(trace)
+    def keep(trace: object, predicts: bool) -> Analysis:
+        found.analysis = ours(trace, predicts)
         raise _Enough
 
     with kt.TowerStrategy(towers=towers):
