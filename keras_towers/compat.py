@@ -180,7 +180,10 @@ LoadedFunction = resolve(
 func_graph_from_py_func = resolve(
     f"{_TF}.framework.func_graph:func_graph_from_py_func"
 )
-FuncGraph = resolve(f"{_TF}.framework.func_graph:FuncGraph", "_get_function")
+FuncGraph = resolve(
+    f"{_TF}.framework.func_graph:FuncGraph",
+    "_create_op_internal _get_function",
+)
 _CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
 ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
 WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")

@@ -56,7 +56,8 @@ class Judge:
         """Judge the trace of a step; or want it traced again.
 
         Returns:
-            Whether the towers are to update metrics otherwise than it does.
+            Whether the towers are to update metrics otherwise than it does, or
+            to exchange other values.
         """
         if not self._judges(tower):
             return False
