@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,11 +20,11 @@ class Memory:
     """What a link or a hook keeps of gradients from step to step."""
 
     def __init__(self) -> None:
-        self._variables: dict[tuple, tf.Variable] = {}
+        self._variables: dict[tuple[Any, ...], tf.Variable] = {}
 
     def variable(
         self,
-        name: tuple,
+        name: tuple[Any, ...],
         initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
         shape: tf.TensorShape,
     ) -> tf.Variable:

@@ -75,9 +75,18 @@ def shapes_that_differ_between_calls_and_ranks():
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="differ"):
             over.all_gather(unlike, "unlike")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([])])
+    def summed(x, y):
+        return over.all_reduce([x, y], "of any size")
+
+    for rows in (2, 0, 5):
+        total, one = summed(tf.fill([rows, 2], 1.0 + RANK), 1.0)
+        assert total.numpy().tolist() == [[3.0, 3.0]] * rows
+        assert one.numpy() == 2.0
     with refused("every dimension has to be known"):
         tf.function(
-            lambda x: over.all_reduce([x], "unknown"),
+            lambda x: over.broadcast([x], "unknown"),
             input_signature=[tf.TensorSpec([None])],
         ).get_concrete_function()
     # They have not harmed what comes next.
