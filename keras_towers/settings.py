@@ -120,6 +120,6 @@ SAVE_OWN_S = 1.0
 METRIC_BYTES = 2**16
 #: Traces of a step, at most, by which `exact=True` [finds out where towers have
 #: to exchange values](exactness.md#exacttrue).
-JOINING_TRACES = 16
+JOINING_TRACES = 6
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600

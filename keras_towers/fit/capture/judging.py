@@ -135,7 +135,13 @@ class Judge:
             self._plan = before
             return False
         exchanges = trace.tower.exchange is not None
-        if exchanges and self._rounds < settings.JOINING_TRACES:
+        # Of what is not known, nobody knows what it needs.
+        is_known = any(not d.is_open for d in analysis.differences)
+        if (
+            exchanges
+            and (before or is_known)
+            and self._rounds < settings.JOINING_TRACES
+        ):
             self._rounds += 1
             losses = trace.captured.losses
             self._plan = extended(before, trace.graph, analysis, losses)
