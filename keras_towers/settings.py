@@ -87,6 +87,10 @@ CANCEL_S = 5.0
 DYING_S = 0.5
 #: For the coordinator of a round of replicas to notice that `fit` has failed.
 ABANDON_S = 10.0
+#: Longest answer of the store to a question that needs no waiting.
+STORE_ANSWER_S = 5.0
+#: For a value to come that is not yet in the store, until a rank asks again.
+HOLD_S = 4.0
 #: For the rest of a request to the store to arrive.
 REQUEST_S = 3
 #: Beyond Horovod's own time limits, for ranks to find out whether one is lost.
@@ -115,6 +119,8 @@ TRACES_S = 10.0
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin with a save, until a rank takes it for its own.
 SAVE_OWN_S = 1.0
+#: Ranks that a message names, at most.
+NAMED = 8
 #: Bytes for each example, up to which [a metric that is no
 #: sum](exactness.md#custom-training-steps) is given those of the global batch.
 METRIC_BYTES = 2**16

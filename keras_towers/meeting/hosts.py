@@ -88,26 +88,25 @@ def slots(hosts: Sequence[str]) -> list[Slot]:
     on_host: dict[str, list[int]] = collections.defaultdict(list)
     for rank, host in enumerate(hosts):
         on_host[host].append(rank)
-    found = []
-    for rank, host in enumerate(hosts):
-        mine = on_host[host]
-        local = mine.index(rank)
-        # One of each host that has as many.
-        across = [
-            ranks[local] for ranks in on_host.values() if len(ranks) > local
-        ]
-        found.append(
-            Slot(
-                hostname=host,
-                rank=rank,
-                size=len(hosts),
-                local_rank=local,
-                local_size=len(mine),
-                cross_rank=across.index(rank),
-                cross_size=len(across),
-            )
+    # Of each host that has as many ranks, one.
+    across: collections.Counter[int] = collections.Counter()
+    places: dict[int, tuple[int, int]] = {}
+    for ranks in on_host.values():
+        for local, rank in enumerate(ranks):
+            places[rank] = local, across[local]
+            across[local] += 1
+    return [
+        Slot(
+            hostname=host,
+            rank=rank,
+            size=len(hosts),
+            local_rank=places[rank][0],
+            local_size=len(on_host[host]),
+            cross_rank=places[rank][1],
+            cross_size=across[places[rank][0]],
         )
-    return found
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def assign(hosts: Mapping[str, int], most: int | None) -> list[Slot]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -49,9 +50,17 @@ class Pulse:
             raise OSError(*error)
         return dataclasses.replace(endpoint, port=port, secret=secret)
 
-    def begin(self, hosts: Sequence[str]) -> None:
-        """Let ranks meet in the store, one on each of these hosts."""
-        self._ask("begin", hosts, settings.BEAT_S, settings.LOST_S)
+    def values(self, key: str, size: int) -> dict[int, Any]:
+        """The values that ranks have left, each at ``key-rank``."""
+        return dict(self._ask("values", key, size))
+
+    def tell(self, key: str, values: Sequence[Any]) -> None:
+        """Leave a value for each rank, at ``key-rank``."""
+        self._ask("tell", key, values)
+
+    def begin(self, hosts: Sequence[str], names: Sequence[str]) -> None:
+        """Let ranks of these names meet, one on each of these hosts."""
+        self._ask("begin", hosts, names, settings.BEAT_S, settings.LOST_S)
 
     def beat(self, endpoint: Endpoint, rank: int) -> None:
         """Give the signs of life of a rank in its job's store."""
@@ -92,11 +101,27 @@ class _Beside:
             return [0, "", error.errno, error.strerror]
         return [self._server.endpoint.port, self._server.secret]
 
-    def begin(self, hosts: Sequence[str], beat_s: float, lost_s: float) -> bool:
+    def values(self, key: str, size: int) -> list[tuple[int, Any]]:
+        assert self._server is not None
+        found = ((r, self._server.get(f"{key}-{r}")) for r in range(size))
+        return [(rank, value) for rank, value in found if value is not None]
+
+    def tell(self, key: str, values: Sequence[Any]) -> bool:
+        assert self._server is not None
+        for rank, value in enumerate(values):
+            self._server.put(f"{key}-{rank}", value)
+        return True
+
+    def begin(
+        self,
+        hosts: Sequence[str],
+        names: Sequence[str],
+        beat_s: float,
+        lost_s: float,
+    ) -> bool:
         assert self._server is not None
         self._server.begin(slots(hosts))
-        ranks = range(len(hosts))
-        self._start(self._watch, self._server, ranks, beat_s, lost_s)
+        self._start(self._watch, self._server, names, beat_s, lost_s)
         return True
 
     def beat(self, endpoint: Sequence[Any], rank: int, beat_s: float) -> None:
@@ -125,18 +150,25 @@ class _Beside:
                 store.put(key, sign)
 
     def _watch(
-        self, server: StoreServer, ranks: range, beat_s: float, lost_s: float
+        self,
+        server: StoreServer,
+        names: Sequence[str],
+        beat_s: float,
+        lost_s: float,
     ) -> None:
+        ranks = range(len(names))
         signs = Liveness(ranks, lambda rank: server.get(f"{_PULSE}{rank}"))
         while not self._over.wait(beat_s):
             signs.look()
             lost = {}
             for rank, sign in signs.signs.items():
                 if sign == _ENDED:
-                    lost[rank] = ENDED
+                    lost[rank] = names[rank], ENDED
                 elif signs.silent_s(rank) > lost_s:
-                    lost[rank] = SILENT
-            server.put(LOST, lost)
+                    lost[rank] = names[rank], SILENT
+            # All ranks read it, however many are gone.
+            some = itertools.islice(lost.items(), settings.NAMED)
+            server.put(LOST, dict(some))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ itself there; its address is in a private file, or given by the user.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -18,7 +19,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from keras_towers.meeting.environments import ClusterEnvironment
 from keras_towers.meeting.hosts import NO_PLACE, Slot, slots
 from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.pulse import Pulse
-from keras_towers.meeting.store import Endpoint, FileStore, by_rank
+from keras_towers.meeting.store import Endpoint, FileStore
 from keras_towers.meeting.variables import (
     process_environment,
     rank_environment,
@@ -211,15 +212,14 @@ def _receive(
         ) from None
     # It may know itself under another address than the others do.
     own = dataclasses.replace(own, address=bound or LOOPBACK)
-    server = own.client()
-    server.put(f"{_GUEST}-0", _introduction(own.address))
+    me = _introduction(own.address)
     guests: dict[int, Any] = {}
     try:
         if file:
             file.write(dataclasses.replace(own, address=address))
         for late_s in waiting(wait_s, settings.NETWORK_POLL_S):
             # All of them each time: one may have ended and been started again.
-            guests = by_rank(server, _GUEST, ranks)
+            guests = {**beside.values(_GUEST, len(ranks)), 0: me}
             if len(guests) == len(ranks):
                 break
             if late_s:
@@ -229,7 +229,7 @@ def _receive(
                 f"{_missing(environment, guests, wait_s)} Has it ended, or not "
                 f"reached this line? {MEETING_TIMEOUT} sets the seconds."
             )
-            server.put(_PLAN, {"failed": text})
+            beside.tell(_PLAN, [{"failed": text}] * len(ranks))
             time.sleep(settings.LAST_WORDS_S)
             raise TowerError(text)
     except BaseException:
@@ -239,11 +239,13 @@ def _receive(
         if file:
             file.remove()
     everyone = [guests[rank] for rank in ranks]
+    plans = _plans(everyone)
     hosts = [guest["host"] for guest in everyone]
-    beside.begin(hosts)
-    server.put(_PLAN, {"everyone": everyone})
+    names = [f"rank {rank} on {everyone[rank]['name']}" for rank in ranks]
+    beside.begin(hosts, names)
+    beside.tell(_PLAN, plans)
     abroad = [g["address"] for g in everyone if g["host"] != hosts[0]]
-    return _variables(own, everyone, 0, next(iter(abroad), own.address))
+    return _variables(own, plans[0], next(iter(abroad), own.address))
 
 
 def _come(
@@ -273,7 +275,7 @@ def _come(
                 client = found.client()
                 own = own_address_towards(found.address)
                 client.put(f"{_GUEST}-{rank}", _introduction(own, nonce))
-                plan = client.get(_PLAN) or {}
+                plan = client.get(f"{_PLAN}-{rank}", settings.HOLD_S) or {}
             except _NOBODY as error:
                 last += f"did not answer as rank 0 does: {error}"
             else:
@@ -282,9 +284,8 @@ def _come(
                 last += "is in a job of others" if plan else "waits for others"
             if "failed" in plan:
                 raise TowerError(plan["failed"])
-            everyone = plan.get("everyone", [])
-            if len(everyone) == len(ranks) and everyone[rank]["nonce"] == nonce:
-                return _variables(found, everyone, rank, found.address)
+            if plan.get("nonce") == nonce:
+                return _variables(found, plan, found.address)
         if late_s:
             logger.warning(
                 "%s has waited %.0f s: %s.", environment, late_s, last
@@ -316,24 +317,35 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
     }
 
 
-def _variables(
-    endpoint: Endpoint, everyone: list[dict[str, Any]], rank: int, towards: str
-) -> dict[str, str]:
-    """The environment of a rank, from the introductions of all."""
-    slot = slots([guest["host"] for guest in everyone])[rank]
-    watch.names[:] = [
-        f"rank {number} on {guest['name']}"
-        for number, guest in enumerate(everyone)
-    ]
-    _beside().beat(endpoint, rank)
+def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each rank is told: what concerns it, however many there are."""
     # A launcher may have given each rank cores of its own.
-    mine = [everyone[rank][part] for part in ("host", "cores")]
-    sharing = [[g["host"], g["cores"]] for g in everyone].count(mine)
+    cores = [(guest["host"], *guest["cores"]) for guest in everyone]
+    sharing = collections.Counter(cores)
+    places = slots([guest["host"] for guest in everyone])
+    return [
+        {
+            "nonce": guest["nonce"],
+            "slot": dataclasses.asdict(slot),
+            "sharing": sharing[mine],
+            "first": f"rank 0 on {everyone[0]['name']}",
+        }
+        for guest, slot, mine in zip(everyone, places, cores, strict=True)
+    ]
+
+
+def _variables(
+    endpoint: Endpoint, plan: Mapping[str, Any], towards: str
+) -> dict[str, str]:
+    """The environment of a rank, from what it was told."""
+    slot = Slot(**plan["slot"])
+    watch.first[:] = [plan["first"]]
+    _beside().beat(endpoint, slot.rank)
     common = process_environment(
         seconds(settings.STALL_WARNING, 30),
         seconds(settings.STALL_SHUTDOWN, 1800),
     )
-    return rank_environment(endpoint, slot, towards, common, sharing)
+    return rank_environment(endpoint, slot, towards, common, plan["sharing"])
 
 
 def _missing(

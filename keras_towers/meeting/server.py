@@ -51,6 +51,9 @@ class StoreServer(ThreadingHTTPServer):
             worker and its connection, it returns the worker's slot.
     """
 
+    # All ranks may come at once; whom the kernel turns away waits for seconds.
+    request_queue_size = 1024
+
     def __init__(
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
@@ -65,6 +68,7 @@ class StoreServer(ThreadingHTTPServer):
         self.place: Callable[[str, socket.socket], Slot | None] | None = None
         self.lock = threading.Lock()
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
+        self._awaited: dict[tuple[str, str], threading.Event] = {}
         self.given_up: collections.Counter[str] = collections.Counter()
         self.scope_size: dict[str, int] = {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -86,13 +90,35 @@ class StoreServer(ThreadingHTTPServer):
                 self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
 
     def get(self, key: str) -> Any:
-        with self.lock:
-            text = self.values[SCOPE].get(key)
+        text = self.read(SCOPE, key)
         return None if text is None else json.loads(text)
 
     def put(self, key: str, value: Any) -> None:
+        self.write(SCOPE, key, json.dumps(value).encode())
+
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
+        """Read a value, waiting for so long if there is none."""
         with self.lock:
-            self.values[SCOPE][key] = json.dumps(value).encode()
+            found = self.values[scope].get(key)
+            if found is not None or not hold_s:
+                return found
+            # One for each key: who waits for another one is not woken.
+            awaited = self._awaited.setdefault((scope, key), threading.Event())
+        awaited.wait(hold_s)
+        with self.lock:
+            return self.values[scope].get(key)
+
+    def write(
+        self, scope: str, key: str, value: bytes, *, first: bool = False
+    ) -> bytes:
+        """Write a value, with ``first`` only where there is none; return it."""
+        with self.lock:
+            values = self.values[scope]
+            values[key] = values.get(key, value) if first else value
+            awaited = self._awaited.pop((scope, key), None)
+            if awaited is not None:
+                awaited.set()
+            return values[key]
 
     def stop(self) -> None:
         """Answer no more."""
@@ -147,8 +173,7 @@ class Handler(BaseHTTPRequestHandler):
             slot = server.place(self._key, self.connection)
             value = (slot.told() if slot else NO_PLACE).encode()
         else:
-            with server.lock:
-                found = server.values[self._scope].get(self._key)
+            found = server.read(self._scope, self._key, self._hold_s())
             if found is None:
                 return self._answer(_NOT_FOUND)
             value = found
@@ -156,15 +181,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Take a value if there is none, and answer with the one there is."""
-        with self.server.lock:
-            values = self.server.values[self._scope]
-            value = values.setdefault(self._key, self._body)
-        self._answer_signed(value)
+        self._answer_signed(
+            self.server.write(self._scope, self._key, self._body, first=True)
+        )
 
     def do_PUT(self) -> None:
         """Take a value."""
-        with self.server.lock:
-            self.server.values[self._scope][self._key] = self._body
+        self.server.write(self._scope, self._key, self._body)
         ours = self._scope == SCOPE and self._key.startswith(CONNECTED)
         if ours or self._scope == MEETING_SCOPE:
             # Horovod has the rank alone as the key.
@@ -187,6 +210,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are nothing to tell of."""
+
+    def _hold_s(self) -> float:
+        """How long to wait for a value that is not there."""
+        if self._scope in self.server.scope_size:
+            # Each rank of Horovod will come, and would ask again and again.
+            return settings.HOLD_S
+        return min(float(self._body or 0), settings.HOLD_S)
 
     def _refuse(self) -> bool:
         self._answer(_FORBIDDEN)

@@ -82,24 +82,33 @@ class StoreClient:
         """Whether the server is one of this package."""
         return self._secret is not None
 
-    def get(self, key: str) -> Any:
-        text = self.read(SCOPE, key, timeout_s=5)
+    def get(self, key: str, hold_s: float = 0) -> Any:
+        """Read a value; the server waits for so long for what is not there."""
+        text = self.read(SCOPE, key, settings.STORE_ANSWER_S + hold_s, hold_s)
         return None if text is None else json.loads(text)
 
     def put(self, key: str, value: Any) -> None:
-        self._ask("PUT", SCOPE, key, json.dumps(value).encode(), 5)
+        body = json.dumps(value).encode()
+        self._ask("PUT", SCOPE, key, body, settings.STORE_ANSWER_S)
 
     def first(self, key: str, value: Any) -> Any:
         """Write a value if there is none; return the one that is there."""
         body = json.dumps(value).encode()
-        return json.loads(self._ask("POST", SCOPE, key, body, 5))
+        return json.loads(
+            self._ask("POST", SCOPE, key, body, settings.STORE_ANSWER_S)
+        )
 
     def read(
-        self, scope: str, key: str, timeout_s: float | None = None
+        self,
+        scope: str,
+        key: str,
+        timeout_s: float | None = None,
+        hold_s: float = 0,
     ) -> bytes | None:
         """Read the bytes of a key, None if there are none."""
+        body = str(hold_s).encode() if hold_s else b""
         try:
-            return self._ask("GET", scope, key, b"", timeout_s)
+            return self._ask("GET", scope, key, body, timeout_s)
         except urllib.error.HTTPError as error:
             if error.code != _NOT_FOUND:
                 raise

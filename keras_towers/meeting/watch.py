@@ -7,27 +7,27 @@ over Gloo. Here every rank leaves word in the store of how far it has come.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.meeting import store as store_lib
-from keras_towers.meeting.liveness import Liveness
+from keras_towers.meeting.inquiry import BEATS, Inquiry, Progress
 from keras_towers.meeting.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# Of the ranks, where they met by themselves and a process beside each gives its
-# signs of life. In the store the one of rank 0 says who is gone, and how.
-names: list[str] = []
+# The name of rank 0, where ranks met by themselves and a process beside each
+# gives its signs of life; empty elsewhere. In the store the process beside rank
+# 0 says who is gone, and how: by their ranks, names and reasons.
+first: list[str] = []
 LOST = "lost"
 ENDED = "has ended"
 SILENT = "is lost: it gives no sign of life"
@@ -36,39 +36,6 @@ SILENT = "is lost: it gives no sign of life"
 # returns how many updates of the weights were begun, and how many ended. They
 # stay: a number that sinks would make a rank look as if it were behind.
 counters: list[Callable[[], tuple[int, int]]] = []
-
-
-@dataclasses.dataclass
-class Progress:
-    """The progress of a rank; ``what`` is empty outside of training."""
-
-    position: int = 0
-    what: str = ""
-    beat: int = 0
-
-
-def waited_for(
-    mine: Progress,
-    others: Mapping[int, Progress | None],
-    silent: Collection[int],
-) -> dict[int, str]:
-    """The ranks that a rank waits for, and for each, what keeps it."""
-    found = {}
-    for rank, place in others.items():
-        if place is None:
-            found[rank] = "has given no sign of life"
-        elif rank in silent:
-            found[rank] = "has stopped giving signs of life"
-        elif place.position < mine.position:
-            found[rank] = f"is still {_at(place)}"
-        elif place.position == mine.position and place.what != mine.what:
-            # As many steps, but others: each waits for the other one.
-            found[rank] = f"is {_at(place)}"
-    return found
-
-
-def _at(place: Progress) -> str:
-    return f"in {place.what}" if place.what else "outside of training"
 
 
 class StallWatch(threading.Thread):
@@ -85,8 +52,8 @@ class StallWatch(threading.Thread):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.place: tuple[int, int] = rank, size
         self._rank = rank
-        self._others = [r for r in range(size) if r != rank]
         self._store = store
+        self._inquiry = Inquiry(rank, size, store)
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._come = Progress()
@@ -97,7 +64,7 @@ class StallWatch(threading.Thread):
         self._since = time.monotonic()
         self._ended = threading.Event()
         self._heard = time.monotonic()
-        self._told: set[int] = set()
+        self._told: set[str] = set()
 
     def mark(self, what: str) -> None:
         """Note what this rank is about to do, or to wait in."""
@@ -130,8 +97,7 @@ class StallWatch(threading.Thread):
     def run(self) -> None:
         """Leave word at every beat; look at the others when standing still."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
-        warned, looked = 0.0, 0.0
-        others: Liveness | None = None
+        warned = 0.0
         lost: dict[str, str] = {}
         self._leave_word()
         while not self._ended.wait(beat_s):
@@ -149,33 +115,22 @@ class StallWatch(threading.Thread):
             if gone and waits:
                 self._end(gone, still_s)
             self._leave_word()
-            if not waits or still_s < self._warning_s - 2 * beat_s:
-                others, warned = None, 0.0
+            if not waits or still_s < self._warning_s - BEATS * beat_s:
+                warned = 0.0
+                self._inquiry.over()
                 continue
-            if self._word_of(self._rank) is None:
-                continue  # The store is gone; so will this process be.
-            if others is None:
-                others = Liveness(self._others, self._word_of)
-                others.look()
-                looked = time.monotonic()
+            found = self._inquiry.look(self._come, beat_s)
+            if not found or still_s < warned + self._warning_s:
                 continue
-            others.look()
-            # Two beats lie between the first look and this one, so that a sign
-            # of life may be late.
-            if still_s < max(self._warning_s, warned + self._warning_s):
-                continue
-            silent = [r for r in self._others if others.heard[r] <= looked]
-            waited = waited_for(self._come, others.signs, silent)
-            found = {f"rank {rank}": why for rank, why in waited.items()}
-            others, warned = None, still_s
-            if found and self._shutdown_s and still_s >= self._shutdown_s:
+            warned = still_s
+            if self._shutdown_s and still_s >= self._shutdown_s:
                 self._end(found, still_s)
-            elif found:
+            else:
                 logger.warning("%s", self._text(found, still_s))
 
     def _look_for_lost(self) -> dict[str, str]:
         """The names of the ranks that are gone, and how that is known."""
-        if not names:
+        if not first:
             return {}  # Their launcher watches them.
         try:
             lost = self._store.get(LOST) or {}
@@ -183,15 +138,19 @@ class StallWatch(threading.Thread):
         except OSError as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ConnectionRefusedError):
-                return {names[0]: ENDED}
+                return {first[0]: ENDED}
             silent_s = time.monotonic() - self._heard
-            return {names[0]: SILENT} if silent_s > settings.LOST_S else {}
-        found = {int(rank): why for rank, why in lost.items()}
-        for rank in found.keys() - {self._rank} - self._told:
-            self._told.add(rank)
-            if found[rank] == SILENT:
-                logger.warning("%s %s.", names[rank], SILENT)
-        return {names[r]: why for r, why in found.items() if r != self._rank}
+            return {first[0]: SILENT} if silent_s > settings.LOST_S else {}
+        others = {
+            name: why
+            for rank, (name, why) in lost.items()
+            if int(rank) != self._rank
+        }
+        for name in others.keys() - self._told:
+            self._told.add(name)
+            if others[name] == SILENT:
+                logger.warning("%s %s.", name, SILENT)
+        return others
 
     def _count(self) -> None:
         """Find out how far this rank has come."""
@@ -206,17 +165,9 @@ class StallWatch(threading.Thread):
             self._since = time.monotonic()
 
     def _leave_word(self) -> None:
-        if names and time.monotonic() - self._heard > settings.STALL_BEAT_S:
+        if first and time.monotonic() - self._heard > settings.STALL_BEAT_S:
             return  # It would wait for an answer once more.
-        word = dataclasses.asdict(self._come)
-        with contextlib.suppress(OSError):
-            self._store.put(f"stall-{self._rank}", word)
-
-    def _word_of(self, rank: int) -> Progress | None:
-        with contextlib.suppress(OSError):
-            word = self._store.get(f"stall-{rank}")
-            return Progress(**word) if word else None
-        return None
+        self._inquiry.leave_word(self._come)
 
     def _text(self, found: Mapping[str, str], still_s: float) -> str:
         told = "; ".join(f"{name} {why}" for name, why in found.items())

@@ -116,11 +116,12 @@ class Host:
         )
         try:
             out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as expired:
+        except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            expired.stdout, expired.stderr = out, err
-            raise
+            raise subprocess.TimeoutExpired(
+                command, timeout, out, err
+            ) from None
         return subprocess.CompletedProcess(
             command, process.returncode, out, err
         )

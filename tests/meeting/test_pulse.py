@@ -30,7 +30,8 @@ def test_who_ends_and_who_hangs_is_lost_and_nobody_else(beside):
     endpoint = beside[0].serve(Endpoint("127.0.0.1", 0, ""))
     store = endpoint.client()
     assert endpoint.port and len(endpoint.secret) > 16
-    beside[0].begin(["h"] * RANKS)
+    names = [f"rank {rank} on h" for rank in range(RANKS)]
+    beside[0].begin(["h"] * RANKS, names)
     for rank, pulse in enumerate(beside):
         pulse.beat(endpoint, rank)
     assert wait_until(lambda: store.get("pulse-2"))
@@ -38,14 +39,15 @@ def test_who_ends_and_who_hangs_is_lost_and_nobody_else(beside):
     ctypes.PyDLL(None).usleep(5_000_000)
     assert store.get(watch.LOST) == {}
     beside[1].stop()
-    assert wait_until(lambda: store.get(watch.LOST) == {"1": watch.ENDED})
+    ended = {"1": [names[1], watch.ENDED]}
+    assert wait_until(lambda: store.get(watch.LOST) == ended)
     hangs = beside[2]._process.pid
     os.kill(hangs, signal.SIGSTOP)
-    both = {"1": watch.ENDED, "2": watch.SILENT}
+    both = {**ended, "2": [names[2], watch.SILENT]}
     assert wait_until(lambda: store.get(watch.LOST) == both)
     # As a link does that heals.
     os.kill(hangs, signal.SIGCONT)
-    assert wait_until(lambda: store.get(watch.LOST) == {"1": watch.ENDED})
+    assert wait_until(lambda: store.get(watch.LOST) == ended)
 
 
 def test_where_nobody_can_listen(beside):

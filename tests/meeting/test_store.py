@@ -6,12 +6,14 @@ import os
 import pickle
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
+from keras_towers import settings
 from keras_towers.meeting import store
 from keras_towers.meeting.hosts import slots
 from keras_towers.meeting.server import LISTENERS_SCOPE, StoreServer
@@ -31,8 +33,9 @@ class Payload:
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
     come = []
+    monkeypatch.setattr(settings, "HOLD_S", 0.5)
     started = StoreServer("127.0.0.1", secret=SECRET)
     started.on_connected = lambda rank, connection: come.append(rank)
     port = started.endpoint.port
@@ -103,6 +106,26 @@ def test_a_scope_that_all_ranks_give_up_is_empty(server):
     own = f"{server.path}/own/0"
     asked = [ask(server, method, own) for method in ("PUT", "DELETE", "GET")]
     assert asked == [200, 200, 404]
+
+
+def test_who_waits_for_a_value_is_answered_when_it_comes(server, monkeypatch):
+    monkeypatch.setattr(settings, "HOLD_S", 60)
+    with ThreadPoolExecutor(3) as pool:
+        client, path = server.client, f"{server.path}/global/1"
+        waits = [
+            pool.submit(client.get, "mine", 60),
+            # As Horovod's own clients ask, which do not say that they wait.
+            pool.submit(ask, server, "GET", path),
+        ]
+        # Whoever does not wait is answered at once.
+        assert client.get("mine") is None
+        assert client.get("another", 0.1) is None
+        assert not any(wait.done() for wait in waits)
+        client.put("another", 1)
+        client.put("mine", 3)
+        assert waits[0].result(60) == 3
+        assert ask(server, "PUT", path, b"here") == 200
+        assert waits[1].result(60) == 200
 
 
 def test_a_forged_stall_key_is_not_believed(server):

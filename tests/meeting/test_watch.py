@@ -4,17 +4,20 @@ import dataclasses
 import itertools
 import logging
 import threading
+import time
 import urllib.error
 
 import pytest
 
+from keras_towers import settings as settings
 from keras_towers.meeting import watch as watch_lib
+from keras_towers.meeting.inquiry import Inquiry, Progress, waited_for
 from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import StoreClient
-from keras_towers.meeting.watch import Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
+BEAT_S = 0.05
 
 
 @pytest.mark.parametrize(
@@ -50,13 +53,33 @@ class Store:
         self.other = other
         self.beats = itertools.count() if alive else itertools.repeat(1)
         self.signs = 0
+        self.values = {}
 
     def put(self, key, value):
-        self.signs += 1
+        self.signs += key == "stall-0"
+        self.values[key] = value
 
     def get(self, key):
+        if key != "stall-1":
+            return self.values.get(key)
         place = dataclasses.replace(self.other, beat=next(self.beats))
         return dataclasses.asdict(place)
+
+
+class Shared:
+    """A store of values, which counts what it is asked."""
+
+    def __init__(self):
+        self.values = {}
+        self.asked = 0
+
+    def put(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        self.asked += 1
+        found = self.values.get(key)
+        return found and dict(found)
 
 
 @pytest.fixture
@@ -91,6 +114,8 @@ def watch(exits):
         assert not one.is_alive()
 
 
+SILENT = "rank 1 on b", watch_lib.SILENT
+ENDED = "rank 1 on b", watch_lib.ENDED
 STEPS = ["step 1", "step 2", "step 3"]
 
 
@@ -130,11 +155,11 @@ def test_the_job_is_ended_at_last(capfd, exits, watch):
 @pytest.mark.parametrize(
     ("lost", "marks", "said"),
     [
-        ({"1": watch_lib.SILENT}, ["step 0"], "rank 1 on b is lost: it gives"),
-        ({"1": watch_lib.ENDED}, ["step 0"], "rank 1 on b has ended. Ending"),
+        ({"1": SILENT}, ["step 0"], "rank 1 on b is lost: it gives"),
+        ({"1": ENDED}, ["step 0"], "rank 1 on b has ended. Ending"),
         # Without a wait nobody needs them: a save goes on to its end.
-        ({"1": watch_lib.SILENT}, ["step 0", ""], None),
-        ({"0": watch_lib.SILENT}, ["step 0"], None),
+        ({"1": SILENT}, ["step 0", ""], None),
+        ({"0": SILENT}, ["step 0"], None),
         ({}, ["step 0"], None),
         (ConnectionRefusedError(), ["step 0"], "rank 1 on b has ended."),
         (OSError("no route"), ["step 0"], "rank 1 on b is lost: it gives"),
@@ -152,9 +177,7 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
             return lost
 
     # The store is at the first of them.
-    here = ["rank 0 on a", "rank 1 on b"]
-    gone = isinstance(lost, OSError)
-    monkeypatch.setattr(watch_lib, "names", here[::-1] if gone else here)
+    monkeypatch.setattr(watch_lib, "first", ["rank 1 on b"])
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
     codes, _ = exits
     store = Told(Progress(7, "step 7"), alive=True)
@@ -162,6 +185,58 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
     assert wait_until(lambda: codes if said else store.signs > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
+
+
+def test_one_of_those_that_wait_finds_out_for_all(monkeypatch, caplog):
+    """It may be lost itself, or wait no longer; then another one does."""
+    store = Shared()
+    monkeypatch.setattr(settings, "NAMED", 2)
+    waiting = [Inquiry(rank, 6, store) for rank in range(3)]
+    mine = [Progress(5, "step 5") for _ in waiting]
+    others = {f"stall-{rank}": {"position": 4} for rank in (3, 4, 5)}
+    store.values.update(others)
+    late = {
+        "rank 3": "is still outside of training",
+        "rank 4": "is still outside of training",
+        "1 more": "likewise",
+    }
+
+    def look(*ranks):
+        found = {}
+        for rank in ranks:
+            mine[rank].beat += 1
+            waiting[rank].leave_word(mine[rank])
+            for other in others:
+                store.values[other]["beat"] = mine[rank].beat
+            found[rank] = waiting[rank].look(mine[rank], BEAT_S)
+        time.sleep(BEAT_S)
+        return found
+
+    def tells_all(told, *ranks):
+        """Which of them, once all know."""
+        until = time.monotonic() + 60
+        while list(look(*ranks).values()) != [told] * len(ranks):
+            assert time.monotonic() < until
+        return store.values["teller"]["rank"]
+
+    teller = tells_all(late, 0, 1, 2)
+    asked = store.asked
+    look(0, 1, 2)
+    # Each asks who tells, and one of them asks for the words of five.
+    assert store.asked - asked == 3 + 5
+    left = [rank for rank in range(3) if rank != teller]
+    silent = {
+        f"rank {teller}": "has stopped giving signs of life",
+        "rank 3": late["rank 3"],
+        "2 more": "likewise",
+    }
+    assert tells_all(silent, *left) in left
+    for rank in left:
+        waiting[rank].over()
+    assert store.values["teller"] is None
+    # What is told of a rank to itself is who waits for it.
+    store.put("teller", {"rank": 9, "at": "in x", "found": {"rank 0": "y"}})
+    assert look(0)[0] == {"rank 9": "is in x"}
 
 
 def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
