@@ -31,11 +31,15 @@ _SIOCGIFADDR = 0x8915
 # Loaded before any fork, when the loader's lock must not be held.
 _LIBC = ctypes.CDLL(None)
 CANNOT_START = 126
+ANSWER = b"\0"
+"""On stdout, before all that the command prints: the login has succeeded."""
 
 
 def main() -> int:
     """Execute the order read from stdin."""
     order = json.loads(_read_line())
+    if order["answers"]:
+        os.write(1, ANSWER)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         environment = {**os.environ, **order["environment"]}

@@ -97,6 +97,9 @@ REQUEST_S = 3
 INTACT_MARGIN_S = 5.0
 #: For ssh to connect to a host.
 SSH_CONNECT_S = 10
+#: Connections by ssh to a host that are logging in, at most: by default its
+#: server refuses more than 10.
+LOGINS = 8
 #: For the host discovery script of an elastic job to end.
 DISCOVERY_S = 20
 #: Between two runs of that script.

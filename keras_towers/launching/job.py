@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib
 import queue
@@ -73,6 +74,9 @@ class Running:
         # OSError where output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.processes: list[Rank] = []
+        self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
+            lambda: threading.Semaphore(settings.LOGINS)
+        )
         self.undo = contextlib.ExitStack()
         self.console = Console(job.output, self.events.put, job.launcher)
         self.undo.callback(self.console.close)
@@ -132,7 +136,8 @@ def run_job(job: Job) -> Outcome:
         environment = run.environment()
         run.server.begin(plan)
         byteps = Servers(run, job.servers, plan) if job.servers else None
-        for slot in plan:
+        # The first ones of all hosts log in at the same time.
+        for slot in sorted(plan, key=lambda slot: slot.local_rank):
             if job.verbose:
                 run.console.say(f"rank {slot.rank} on {slot.hostname}")
             own = {**environment, **slot.environment}

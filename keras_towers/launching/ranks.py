@@ -65,6 +65,12 @@ class Rank:
             environment = {**exported(os.environ), **environment}
             launch = ssh_command(self.host, run.job.ssh_port, _AGENT)
         direct = name is None and console.folder is None and console.inherited
+        self._login = contextlib.ExitStack()
+        if self.host and not direct:
+            logins = run.logins[self.host]
+            # One that takes long is not waited for, nor are signals then.
+            if logins.acquire(timeout=settings.SSH_CONNECT_S):
+                self._login.callback(logins.release)
         with _own_stdin(name is None and not self.host) as read_from:
             self._process = subprocess.Popen(
                 launch,
@@ -86,6 +92,7 @@ class Rank:
             "grace_s": settings.GRACE_S,
             # A launcher on this machine that is gone has closed the pipe.
             "lost_s": settings.LOST_S if self.host else None,
+            "answers": bool(self.host and not direct),
         }
         self._tell(json.dumps(order).encode() + b"\n")
         self._readers = [] if direct else self._read(console)
@@ -135,7 +142,9 @@ class Rank:
             tagger = Tagger(console.sinks[stream], label, known)
             self._taggers[stream] = tagger
             thread = threading.Thread(
-                target=_pump, args=(pipe, tagger, copy), daemon=True
+                target=_pump,
+                args=(pipe, tagger, copy, self._login),
+                daemon=True,
             )
             thread.start()
             threads.append(thread)
@@ -143,6 +152,7 @@ class Rank:
 
     def _wait(self, on_end: Callable[[Rank], None]) -> None:
         code = self._process.wait()
+        self._login.close()
         for reader in self._readers:
             reader.join(settings.GRACE_S)
         with contextlib.suppress(OSError):
@@ -166,11 +176,24 @@ def _own_stdin(wanted: bool) -> Iterator[list[int]]:
         os.close(copy)
 
 
-def _pump(pipe: IO[bytes], tagger: Tagger, copy: Sink | None) -> None:
+def _pump(
+    pipe: IO[bytes],
+    tagger: Tagger,
+    copy: Sink | None,
+    login: contextlib.ExitStack,
+) -> None:
     # A rank's two streams share a file, so write whole lines to it.
     line = b""
+    answered = False
     with pipe:
         while data := os.read(pipe.fileno(), _READ_BYTES):
+            if not answered and agent.ANSWER in data:
+                # Behind what a login on the host prints.
+                data = data.replace(agent.ANSWER, b"", 1)
+                answered = True
+                login.close()
+                if not data:
+                    continue
             *lines, line = (line + data).splitlines(keepends=True)
             if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
                 lines, line = [*lines, line], b""
@@ -241,5 +264,5 @@ def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
         raise TowerError(f"cannot reach host {host} by ssh: {why}")
 
     if hosts:
-        with ThreadPoolExecutor(min(32, len(hosts))) as pool:
+        with ThreadPoolExecutor(len(hosts)) as pool:
             list(pool.map(check, hosts))

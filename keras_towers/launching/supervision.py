@@ -61,7 +61,10 @@ def supervise(
     # SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make
     # a backup. Those that only serve are ended after the others.
     console = run.console
-    ranks = [rank for rank in run.processes if rank not in helpers]
+    ranks = sorted(
+        (rank for rank in run.processes if rank not in helpers),
+        key=lambda rank: rank.index,
+    )
     ended: list[Rank] = []
     connected: set[int] = set()
     passed_on: set[int] = set()

@@ -39,7 +39,6 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin yes
 AuthorizedKeysFile .ssh/authorized_keys
-MaxStartups 100
 """
 
 

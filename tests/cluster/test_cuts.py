@@ -58,7 +58,7 @@ def test_a_rank_that_dies_while_the_others_connect():
 def test_what_is_slow_is_not_lost(event):
     with Lab(2) as lab:
         # Beside rank 0 the job's store is served.
-        jobs = trained(met(lab, "endless", HOROVOD, f"host1={event}"))
+        jobs = met(lab, "endless", HOROVOD, f"host1={event}")
         jobs[0].says("was slow")
         trained(jobs)
 

@@ -45,6 +45,20 @@ def test_weights_are_those_of_one_process(lab):
     started.assert_as_one_process(lab.shared)
 
 
+def test_more_slots_than_logins_that_a_host_allows_at_once(lab):
+    slots = ("-np", "24", "-H", "host2:24", "-m", "platform")
+    job = lab.hosts[0].start(
+        [sys.executable, "-m", "keras_towers", "run", *slots],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == 0, err
+    assert sorted(line.split()[0] for line in out.splitlines()) == sorted(
+        f"[{rank}]" for rank in range(24)
+    )
+
+
 def goes_on_until_cut(job, host):
     """A job that trains, until a host is cut; its last words."""
     assert any("steps" in line for line in job.stdout), job.communicate()[1]

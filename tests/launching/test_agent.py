@@ -17,13 +17,15 @@ ORDER = {
     "rendezvous": "127.0.0.1",
     "grace_s": 3,
     "lost_s": 1.0,
+    "answers": False,
 }
 
 
-def start(**more):
+def start(stdout=None, **more):
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", agent.__file__],
         stdin=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -52,6 +54,13 @@ def test_a_launcher_on_this_machine_gives_none():
     assert process.poll() is None
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + 15
+
+
+def test_it_answers_before_its_command_does():
+    process = start(
+        command=["printf", "a\\0b"], answers=True, stdout=subprocess.PIPE
+    )
+    assert process.communicate(timeout=LIMIT_S)[0] == "\0a\0b"
 
 
 def test_a_folder_that_is_not_there_is_named():
