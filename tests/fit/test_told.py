@@ -55,13 +55,42 @@ def test_nothing_where_nothing_differs(said):
     assert not said
 
 
-def test_draws_by_a_constant_seed(said):
+@tf.function
+def in_a_function(x):
+    def noise():
+        return tf.random.normal(tf.shape(x))
+
+    return tf.cond(x[0, 0] < 9, noise, lambda: x)
+
+
+NOISE = {
+    "poisson": lambda x: tf.random.stateless_poisson(
+        tf.shape(x), [1, 2], tf.ones_like(x), tf.float32
+    ),
+    "uniform": lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
+    "generator": lambda x: GENERATOR.normal(tf.shape(x)),
+    "function": in_a_function,
+}
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+@pytest.mark.parametrize(
+    ("noise", "compiled"),
+    [
+        ("poisson", {}),
+        ("poisson", {"run_eagerly": True}),
+        ("uniform", {"jit_compile": True}),
+        ("uniform", {"run_eagerly": True}),
+        ("generator", {}),
+        ("function", {}),
+    ],
+)
+def test_draws_of_any_kind(noise, compiled, said):
     class Noisy(layers.Layer):
         def call(self, x):
-            noise = tf.random.stateless_poisson
-            return x + noise(tf.shape(x), [1, 2], tf.ones_like(x), tf.float32)
+            return x + NOISE[noise](x)
 
-    model = linear(Noisy())
+    model = linear(Noisy(), **compiled)
     with kt.TowerStrategy(2):
         model.train_on_batch(X[:8], Y[:8])
     assert any("random layers draw" in line for line in said)

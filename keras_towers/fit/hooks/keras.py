@@ -1,11 +1,12 @@
 """Every Keras name that is patched, and for how long.
 
 The names in ``_install`` are patched while the scope of at least one of our
-strategies is active, those in ``_install_draws`` while one with
-``random="global"`` is; each patch defers to Keras unless such a strategy is the
-current one. In addition, ``tf.random.shuffle`` and the ``random`` module of
-Keras's ``PyDataset`` adapter are patched while ``fit`` creates its data on
-several ranks with different seeds (``fit/data/ranks.py``).
+strategies is active; each patch defers to Keras unless such a strategy is the
+current one. The operations that draw random numbers (``fit/step/draws.py``) are
+patched while a strategy with ``random="global"`` is active, and in an eager
+step, which has no graph that shows its draws. ``tf.random.shuffle`` and the
+``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
+creates its data on several ranks with different seeds (``fit/data/ranks.py``).
 
 While ``verify`` runs a step, it replaces ``__call__`` of ``tf.function``s
 (``fit/verify/steps.py``) and ``_initialize`` of Keras variables
@@ -42,7 +43,6 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.capture.checks import owner_of
 from keras_towers.fit.context import blocks, patches
-from keras_towers.fit.context import draws as draws_lib
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.step import logs as logs_lib
@@ -53,16 +53,6 @@ from keras_towers.fit.weights import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")
 
-# Draws, with the arguments whose shape is theirs.
-_SEEDED = {
-    "stateless_random_poisson": ("lam",),
-    "stateless_random_binomial": ("counts", "probs"),
-    "stateless_multinomial": ("logits",),
-    "stateless_parameterized_truncated_normal": (
-        *("means", "stddevs", "minvals", "maxvals"),
-    ),
-}
-
 _warned_of_threads: set[tuple[str, str]] = set()
 
 
@@ -71,7 +61,9 @@ def installed(draws: bool = False) -> Iterator[None]:
     """Patch Keras until the last of all such blocks exits."""
     with patches.held(_install), contextlib.ExitStack() as stack:
         if draws:
-            stack.enter_context(patches.held(_install_draws))
+            from keras_towers.fit.step.draws import replaced
+
+            stack.enter_context(replaced())
         yield
 
 
@@ -87,8 +79,6 @@ def _install() -> None:
     # Objects created in a scope belong to its strategy.
     patches.replace(trainer, "__init__", _made_model)
     patches.replace(compat.BaseTrainer, "compile", _compiled)
-    resolve = "_resolve_auto_jit_compile"
-    patches.replace(compat.BaseTrainer, resolve, _resolve_auto)
     patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
     patches.replace(compat.KerasVariable, "_initialize", _made_variable)
     # keras.utils.clear_session() calls it, inside the block too.
@@ -123,51 +113,8 @@ def _install() -> None:
     batch_norm = keras.layers.BatchNormalization
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
     # A scalar per batch is weighted by the tower's share of the batch.
-    for metric in (keras.metrics.Mean, keras.metrics.Sum):
-        patches.replace(metric, "update_state", whole_batch.update_state)
-    # Draws begin with these.
-    patches.replace(compat.random_seeds, "get_seed", draws_lib.stateful)
-    patches.replace(
-        tf.random.Generator, "_prepare_key_counter", draws_lib.of_generator
-    )
-    name = "get_key_counter_alg"
-    patches.replace(compat.seeds_of_draws, name, draws_lib.noted)
-    # These take their seeds as they are given.
-    for name, shaped in _SEEDED.items():
-        patches.replace(compat.seeded_ops, name, _seeded(name, shaped))
-
-
-def _seeded(name: str, shaped: tuple[str, ...]) -> Callable[..., Any]:
-    def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if draws_lib.rows_of_draw() is None:
-            return original(*args, **kwargs)
-        from keras_towers.fit.step.draws import whole
-
-        return whole(name, shaped)(original, *args, **kwargs)
-
-    return draw
-
-
-def _install_draws() -> None:
-    """Match random draws, by the operations that all of them end in."""
-    from keras_towers.fit.step.draws import counted, whole
-
-    for name, rejects in (
-        ("stateless_random_uniform_v2", False),
-        ("stateless_random_normal_v2", False),
-        ("stateless_random_uniform_int_v2", False),
-        ("stateless_random_uniform_full_int_v2", False),
-        ("stateless_truncated_normal_v2", True),
-    ):
-        draw = counted(name, rejects)
-        patches.replace(compat.stateless_ops, name, draw)
-    name = "stateless_random_gamma_v3"
-    patches.replace(compat.stateless_ops, name, whole(name, ("alpha",)))
-    for owner, name in (
-        (compat.keras_random, "shuffle"),
-        (compat.stateless_ops, "stateless_shuffle"),
-    ):
-        patches.replace(owner, name, draws_lib.unmatched(name))
+    name = "reduce_to_samplewise_values"
+    patches.replace(compat.mean_and_sum, name, whole_batch.values_of_metric)
 
 
 def _method(
@@ -271,15 +218,6 @@ def _compiled(
         strategy._components.adoption.compiled(model)
 
 
-def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
-    """Resolve ``jit_compile="auto"`` as Keras does without a strategy."""
-    # Under one XLA could not compile a whole step; here it need not.
-    if contract.owner_of(model) is None:
-        return original(model)
-    with patches.shadowed(model, {"_distribute_strategy": None}):
-        return original(model)
-
-
 def _made_optimizer(
     original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
@@ -317,7 +255,7 @@ def _next_seed(
     tower = tower_lib.current()
     if tower is not None and tower.variables is not None:
         tower.variables.own(generator.state, variables_lib.STREAM)
-    return draws_lib.noted(original, generator, *args, **kwargs)
+    return original(generator, *args, **kwargs)
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:

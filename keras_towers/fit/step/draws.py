@@ -7,6 +7,7 @@ by starting at a later count. Seeds are the same on all towers.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -14,11 +15,18 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.draws import rows_of_draw, warn
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.step import parts
+from keras_towers.fit.step.unmatched import (
+    of_generator,
+    rows_of_draw,
+    stateful,
+    unmatched,
+    warn,
+)
 from keras_towers.splitting.sizes import degree_of, examples_in
 from keras_towers.splitting.values import Value
 
@@ -43,6 +51,44 @@ _SEED_STRIDE = 1_000_003
 
 EAGER = "run_eagerly"
 """What is told of where draws are only taken for those of the examples."""
+
+
+def replaced() -> contextlib.AbstractContextManager[None]:
+    """Replace the operations that draw, inside a block."""
+    return patches.held(_install)
+
+
+def _install() -> None:
+    # All draws end in these.
+    for name, rejects in (
+        ("stateless_random_uniform_v2", False),
+        ("stateless_random_normal_v2", False),
+        ("stateless_random_uniform_int_v2", False),
+        ("stateless_random_uniform_full_int_v2", False),
+        ("stateless_truncated_normal_v2", True),
+    ):
+        draw = counted(name, rejects)
+        patches.replace(compat.stateless_ops, name, draw)
+    for owner, name, shaped in (
+        (compat.stateless_ops, "stateless_random_gamma_v3", "alpha"),
+        (compat.seeded_ops, "stateless_random_poisson", "lam"),
+        (compat.seeded_ops, "stateless_random_binomial", "counts probs"),
+        (compat.seeded_ops, "stateless_multinomial", "logits"),
+        (
+            compat.seeded_ops,
+            "stateless_parameterized_truncated_normal",
+            "means stddevs minvals maxvals",
+        ),
+    ):
+        patches.replace(owner, name, whole(name, shaped.split()))
+    for owner, name in (
+        (compat.keras_random, "shuffle"),
+        (compat.stateless_ops, "stateless_shuffle"),
+    ):
+        patches.replace(owner, name, unmatched(name))
+    # Stateful draws begin with these.
+    patches.replace(compat.random_seeds, "get_seed", stateful)
+    patches.replace(tf.random.Generator, "_prepare_key_counter", of_generator)
 
 
 def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:

@@ -20,6 +20,7 @@ from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import drawn
 from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
@@ -170,7 +171,12 @@ class GlobalStep:
                 data = self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
             tower.values.note_batch(data)
-            with replica_context.activate(tower), self.order.gated():
+            tells = training and index == 0 and self.config.random == "tower"
+            with (
+                replica_context.activate(tower),
+                self.order.gated(),
+                drawn.noted(tower) if tells else contextlib.nullcontext(),
+            ):
                 output = traces.run(step, data, tower, note)
             if index == 0:
                 after = attributes.take()

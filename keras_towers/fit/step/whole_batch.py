@@ -247,13 +247,14 @@ def apply_mask(
     return weights * tf.math.divide_no_nan(total, valid)
 
 
-def update_state(
+def values_of_metric(
     original: Callable,
-    metric: Any,
     values: Any,
-    sample_weight: Any | None = None,
+    sample_weight: Any,
+    reduce_fn: Callable,
+    dtype: Any,
 ) -> Any:
-    """Replace ``update_state`` of ``Mean`` and ``Sum`` on a tower."""
+    """Replace what ``Mean`` and ``Sum`` make of their values on a tower."""
     # On one device a scalar, such as a loss, counts once per batch. That of a
     # tower describes its part of the batch, so the tower's share weights it.
     tower = tower_lib.with_a_share()
@@ -262,11 +263,11 @@ def update_state(
         if values.shape.rank == 0:
             values = tower.note_loss(values)
         if values.shape.rank == 0 and sample_weight is None:
-            values = tf.cast(values, metric.dtype)
-            sample_weight = share = tf.cast(tower.share, metric.dtype)
+            values = tf.cast(values, dtype)
+            sample_weight = share = tf.cast(tower.share, dtype)
             if not tower.average:
                 values = tf.math.divide_no_nan(values, share)
-    return original(metric, values, sample_weight=sample_weight)
+    return original(values, sample_weight, reduce_fn, dtype)
 
 
 def _over_towers(count: tf.Tensor) -> tf.Tensor:

@@ -77,7 +77,7 @@ class Adoption:
         # themselves.
         if self._tracks:
             self._created.add(model)
-        trainers.run_in_scope(model, self._config)
+        trainers.made_in_scope(model, self._config)
         if self._keeps or not self._tracks:
             trainers.stay_home(model, self._config)
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit import told
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import (
     METHODS,
@@ -38,6 +39,8 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
+_RESOLVE = "_resolve_auto_jit_compile"
+
 # The towers on which models train outside of any block, too.
 _homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
 _told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -50,7 +53,20 @@ def settle(trainer: keras.Model, config: TowerConfig) -> None:
     if home_of(trainer) is not config.strategy:
         trainer._distribute_strategy = config.strategy
         drop_functions(trainer)
-        run_in_scope(trainer, config)
+        made_in_scope(trainer, config)
+
+
+def made_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
+    """Make a model of a strategy behave in its scope and outside."""
+    run_in_scope(trainer, config)
+    vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
+
+
+def _resolve_auto(trainer: keras.Model) -> bool:
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy."""
+    # Under one XLA could not compile a whole step; here it need not.
+    with patches.shadowed(trainer, {"_distribute_strategy": None}):
+        return getattr(type(trainer), _RESOLVE)(trainer)
 
 
 def run_in_scope(
@@ -118,7 +134,7 @@ def leave(trainer: keras.Model) -> None:
     _at_home.discard(trainer)
     drop_functions(trainer)
     vars(trainer).pop("_eval_epoch_iterator", None)
-    for name in (*METHODS, *_OF_CALLS):
+    for name in (*METHODS, *_OF_CALLS, _RESOLVE):
         vars(trainer).pop(name, None)
     if trainer in _homes:
         run_in_scope(trainer, _homes[trainer], TRAINING)

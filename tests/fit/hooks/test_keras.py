@@ -61,7 +61,7 @@ class Boom(BaseException):
 
 # What random numbers come from.
 OPERATIONS = ("gen_stateless_random_ops_v2", "gen_stateless_random_ops")
-SEEDS = ("random_seed", "random_ops_util")
+DRAWS = {"Generator", "random_seed", *OPERATIONS}
 
 
 def _everything() -> dict:
@@ -69,7 +69,7 @@ def _everything() -> dict:
     found = _everything_in_keras()
     found["Generator"] = tf.random.Generator._prepare_key_counter
     for module in (
-        *(getattr(tensorflow_ops, name) for name in (*OPERATIONS, SEEDS[1])),
+        *(getattr(tensorflow_ops, name) for name in OPERATIONS),
         random_seed,
     ):
         name = module.__name__.rpartition(".")[2]
@@ -91,12 +91,8 @@ def test_everything_is_put_back(random):
     with strategy.scope():
         inside = _changed(before)
         kinds = {name if name == "Generator" else name[0] for name in inside}
-        assert {"Generator", *SEEDS} < kinds
-        # What serves an option is replaced only with it; the older operations
-        # say by themselves that they draw.
-        assert set(OPERATIONS) & kinds == (
-            set(OPERATIONS) if random == "global" else {OPERATIONS[1]}
-        )
+        # What serves an option is replaced only with it.
+        assert DRAWS & kinds == (DRAWS if random == "global" else set())
         with strategy.scope():
             pass
         # Patched until the last scope is left.
@@ -190,6 +186,20 @@ def test_how_a_model_was_compiled_is_restored(name, value, inside):
         model.compile("sgd", m.cross_entropy(), jit_compile=inside)
         model.predict_on_batch(X)
     assert model.jit_compile is inside
+
+
+def test_xla_is_chosen_as_without_a_strategy(monkeypatch):
+    strategy, outside = kt.TowerStrategy(2), linear()
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [gpu])
+    with strategy:
+        strategy.adopt(outside)
+        for model in (linear(), outside, keras.Sequential([keras.Input([1])])):
+            if model.compiled:
+                model.compile("sgd", "mse")
+            assert model.jit_compile
+    assert "_resolve_auto_jit_compile" not in vars(outside)
+    assert "_resolve_auto_jit_compile" not in vars(model)
 
 
 class OwnApply(keras.optimizers.SGD):

@@ -1,4 +1,4 @@
-"""Random draws on towers: noticed by their seeds, and told if unmatched."""
+"""Random draws that no tower can match with those of one device: told."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from typing import Any
 from keras_towers.fit import told
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
-
-
-def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replace what a stateless draw calls first, to note that it draws."""
-    rows_of_draw()
-    return original(*args, **kwargs)
 
 
 def unmatched(name: str) -> Callable[..., Any]:
