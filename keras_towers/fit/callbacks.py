@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.hooks.saving import save_on_every_rank
 from keras_towers.meeting.check import Peers
 
 _EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
@@ -107,6 +106,8 @@ def saves_by_itself(
 def _by_itself(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> None:
+        from keras_towers.fit.hooks.saving import save_on_every_rank
+
         with save_on_every_rank():
             method(*args, **kwargs)
 

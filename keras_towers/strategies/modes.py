@@ -15,7 +15,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
-from keras_towers.fit.update.rounds import Rounds
 from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport
@@ -123,6 +122,8 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
         if options.sync_every is None:
             reduce = reduction.across_ranks(reduce, transport, hook)
         else:
+            from keras_towers.fit.update.rounds import Rounds
+
             rounds = Rounds(
                 *(config, options.sync_every, over_ranks),
                 *(options.outer_momentum, options.outer_learning_rate),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -13,10 +13,12 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.update import rules
-from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.shares import Shares
 
 
 class _AtTheVariable:

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -27,13 +27,15 @@ from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update import gradients, optimizers
 from keras_towers.fit.update.one_device import as_one_device
 from keras_towers.fit.update.order import StepOrder
-from keras_towers.fit.update.rounds import Rounds
-from keras_towers.fit.update.shares import Shares
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.rounds import Rounds
+    from keras_towers.fit.update.shares import Shares
 
 
 class UpdateOnce:
