@@ -8,9 +8,9 @@ Each of its subpackages may import only from those listed above it:
 ``data/``         per-tower batches; agreement between ranks on their data
 ``weights/``      models placed on towers, and where their variables live
 ``update/``       from per-tower gradients to new weights
+``capture/``      a tower's step up to its optimizer, traced and analysed
 ``step/``         one global batch on all towers, and its logs
 ``calls/``        one call of ``fit``, ``evaluate``, ... inside Keras's loop
-``asynchronous/`` calls and updates of asynchronous towers
 ``hooks/``        every Keras name that is patched while a scope is active
 ``verify/``       a step on one device and on towers, recorded to compare them
 ================  ==========================================================

@@ -41,11 +41,8 @@ def differs(
     message: str,
     once: Hashable | None = None,
 ) -> None:
-    """Warn that something differs from one device, or may.
-
-    Args:
-        once: what is told only once in a process; None: tell it every time.
-    """
+    """Warn that something differs from one device, or may."""
+    # Without a key for ``once`` it is told every time.
     if _heard is not None:
         _heard.append(Told(about, subject, message))
     elif once is None or is_news(once):

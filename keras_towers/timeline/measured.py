@@ -27,42 +27,39 @@ _RARE = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Measurements of a ``fit``, and its conditions; times are in seconds.
+    """Measurements of a ``fit``, and its conditions; times are in seconds."""
 
-    Attributes:
-        phases: means of a step in each phase.
-        medians: as ``phases``, but medians; empty: the same.
-        seconds: of the parts of ``fit``, as ``host.PARTS``.
-        first_validation: of the first validation, which is traced.
-        cores: of the towers of a process; None: these are on accelerators.
-        traces: number of calls that traced the step, and their seconds.
-        busy: the fraction of the time that towers without a common step were in
-            one; None: they have a common step.
-        of_towers: means of each tower, by phase.
-        steps: the number of steps in the phases, and of all.
-        missing: measurements that are missing, and why; empty: none.
-    """
-
+    # Means of a step in each phase.
     phases: dict[str, float]
     names: Sequence[str] = ()
+    # As ``phases``, but medians; empty: the same.
     medians: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Of the parts of ``fit``, as ``host.PARTS``.
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     whole: float = 0.0
+    # Of the first validation, which is traced.
     first_validation: float = 0.0
     source: Source = "dataset"
     strategy: str = "TowerStrategy"
     options: Sequence[str] = ()
     updates: str = "once"
     steps_per_execution: int = 1
+    # Of the towers of a process; None: these are on accelerators.
     cores: int | None = None
     towers: int = 1
     ranks: int = 1
+    # Number of calls that traced the step, and their seconds.
     traces: tuple[int, float] = (0, 0.0)
+    # The fraction of the time that towers without a common step were in one;
+    # None: they have a common step.
     busy: float | None = None
+    # Means of each tower, by phase.
     of_towers: Mapping[str, np.ndarray] = dataclasses.field(
         default_factory=dict
     )
+    # The number of steps in the phases, and of all.
     steps: tuple[int, int] = (0, 0)
+    # Measurements that are missing, and why; empty: none.
     missing: str = ""
 
     @property

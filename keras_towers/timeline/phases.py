@@ -173,11 +173,8 @@ def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
 def of_spans(
     spans: np.ndarray, towers: int
 ) -> tuple[dict[str, Took], dict[str, np.ndarray], float]:
-    """Summarise the steps of towers that have no step in common.
-
-    Args:
-        spans: tower, begin and end of each step, of shape [steps, 3].
-    """
+    """Summarise the steps of towers that have no step in common."""
+    # ``spans`` has the tower, begin and end of each step: of shape [steps, 3].
     # A tower's first step, which may be traced, counts only for the fraction.
     seconds = spans[:, 2] - spans[:, 1]
     of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]

@@ -219,14 +219,10 @@ class CollectiveTransport(EngineTransport):
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tell the ranks of one another's tensors, which may differ in rows.
-
-        Args:
-            sent: its elements as a vector, in the dtype that is sent.
-
-        Returns:
-            The shape of each rank's tensor and its first elements, as rows.
-        """
+        """Tell the ranks of one another's tensors, which may differ in rows."""
+        # ``sent`` has the elements as a vector, in the dtype that is sent. The
+        # results are, as rows, the shape of each rank's tensor and its first
+        # elements.
         dimensions = tensor.shape.rank
         if not dimensions or dimensions > _MOST_DIMENSIONS:
             raise TowerError(

@@ -24,11 +24,10 @@ _told: Task | None = None
 
 
 class Task:
-    """This process in a cluster.
+    """This process in a cluster."""
 
-    It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
-    only then the devices are known, and whether the port is free.
-    """
+    # It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
+    # only then the devices are known, and whether the port is free.
 
     def __init__(self, cluster: Cluster):
         self.cluster: Cluster = cluster

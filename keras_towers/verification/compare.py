@@ -31,12 +31,7 @@ def are_of_the_same(
 def gradients(
     whole: Sequence[NamedGradients], other: Sequence[NamedGradients]
 ) -> Differences:
-    """Return the largest relative difference of each variable's gradients.
-
-    Args:
-        whole: for each call of an optimizer, those of one device.
-        other: those to compare.
-    """
+    """Return the largest relative difference of each variable's gradients."""
     found: Differences = {}
     for mine, theirs in zip(whole, other, strict=True):
         arrays = [_array(grad) for grad in mine.grads]

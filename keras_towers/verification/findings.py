@@ -76,14 +76,8 @@ _CALLED = {
 def of(
     model: keras.Model, given: OnTowers, compared: OnTowers, seen: Seen
 ) -> tuple[list[Finding], list[str]]:
-    """Return what differs, the most severe first, and what is not proven.
-
-    Args:
-        model: the model.
-        given: its step with the options to verify for.
-        compared: its step in the rehearsal.
-        seen: what differed there.
-    """
+    """Return what differs, the most severe first, and what is not proven."""
+    # ``seen`` is what differed in the rehearsal, and ``compared`` its step.
     for error in (given.error, compared.error):
         if error is not None:
             return [of_failure(model, error, "on towers")], []
@@ -121,11 +115,8 @@ def of(
 
 
 def of_failure(model: keras.Model, error: Exception, where: str) -> Finding:
-    """Tell why a step fails that one device can run eagerly.
-
-    Args:
-        where: where it fails: "on towers".
-    """
+    """Tell why a step fails that one device can run eagerly."""
+    # ``where`` is where it fails, such as "on towers".
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     # TensorFlow begins with a traceback where it has converted the code.
     said = lines[-1 if lines[0].endswith("in user code:") else 0].strip()
@@ -147,10 +138,9 @@ def of_rows(name: str, message: str) -> Finding:
 
 
 class _Names:
-    """What variables are called in a report, by what the analysis calls them.
+    """Names of variables in a report, by what the analysis calls them."""
 
-    That knows of no model: its names are those of ``tf.Variable``s.
-    """
+    # That knows of no model: its names are those of ``tf.Variable``s.
 
     def __init__(self, model: keras.Model):
         self._shown: dict[str, str] = {}

@@ -38,17 +38,11 @@ _TIMES_ROUNDING = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The strategy to verify for.
+    """The strategy to verify for."""
 
-    Attributes:
-        towers: number of towers.
-        average: as for ``TowerStrategy``.
-        exact: as for ``TowerStrategy``.
-        batch_norm: as for ``TowerStrategy``.
-        random: as for ``TowerStrategy``.
-    """
-
+    # Number of towers.
     towers: int
+    # The others as for ``TowerStrategy``.
     average: bool
     exact: bool
     batch_norm: Extent
@@ -66,27 +60,20 @@ class Options:
 
 @dataclasses.dataclass
 class OnTowers:
-    """What a step on towers did, and what was found out before.
+    """What a step on towers did, and what was found out before."""
 
-    Attributes:
-        told: what ``fit`` would warn of.
-        judged: for each trace of the step why it differs, or may.
-        runs: the steps; empty if they did not run.
-        error: what they raised instead.
-    """
-
+    # What ``fit`` would warn of.
     told: list[told_lib.Told]
+    # For each trace of the step why it differs, or may.
     judged: list[list[verdict.Reason]]
+    # The steps; empty if they did not run.
     runs: list[Run] = dataclasses.field(default_factory=list)
+    # What they raised instead.
     error: Exception | None = None
 
 
 class SharedDeviceStrategy(BaseStrategy):
-    """Towers that share one device, whose gradients are recorded.
-
-    Args:
-        options: the strategy to be like.
-    """
+    """Towers that share one device, whose gradients are recorded."""
 
     def __init__(self, options: Options):
         super().__init__(
@@ -108,13 +95,8 @@ class SharedDeviceStrategy(BaseStrategy):
     def step_of(
         self, model: keras.Model, spec: Any, wholes: Sequence[Run]
     ) -> RecordedStep:
-        """Place a model; return its step on all towers.
-
-        Args:
-            model: the model.
-            spec: as for ``RecordedStep``.
-            wholes: the steps on one device, whose gradients are applied.
-        """
+        """Place a model; return its step on all towers."""
+        # ``wholes`` are the steps on one device, whose gradients are applied.
         check_splits(model, self._config)
         adoption = self._calls.adoption
         adoption.claim(model)
@@ -136,17 +118,10 @@ class SharedDeviceStrategy(BaseStrategy):
 
 
 class Rehearsal:
-    """Runs steps of a model, and leaves it as it was.
+    """Runs steps of a built model, and leaves it as it was."""
 
-    What has mixed precision runs in single precision.
-
-    Args:
-        model: a compiled model that is built, and all its optimizers.
-        batches: what its step takes, one after the other.
-        spec: as for ``RecordedStep``.
-        tolerance: the largest relative difference that counts as rounding;
-            None: that of the model's precision.
-    """
+    # What has mixed precision runs in single precision. Relative differences up
+    # to ``tolerance`` count as rounding; None: those of the model's precision.
 
     def __init__(
         self,
@@ -167,12 +142,9 @@ class Rehearsal:
         self._tolerance = usual if tolerance is None else tolerance
 
     def on_one_device(self, near: Sequence[dict[int, Any]] = ()) -> list[Run]:
-        """Run the steps on one device.
-
-        Args:
-            near: states before each step, from which the trained weights are
-                to differ in their last bits.
-        """
+        """Run the steps on one device."""
+        # ``near`` has the states before each step, from which the trained
+        # weights are to differ in their last bits.
         with (
             snapshot.restored(self._model),
             layers_lib.in_float32(self._model),
@@ -241,12 +213,7 @@ class Rehearsal:
         return dataclasses.replace(run, state=state)
 
     def differences(self, wholes: Sequence[Run], runs: Sequence[Run]) -> Seen:
-        """Return what differs by more than rounding, which steps may amplify.
-
-        Args:
-            wholes: the steps on one device.
-            runs: those on towers.
-        """
+        """Return differences beyond rounding, which steps may amplify."""
         states = [self._before, *(whole.state for whole in wholes)]
         over = {
             what: size

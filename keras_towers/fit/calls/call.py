@@ -51,12 +51,11 @@ class SeenCall(Protocol):
 
 
 class SeenByKeras:
-    """A strategy proxy that Keras uses while a call runs.
+    """A strategy proxy that Keras uses while a call runs."""
 
-    Keras requests an iterator from it and runs its steps through it, so each
-    step is known to belong to this call and to need its batch split. All other
-    access is forwarded to the strategy.
-    """
+    # Keras requests an iterator from it and runs its steps through it, so each
+    # step is known to belong to this call and to need its batch split. All
+    # other access is forwarded to the strategy.
 
     def __init__(self, strategy: Strategy, call: SeenCall):
         self.strategy = strategy
@@ -103,14 +102,11 @@ class _Step:
 
 
 class TowerCall:
-    """A call of ``fit``, ``evaluate``, ... of one model on towers.
+    """A call of ``fit``, ``evaluate``, ... of one model on towers."""
 
-    While it runs, the attributes of the model by which Keras's loop finds its
-    strategy, builds and ends an epoch's steps are shadowed by this object's.
-
-    Args:
-        start: the position in the data where ``fit`` resumes, or None.
-    """
+    # While it runs, the attributes of the model by which Keras's loop finds its
+    # strategy, builds and ends an epoch's steps are shadowed by this object's.
+    # ``start`` is the position in the data where ``fit`` resumes, or None.
 
     def __init__(
         self,

@@ -113,11 +113,8 @@ def observed(
     given: dict[str, Any],
     config: TowerConfig | None,
 ) -> Iterator[None]:
-    """Let a callback observe the ``fit`` in this block, if one does.
-
-    Args:
-        config: the towers; None: Keras trains as without a strategy.
-    """
+    """Let a callback observe the ``fit`` in this block, if one does."""
+    # Without towers (``config`` is None) Keras trains as without a strategy.
     observer = observing(kind, given)
     if observer is None:
         yield

@@ -23,11 +23,10 @@ from keras_towers.fit.weights.adoption import Adoption
 
 
 class NoOpCalls:
-    """Runs Keras's methods, with empty steps for training and validation.
+    """Runs Keras's methods, with empty steps for training and validation."""
 
-    Keras's own method runs epochs, counts steps and calls callbacks; only its
-    iterator and step function are replaced.
-    """
+    # Keras's own method runs epochs, counts steps and calls callbacks; only its
+    # iterator and step function are replaced.
 
     def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
         self._strategy = update.config.strategy
@@ -132,11 +131,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Steps(compat.TFEpochIterator):
-    """Counts the steps of an epoch; reads data only if its size is unknown.
-
-    Args:
-        x: the data, as for ``fit``, or None.
-    """
+    """Counts the steps of an epoch; reads data only if its size is unknown."""
 
     data_adapter: Any
 
@@ -190,10 +185,9 @@ class Steps(compat.TFEpochIterator):
 
 
 class _Unread:
-    """A Keras data adapter for data that is never read.
+    """A Keras data adapter for data that is never read."""
 
-    The original adapter would start prefetching at the start of an epoch.
-    """
+    # The original adapter would start prefetching at the start of an epoch.
 
     def __init__(self, num_batches: int | None):
         self.num_batches = num_batches

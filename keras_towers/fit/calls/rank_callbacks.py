@@ -61,15 +61,9 @@ def adapt(
     given: dict[str, Any],
     nested: bool = False,
 ) -> None:
-    """Keep this rank's callbacks only, and a progress bar on rank 0 only.
-
-    Args:
-        config: the towers, of several ranks.
-        adoption: the models placed on the towers.
-        kind: the name of the method.
-        given: the arguments of the method, by name, which change.
-        nested: whether another call runs, of which this may be the validation.
-    """
+    """Keep this rank's callbacks only, and a progress bar on rank 0 only."""
+    # The arguments ``given`` change. A nested call may be the validation of
+    # another one.
     if kind.endswith("_on_batch"):
         return
     callbacks = given.get("callbacks")
@@ -104,14 +98,13 @@ def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks.
+    """Propagates the effects of callbacks to all ranks."""
 
-    It runs after all others: one on rank 0 may have restored weights, and one
-    on any rank may have stopped the loop. A rank that left the loop by itself
-    would be waited for in the next step. The ranks agree after every batch
-    only if one of them has a callback with a method that Keras runs there, and
-    before the first one only if one has a callback.
-    """
+    # It runs after all others: one on rank 0 may have restored weights, and one
+    # on any rank may have stopped the loop. A rank that left the loop by itself
+    # would be waited for in the next step. The ranks agree after every batch
+    # only if one of them has a callback with a method that Keras runs there,
+    # and before the first one only if one has a callback.
 
     def __init__(
         self,

@@ -53,14 +53,11 @@ _DEPTH = 6
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What ``take`` found.
-
-    Attributes:
-        draws: the states of the random generators, Python's and NumPy's; None
-            if they are nobody's business.
-    """
+    """What ``take`` found."""
 
     values: list[tuple[bool | None, dict[str, tuple[Any, Any]]]]
+    # The states of the random generators, Python's and NumPy's; None if they
+    # are nobody's business.
     draws: tuple[Any, Any] | None
 
 
@@ -74,11 +71,10 @@ def _of_keras() -> frozenset[str]:
 
 
 class Attributes:
-    """The attributes that a step may set, of a model and what belongs to it.
+    """The attributes that a step may set, of a model and what belongs to it."""
 
-    Those of a model, its layers, and of objects of the user's own classes that
-    can be reached from there.
-    """
+    # Those of a model, its layers, and of objects of the user's own classes
+    # that can be reached from there.
 
     def __init__(self, model: keras.Model, draws: bool = False):
         self._draws = draws
@@ -225,10 +221,8 @@ def put_back(owner: Any, values: dict[str, tuple[Any, Any]]) -> None:
 
 
 def copied(value: Any, depth: int = 0) -> tuple[Any, Any]:
-    """Return a value with its content, which may be changed in place.
-
-    What TensorFlow wraps has attributes besides items.
-    """
+    """Return a value with its content, which may be changed in place."""
+    # What TensorFlow wraps has attributes besides items.
     if isinstance(value, np.ndarray):
         small = value.size <= _LARGEST_ARRAY
         return value, value.copy() if small else None

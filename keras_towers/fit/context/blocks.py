@@ -25,11 +25,7 @@ def entered(name: str) -> Iterator[None]:
 
 
 def elsewhere() -> tuple[str, str] | None:
-    """Return the strategy and the thread of a block that is not this thread's.
-
-    Returns:
-        Their names; None if there is no such block, or this thread has one too.
-    """
+    """The strategy and thread of a block, if only other threads have one."""
     here = threading.current_thread()
     blocks = list(_open)
     if any(thread is here for _, thread in blocks):

@@ -28,12 +28,10 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Recorder:
-    """Records the steps of one model.
+    """Records the steps of one model."""
 
-    Attributes:
-        spans: of towers that run by themselves, each step that is kept as its
-            tower, its begin and its end, in seconds since 1970.
-    """
+    # The ``spans`` are those of towers that run by themselves: each step that
+    # is kept as its tower, its begin and its end, in seconds since 1970.
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -89,11 +87,10 @@ class Recorder:
 
 
 class StepMarks:
-    """The marks in one trace of a step.
+    """The marks in one trace of a step."""
 
-    Their operations are added after all others: a random operation without a
-    seed takes one from the number of those before it.
-    """
+    # Their operations are added after all others: a random operation without a
+    # seed takes one from the number of those before it.
 
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()

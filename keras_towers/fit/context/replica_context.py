@@ -16,13 +16,12 @@ from keras_towers.fit.context import tower as tower_lib
 
 
 class TowerReplicaContext(compat.MirroredReplicaContext):
-    """The replica context of a tower during a step.
+    """The replica context of a tower during a step."""
 
-    It reports the real number of towers, which layers that average by
-    ``all_reduce`` need: the strategy's ``num_replicas_in_sync`` is 1 during a
-    step, so that losses are not divided by it. Towers without examples
-    contribute zeros to an ``all_reduce``.
-    """
+    # It reports the real number of towers, which layers that average by
+    # ``all_reduce`` need: the strategy's ``num_replicas_in_sync`` is 1 during a
+    # step, so that losses are not divided by it. Towers without examples
+    # contribute zeros to an ``all_reduce``.
 
     def __init__(self, strategy: Strategy, index: int, total: int):
         super().__init__(strategy, index)

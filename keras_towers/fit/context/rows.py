@@ -13,28 +13,19 @@ from keras_towers.splitting import marks
 
 @dataclasses.dataclass(eq=False)
 class Rows:
-    """A tower's rows of the global batch during a step.
-
-    Attributes:
-        graph: the graph in which the step is traced; None in eager mode.
-        static: the number of rows, where static shapes show it; else None.
-    """
+    """A tower's rows of the global batch during a step."""
 
     start: Any
     count: Any
     total: Any
+    # The graph in which the step is traced; None in eager mode.
     graph: tf.Graph | None = None
     foreign: Any = None
+    # The number of rows, where static shapes show it; else None.
     static: int | None = None
 
     def inside(self, start: Any, count: Any, total: Any) -> Rows:
-        """Return the same rows in the trace of a function of them.
-
-        Args:
-            start: ``start`` in the trace.
-            count: ``count`` in the trace, or a number.
-            total: ``total`` in the trace, or a number.
-        """
+        """Return the same rows in a trace that is given these numbers."""
         return Rows(
             start=start,
             count=tf.convert_to_tensor(count, tf.int64),
@@ -50,11 +41,8 @@ class Rows:
         return tf.minimum(self.start, self.total - self.count)
 
     def own(self, values: tf.Tensor) -> tf.Tensor:
-        """Return the tower's rows of values for the global batch.
-
-        Args:
-            values: a tensor of shape [rows of the global batch, ...].
-        """
+        """Return the tower's rows of values for the global batch."""
+        # Values have the shape [rows of the global batch, ...].
         places = tf.cast(self.first, tf.int64) + tf.range(self.count)
         return tf.gather(values, marks.marked(places, marks.OWN_ROWS))
 
@@ -73,12 +61,8 @@ class Rows:
         return tf.ensure_shape(values, [total, *values.shape[1:]])
 
     def mark(self, data: Any) -> Any:
-        """Hide the number of rows of a tower's data from static shapes.
-
-        Args:
-            data: a structure of tensors; those of shape [count, ...] are
-                replaced.
-        """
+        """Hide the number of rows of a tower's data from static shapes."""
+        # Those are tensors of shape [count, ...].
         if self.graph is None:
             return data
         return tf.nest.map_structure(_marked, data)

@@ -18,15 +18,11 @@ from keras_towers.splitting.growing import Growing
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchanged:
-    """What stands for one result of an exchange, in the trace of a step.
+    """What stands for one result of an exchange, in the trace of a step."""
 
-    Attributes:
-        meaning: what it is to the analysis: see ``keras_towers.splitting``.
-        of: the tensor that it follows from.
-        shape: its shape.
-    """
-
+    # What it is to the analysis: see ``keras_towers.splitting``.
     meaning: str
+    # The tensor that it follows from.
     of: tf.Tensor
     shape: tf.TensorShape
 
@@ -46,96 +42,91 @@ class MetricUpdate(NamedTuple):
 
 @dataclasses.dataclass
 class Tower:
-    """One tower during a step of ``fit``, ``evaluate``, ...
+    """One tower during a step of ``fit``, ``evaluate``, ..."""
 
-    Attributes:
-        index: index of this tower, 0 to total - 1.
-        total: number of towers in all processes.
-        local_index: its index among the towers of this process.
-        device: name of the device, without job and task.
-        training: whether this is a step of ``fit`` or ``train_on_batch``.
-        update: applies the gradients of the step; None during an update.
-        variables: gives every tower its own component of what the step writes;
-            None: it writes as on one device.
-        share: this tower's fraction of the examples of the global batch: a
-            float if known during tracing, else a scalar tensor. None if the
-            tower has its own batch, as on one device.
-        live: False (or a scalar False tensor) if this tower has no examples and
-            computes on a borrowed one, whose results must not count. None if
-            that cannot happen.
-        average: whether losses are means over the batch (gradients are
-            averaged) or sums (gradients are summed).
-        factor: what gradients are multiplied by besides.
-        attributes: what the step keeps in attributes of Python objects; None:
-            it runs alone, without turns.
-        results: metrics, with what their ``result`` has returned in the step.
-        losses: what should be means over the batch: losses and other numbers
-            that the step gives to ``scale_loss`` or to means of batches.
-        metric_updates: the updates of metrics in the step.
-        updates_metric: whether a metric is being updated, or what it consists
-            of.
-        keras_step: whether this is Keras's own ``train_step``, which scales one
-            loss and applies its gradients once.
-        loss_is_weighted: whether ``scale_loss`` has weighted the loss of the
-            step. Otherwise gradients are weighted when they are applied.
-        rows: this tower's rows of the global batch, if its random layers draw
-            the rows that one device would draw; else None.
-        mixes: whether values have been exchanged with other towers, through
-            which gradients flow. Their gradients expect unweighted losses.
-        apart: whether the other processes run their steps independently.
-        graph: the graph in which the step is traced; None if it runs eagerly.
-        shared: told why, if the trace of its step turns out to be good for this
-            tower only; raises. None: the trace is for this tower.
-        cut: told why, if its step turns out not to be a function up to where
-            its optimizer begins; raises. None: it need not be.
-        exchange: notes an exchange of values with other towers in the trace of
-            the step: its results, what is given, and what exchanges it when
-            the step runs; returns what stands for the results. None: towers
-            exchange values at once.
-        reads: reads a ``tf.Variable`` for the step, given a function that does;
-            None: it is read as it is.
-        joins: returns what takes the place of a loss, by its number; None: it
-            is taken as it is.
-        unseeded: the generator for draws without a seed, or None: one element,
-            the same list on all towers of this process; None: Keras's own.
-        alone: what uses this tower's share of the batch only, where one device
-            would use the whole: names by the option that would change that.
-        data: its part of the batch, as its step gets it.
-        common: what it has been given that is the same on all towers.
-        values: what the tensors of its step are.
-    """
-
+    # Index of this tower, 0 to total - 1.
     index: int
+    # Number of towers in all processes.
     total: int
+    # Its index among the towers of this process.
     local_index: int = 0
+    # Name of the device, without job and task.
     device: str = ""
+    # Whether this is a step of ``fit`` or ``train_on_batch``.
     training: bool = False
+    # Applies the gradients of the step; None during an update.
     update: TakesGradients | None = None
+    # Gives every tower its own component of what the step writes; None: it
+    # writes as on one device.
     variables: OwnsVariables | None = None
+    # This tower's fraction of the examples of the global batch: a float if
+    # known during tracing, else a scalar tensor. None if the tower has its own
+    # batch, as on one device.
     share: Any = None
+    # False (or a scalar False tensor) if this tower has no examples and
+    # computes on a borrowed one, whose results must not count. None if that
+    # cannot happen.
     live: Any = None
+    # Whether losses are means over the batch (gradients are averaged) or sums
+    # (gradients are summed).
     average: bool = True
+    # What gradients are multiplied by besides.
     factor: float = 1.0
+    # What the step keeps in attributes of Python objects; None: it runs alone,
+    # without turns.
     attributes: Attributes | None = None
+    # Metrics, with what their ``result`` has returned in the step.
     results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    # What should be means over the batch: losses and other numbers that the
+    # step gives to ``scale_loss`` or to means of batches.
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    # The updates of metrics in the step.
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
+    # Whether a metric is being updated, or what it consists of.
     updates_metric: bool = False
+    # Whether this is Keras's own ``train_step``, which scales one loss and
+    # applies its gradients once.
     keras_step: bool = False
+    # Whether ``scale_loss`` has weighted the loss of the step. Otherwise
+    # gradients are weighted when they are applied.
     loss_is_weighted: bool = False
+    # This tower's rows of the global batch, if its random layers draw the rows
+    # that one device would draw; else None.
     rows: Rows | None = None
+    # Whether values have been exchanged with other towers, through which
+    # gradients flow. Their gradients expect unweighted losses.
     mixes: bool = False
+    # Whether the other processes run their steps independently.
     apart: bool = False
+    # The graph in which the step is traced; None if it runs eagerly.
     graph: Any = None
+    # Its part of the batch, as its step gets it.
     data: Any = None
+    # What it has been given that is the same on all towers.
     common: list[Any] = dataclasses.field(default_factory=list)
+    # What the tensors of its step are.
     values: Growing = dataclasses.field(default_factory=Growing)
+    # The generator for draws without a seed, or None: one element, the same
+    # list on all towers of this process; None: Keras's own.
     unseeded: list[Any] | None = None
+    # What uses this tower's share of the batch only, where one device would use
+    # the whole: names by the option that would change that.
     alone: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    # Told why, if the trace of its step turns out to be good for this tower
+    # only; raises. None: the trace is for this tower.
     shared: Callable[[str], NoReturn] | None = None
+    # Told why, if its step turns out not to be a function up to where its
+    # optimizer begins; raises. None: it need not be.
     cut: Callable[[str], NoReturn] | None = None
+    # Notes an exchange of values with other towers in the trace of the step:
+    # its results, what is given, and what exchanges it when the step runs;
+    # returns what stands for the results. None: towers exchange values at once.
     exchange: Exchange | None = None
+    # Reads a ``tf.Variable`` for the step, given a function that does; None: it
+    # is read as it is.
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
+    # Returns what takes the place of a loss, by its number; None: it is taken
+    # as it is.
     joins: Callable[[int, tf.Tensor], tf.Tensor] | None = None
 
     def differs(self, why: str) -> None:
@@ -259,13 +250,8 @@ def with_a_share() -> Tower | None:
 def exchanged(
     results: Sequence[Exchanged], tensors: list[tf.Tensor], run: Run
 ) -> list[Any]:
-    """Exchange tensors with other towers, or note it in a trace of the step.
-
-    Args:
-        results: what its results are.
-        tensors: what this tower gives.
-        run: exchanges them; it is called on every tower.
-    """
+    """Exchange tensors with other towers, or note it in a trace of the step."""
+    # ``run`` is called on every tower.
     tower = current()
     if tower is None or tower.exchange is None:
         return run(tensors)

@@ -15,19 +15,16 @@ _PREFETCHED_BATCHES = 2
 
 
 class TowerBatch(NamedTuple):
-    """One step's data for the K towers of this process.
-
-    Attributes:
-        counts: number of examples of each piece, 0 for a borrowed one, int64 of
-            shape [K]; an empty tuple if no piece is borrowed.
-        parts: what ``counts`` is for all towers of all processes, for a batch
-            that is split: R ints or a tensor of shape [R].
-    """
+    """One step's data for the K towers of this process."""
 
     pieces: tuple[Any, ...]
+    # Number of examples of each piece, 0 for a borrowed one, int64 of shape
+    # [K]; an empty tuple if no piece is borrowed.
     counts: Any = ()
     total: Any = ()
     start: Any = ()
+    # What ``counts`` is for all towers of all processes, for a batch that is
+    # split: R ints or a tensor of shape [R].
     parts: Any = ()
 
 

@@ -26,11 +26,9 @@ _UNTIL_ALL_END = -1
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
-    """Keras's epoch iterator over per-tower batches.
+    """Keras's epoch iterator over per-tower batches."""
 
-    Args:
-        order: makes several ranks shuffle identically; None for one rank.
-    """
+    # An ``order`` makes several ranks shuffle identically.
 
     _distributed_dataset: Any
     data_adapter: Any
@@ -268,11 +266,10 @@ def _number(count: int, noun: str) -> str:
 
 
 class _Reusing:
-    """Reuses an iterator that Keras created but never read.
+    """Reuses an iterator that Keras created but never read."""
 
-    Keras creates one at the end of an epoch and another at the start of the
-    next, and creating one is expensive.
-    """
+    # Keras creates one at the end of an epoch and another at the start of the
+    # next, and creating one is expensive.
 
     def __init__(self, owner: TowerEpochIterator):
         self._owner = owner

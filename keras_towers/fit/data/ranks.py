@@ -27,15 +27,12 @@ _ENDS = 4
 
 
 class Order:
-    """Makes Keras shuffle identically on all ranks.
+    """Makes Keras shuffle identically on all ranks."""
 
-    Ranks with equal seeds draw the same orders anyway, which are those of one
-    process. Otherwise all ranks shuffle with a seed drawn by rank 0.
-
-    Args:
-        start: the position where ``fit`` resumes, or None; orders then depend
-            only on its seed and on the epoch.
-    """
+    # Ranks with equal seeds draw the same orders anyway, which are those of one
+    # process. Otherwise all ranks shuffle with a seed drawn by rank 0. Where
+    # ``fit`` resumes at a position ``start``, orders depend only on its seed
+    # and on the epoch.
 
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
@@ -96,14 +93,7 @@ class Order:
 def agree(
     peers: Peers, kind: str, batches: int | None, data: str
 ) -> tuple[list[int | None], list[str]]:
-    """Gather what data each rank has for a Keras method.
-
-    Args:
-        batches: its number of batches; None if unknown.
-
-    Returns:
-        The number of batches of each rank, None if unknown; and the digests.
-    """
+    """Return each rank's number of batches, None if unknown, and its digest."""
     where = f"begins to read the data of {kind}"
     plans = check.gather(peers, (batches, data), where)
     return [plan[0] for plan in plans], [plan[1] for plan in plans]
@@ -151,11 +141,8 @@ def check_alike(numbers: list[int | None], digests: list[str]) -> None:
 
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
-    """Read only this process's examples from arrays.
-
-    Returns:
-        A dataset of ``TowerBatch``, or None if an array is sparse or ragged.
-    """
+    """Read only this process's examples from arrays, as ``TowerBatch``es."""
+    # None if an array is sparse or ragged.
     arrays = keras.tree.lists_to_tuples(
         compat.convert_to_sliceable(
             adapter._inputs, target_backend="tensorflow"

@@ -16,24 +16,19 @@ _PARTS = ("x", "y", "sample_weight")
 
 
 class RowCheck:
-    """Checks that all parts of a batch can be split alike.
+    """Checks that all parts of a batch can be split alike."""
 
-    Parts may have different numbers of rows, such as labelled and unlabelled
-    examples. Each is then split by its own rows, if every tower can get the
-    same fraction of each part.
-    """
+    # Parts may have different numbers of rows, such as labelled and unlabelled
+    # examples. Each is then split by its own rows, if every tower can get the
+    # same fraction of each part.
 
     def __init__(self) -> None:
         self.refused: TowerError | None = None
         self._warned = False
 
     def units(self, batch: Any, rows: Sequence[Any], replicas: int) -> Any:
-        """Return into how many equal units a batch can be divided.
-
-        Args:
-            rows: the number of rows of each of its parts that has rows: ints
-                or scalar int64 tensors.
-        """
+        """Return into how many equal units a batch can be divided."""
+        # The rows of its parts are ints or scalar int64 tensors.
         if all(isinstance(count, int) for count in rows):
             return self._units(names_of(batch), rows, replicas)
         counts = tf.stack([tf.cast(count, tf.int64) for count in rows])

@@ -17,15 +17,10 @@ from keras_towers.reduction import Gradient, Gradients, sum_at_variables
 
 
 class UpdateAtVariable(UpdateOnce):
-    """Every trained weight exists once; gradients are summed on its device.
+    """Every trained weight exists once; gradients are summed on its device."""
 
-    Non-trainable weights get a component on every tower, because a step may
-    write them.
-
-    Args:
-        config: the towers.
-        place: returns the device to hold a given weight.
-    """
+    # Non-trainable weights get a component on every tower, because a step may
+    # write them. ``place`` returns the device to hold a given weight.
 
     name = "at_variable"
     description = "trained weights exist once and are updated in place"

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 
 class _AtTheVariable:
-    """The strategy interface that optimizers use; updates run in place.
+    """The strategy interface that optimizers use; updates run in place."""
 
-    TensorFlow's default strategy leaves the device of an update open; here it
-    runs on the device of the variable.
-    """
+    # TensorFlow's default strategy leaves the device of an update open; here it
+    # runs on the device of the variable.
 
     def __init__(self, default: Strategy, only: Shares | None):
         self._default = default
@@ -63,11 +62,9 @@ def updating(
     shared: Collection[int] = (),
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Make an optimizer, and those it wraps, use fewer operations.
-
-    ``shared`` has the ids of ``tf.Variable``s whose buffers towers share, and
-    ``only`` the weights that this rank updates; None: all.
-    """
+    """Make an optimizer, and those it wraps, use fewer operations."""
+    # ``shared`` has the ids of ``tf.Variable``s whose buffers towers share, and
+    # ``only`` the weights that this rank updates; None: all.
     default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
         for each in optimizers_in(optimizer):
@@ -89,13 +86,11 @@ def as_one_device(
     shared: Collection[int] = (),
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Run an optimizer as if its variables existed once.
-
-    Inside, the Keras variables of the model and of the optimizer resolve to
-    their components on one tower, or that of each variable, and no strategy is
-    active. Operations that do not update a variable run on the device of the
-    first one.
-    """
+    """Run an optimizer as if its variables existed once."""
+    # Inside, the Keras variables of the model and of the optimizer resolve to
+    # their components on one tower, or that of each variable, and no strategy
+    # is active. Operations that do not update a variable run on the device of
+    # the first one.
     known = [*trainable_variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
         known.extend(each._trainable_variables)

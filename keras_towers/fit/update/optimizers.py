@@ -62,10 +62,8 @@ def taker_of(optimizer: Any) -> str | None:
 
 
 def update_in_force() -> TakesGradients | None:
-    """Return what applies gradients computed here; None to leave it to Keras.
-
-    Also None during an update, where an optimizer calls the one it wraps.
-    """
+    """What applies gradients computed here; None to leave it to Keras."""
+    # Also None during an update, where an optimizer calls the one it wraps.
     if _updating.get():
         return None
     tower = tower_lib.current()
@@ -162,11 +160,9 @@ _SHADOWS: patches.Shadows = {
 def attribute_of_optimizer(
     original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """Replace the look-up of a method that applies gradients.
-
-    A step may use an optimizer that nobody has taken, since it is not an
-    attribute of the model.
-    """
+    """Replace the look-up of a method that applies gradients."""
+    # A step may use an optimizer that nobody has taken, since it is not an
+    # attribute of the model.
     value = original(optimizer, name)
     if name not in _APPLY:
         return value

@@ -20,12 +20,11 @@ _UNLIKE = "the ranks have mismatched gradients"
 
 
 class StepOrder:
-    """Order and agreement of the ranks' steps.
+    """Order and agreement of the ranks' steps."""
 
-    TensorFlow may overlap steps of one function that no variable orders; two
-    collectives would then be in flight with the same key. And if ranks had
-    gradients for different variables, an all-reduce would hang.
-    """
+    # TensorFlow may overlap steps of one function that no variable orders; two
+    # collectives would then be in flight with the same key. And if ranks had
+    # gradients for different variables, an all-reduce would hang.
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -44,10 +43,8 @@ class StepOrder:
         self._first = int(self._turn) if ordered else None
 
     def begins_a_call(self) -> bool:
-        """Whether all ranks have metrics in the state of their beginning.
-
-        A single process always knows their state.
-        """
+        """Whether all ranks have metrics in the state of their beginning."""
+        # A single process always knows their state.
         if self._transport.size == 1:
             return True
         with tf.init_scope():
@@ -56,12 +53,8 @@ class StepOrder:
     def begin(
         self, batch: data_lib.TowerBatch, alone: bool = False
     ) -> data_lib.TowerBatch:
-        """Return the batch of a step once the previous step has ended.
-
-        Args:
-            batch: the batch.
-            alone: whether steps of a single process must not overlap either.
-        """
+        """Return the batch of a step once the previous step has ended."""
+        # Steps of a single process may overlap unless they are ``alone``.
         self._gate = []
         self._ordered = self._transport.size > 1 or alone
         if not self._ordered or tf.executing_eagerly():
@@ -92,11 +85,9 @@ class StepOrder:
             self._gate = [before()]
 
     def end(self, result: Any, last: Callable[[], None] | None = None) -> Any:
-        """Let the next step begin, and return the result of this one.
-
-        A step with mismatched gradients fails here, once all of its operations
-        have ended, as ``last`` is called.
-        """
+        """Let the next step begin, and return the result of this one."""
+        # A step with mismatched gradients fails here, once all of its
+        # operations have ended, as ``last`` is called.
         if not self._ordered or tf.executing_eagerly():
             if last is not None:
                 last()
@@ -115,11 +106,9 @@ class StepOrder:
             return _identity(result)
 
     def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
-        """Count a step's examples on all ranks; stop when there are none.
-
-        A rank whose data has ended takes part without examples until then: at
-        run time ``tf.errors.OutOfRangeError`` ends the data of all.
-        """
+        """Count a step's examples on all ranks; stop when there are none."""
+        # A rank whose data has ended takes part without examples until then: at
+        # run time ``tf.errors.OutOfRangeError`` ends the data of all.
         ranks = self._transport.size
         mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
         (counts,) = sum_over_ranks(
@@ -155,12 +144,10 @@ class StepOrder:
         rows: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
-        """Reduce K lists of N gradients, if those of all ranks are alike.
-
-        Ranks trace at different times, so a mismatch is found at run time. The
-        step then skips the all-reduce and fails at its end on every rank, so
-        that no other collective is left hanging.
-        """
+        """Reduce K lists of N gradients, if those of all ranks are alike."""
+        # Ranks trace at different times, so a mismatch is found at run time.
+        # The step then skips the all-reduce and fails at its end on every rank,
+        # so that no other collective is left hanging.
         if self._transport.size == 1:
             return reduction(rows) if rows[0] else [list(row) for row in rows]
         kinds = map(check_lib.unnumbered, described)

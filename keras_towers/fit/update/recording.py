@@ -12,18 +12,11 @@ _HERE = contextlib.nullcontext()
 
 
 class Recording:
-    """The newest operations of a graph, and what they depend on.
+    """The newest operations of a graph, and what they depend on."""
 
-    Args:
-        graph: the graph.
-        begin: the number of operations before them.
-        inputs: N tensors that are others in every repetition.
-        device: the device that is another one in every repetition.
-
-    Attributes:
-        repeats: whether they can be repeated: what depends on none of the
-            inputs has no effects, and reads only variables that are scalars.
-    """
+    # The ``inputs`` and the ``device`` are others in every repetition.
+    # Operations can be repeated if those that depend on no input have no
+    # effects, and read only variables that are scalars.
 
     def __init__(
         self,

@@ -240,10 +240,8 @@ class UpdateEach(UpdateOnce):
 
 
 def _written(call: UpdateCall) -> list[Any]:
-    """The weights that a call for some of them writes.
-
-    Moving averages may overwrite all that the optimizer knows.
-    """
+    """The weights that a call for some of them writes."""
+    # Moving averages may overwrite all that the optimizer knows.
     averaged = (
         part._trainable_variables
         for part in optimizers_in(call.optimizer)

@@ -65,11 +65,8 @@ class Rounds:
         )
 
     def begin_step(self, share: Any) -> Any:
-        """Return the factor that makes gradients those of this rank's examples.
-
-        Args:
-            share: this rank's fraction of the global batch.
-        """
+        """Return the factor for gradients of this rank's examples alone."""
+        # ``share`` is this rank's fraction of the global batch.
         self._share = share
         if tf.is_tensor(share):
             return tf.math.divide_no_nan(tf.ones_like(share), share)

@@ -46,10 +46,8 @@ _BY_SHAPE = ("Adafactor", "Lamb", "Muon")
 
 
 def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
-    """Return replacements for methods of an optimizer, for one ``apply``.
-
-    ``shared`` has the ids of ``tf.Variable``s whose buffers towers share.
-    """
+    """Return replacements for methods of an optimizer, for one ``apply``."""
+    # ``shared`` has the ids of ``tf.Variable``s whose buffers towers share.
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _as_they_are
     }
@@ -69,10 +67,8 @@ def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
 
 
 def repeats(optimizer: Any) -> bool:
-    """Whether an optimizer's update rule is known to treat weights alike.
-
-    Another one, such as a user's own, may ask for the name of a weight.
-    """
+    """Whether an optimizer's update rule is known to treat weights alike."""
+    # Another one, such as a user's own, may ask for the name of a weight.
     own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
     return not own and _is_one_of(optimizer, _OF_ANY_SHAPE + _BY_SHAPE)
 
@@ -92,11 +88,9 @@ def _is_plain(variable: Any) -> bool:
 def _as_they_are(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """Skip TensorFlow's all-reduce, which is the identity on one replica.
-
-    It registers a custom gradient that TensorFlow never frees, which would
-    keep the graph of every trace in memory.
-    """
+    """Skip TensorFlow's all-reduce, which is the identity on one replica."""
+    # It registers a custom gradient that TensorFlow never frees, which would
+    # keep the graph of every trace in memory.
     return list(grads_and_vars)
 
 

@@ -149,11 +149,7 @@ class UpdateSharded(UpdateOnce):
             )
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients over all towers; each tower updates its share.
-
-        Raises:
-            TowerError: there are several ranks, and no step of Keras's runs.
-        """
+        """Sum gradients over all towers; each tower updates its share."""
         if self._only is not None and tower_lib.current() is None:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '

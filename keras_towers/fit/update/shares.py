@@ -20,11 +20,10 @@ _HOST = "CPU:0"
 
 
 class Shares:
-    """Divides weights between all towers of all ranks, large ones first.
+    """Divides weights between all towers of all ranks, large ones first."""
 
-    The shares then differ by less than the largest weights do. All ranks come
-    to the same result, as they have the same weights in the same order.
-    """
+    # The shares then differ by less than the largest weights do. All ranks come
+    # to the same result, as they have the same weights in the same order.
 
     def __init__(self, config: TowerConfig):
         self._towers = config.num_towers
@@ -70,11 +69,9 @@ class Shares:
         self._placement.clear()
 
     def shadows(self) -> patches.Shadows:
-        """Return methods of an optimizer that update this rank's share.
-
-        Its update rule sees these weights alone. The new values of all are
-        there before constraints and moving averages are computed from them.
-        """
+        """Return methods of an optimizer that update this rank's share."""
+        # Its update rule sees these weights alone. The new values of all are
+        # there before constraints and moving averages are computed from them.
         return {
             "_apply_weight_decay": self._apply_weight_decay,
             "_backend_update_step": self._update_step,

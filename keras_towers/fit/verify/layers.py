@@ -37,10 +37,8 @@ def fixed_inputs(model: keras.Model) -> list[str]:
 
 @contextlib.contextmanager
 def in_float32(model: keras.Model) -> Iterator[None]:
-    """Compute in float32 where weights have that type, inside a block.
-
-    Rounding to half precision would hide differences of other causes.
-    """
+    """Compute in float32 where weights have that type, inside a block."""
+    # Rounding to half precision would hide differences of other causes.
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             policy = getattr(layer, "_dtype_policy", None)

@@ -18,10 +18,8 @@ from keras_towers.fit.weights import state as state_lib
 
 
 def plain_variables_of(model: keras.Model) -> dict[str, tf.Variable]:
-    """Return the ``tf.Variable``s in attributes of a model, by name.
-
-    Those of Keras variables are not among them.
-    """
+    """Return the ``tf.Variable``s in attributes of a model, by name."""
+    # Those of Keras variables are not among them.
     found: dict[int, tuple[str, tf.Variable]] = {}
 
     def visit(name: str, value: Any, depth: int) -> None:
@@ -55,10 +53,8 @@ def all_of(model: keras.Model) -> list[Any]:
 
 
 def compared(model: keras.Model) -> dict[str, Any]:
-    """Return the variables that are to be equal after a step, by name.
-
-    State of metrics and of draws is not: what it results in is.
-    """
+    """Return the variables that are to be equal after a step, by name."""
+    # State of metrics and of draws is not: what it results in is.
     state = state_lib.collect(model)
     skipped = {id(v) for v in (*state.seeds, *state.metrics)}
     return {
@@ -69,11 +65,7 @@ def compared(model: keras.Model) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def created() -> Iterator[dict[int, Any]]:
-    """Collect the first values of Keras variables that a block creates.
-
-    Yields:
-        Values by id, filled in the block.
-    """
+    """Collect first values of Keras variables that a block creates, by id."""
     values: dict[int, Any] = {}
     variables = []
 
@@ -122,11 +114,9 @@ def other_last_bits(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def restored(model: keras.Model) -> Iterator[None]:
-    """Restore variables, attributes and random states after a block.
-
-    A layer that is built in the block stays built. An optimizer does not: what
-    it will train may be decided later.
-    """
+    """Restore variables, attributes and random states after a block."""
+    # A layer that is built in the block stays built. An optimizer does not:
+    # what it will train may be decided later.
     variables = all_of(model)
     values = values_of(variables)
     parts = [part for part in _objects(model) if _is_restored(part)]

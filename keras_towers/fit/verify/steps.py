@@ -31,30 +31,22 @@ Step: TypeAlias = Callable[
 
 @dataclasses.dataclass
 class Run:
-    """What one run of a step did.
+    """What one run of a step did."""
 
-    Attributes:
-        updates: the gradients of each call of an optimizer.
-        logs: what the step returned, as numbers by name.
-        state: the values of all variables afterwards, by id.
-    """
-
+    # The gradients of each call of an optimizer.
     updates: list[NamedGradients]
+    # What the step returned, as numbers by name.
     logs: dict[str, Any]
+    # The values of all variables afterwards, by id.
     state: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
 class RecordedStep:
-    """A step that is traced once for all batches; or run eagerly.
+    """A step that is traced once for all batches; or run eagerly."""
 
-    Args:
-        step: the step.
-        spec: the spec of all batches; None: it runs eagerly.
-        given: gradients of the shapes of those that it will be given.
-
-    Attributes:
-        retry: makes a function of a batch one that tries again, if need be.
-    """
+    # It runs eagerly without a ``spec``. The gradients that it will be given
+    # have the shapes of ``given``; ``retry`` makes a function of a batch one
+    # that tries again, if need be.
 
     retry: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 
@@ -93,10 +85,9 @@ class RecordedStep:
 
 
 class ComparedUpdate(UpdateOnce):
-    """Records the sums of the towers' gradients; applies other gradients.
+    """Records the sums of the towers' gradients; applies other gradients."""
 
-    With those of one device, what the step does next starts equal.
-    """
+    # With those of one device, what the step does next starts equal.
 
     _calls: list[NamedGradients]
     _instead: Sequence[NamedGradients] = ()
@@ -126,12 +117,8 @@ class ComparedUpdate(UpdateOnce):
 def on_one_device(
     model: keras.Model, at_update: Callable[[UpdateCall], Any] = UpdateCall.run
 ) -> Step:
-    """Return the training step of a model as plain Keras runs it.
-
-    Args:
-        model: the model.
-        at_update: called at each update, which has no other effect.
-    """
+    """Return the training step of a model as plain Keras runs it."""
+    # ``at_update`` is called at each update, which has no other effect.
     step = step_of(model)
 
     def run(batch: Any, given: Sequence[NamedGradients]) -> Any:
@@ -150,11 +137,9 @@ def step_of(model: keras.Model) -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Log and announce nothing that a strategy would, inside a block.
-
-    TensorFlow warns of strategies that run eagerly; and what a real strategy
-    would warn of is not worth a warning before there is one.
-    """
+    """Log and announce nothing that a strategy would, inside a block."""
+    # TensorFlow warns of strategies that run eagerly; and what a real strategy
+    # would warn of is not worth a warning before there is one.
     loggers = [tf.get_logger(), logging.getLogger("keras_towers")]
     levels = [logger.level for logger in loggers]
     try:
@@ -180,11 +165,9 @@ def eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _untraced_functions() -> Iterator[None]:
-    """Trace each ``tf.function`` that a step calls anew, inside a block.
-
-    What it has been traced for before does not tell what is found out in a
-    trace; and what is traced for no training must not be used in it.
-    """
+    """Trace each ``tf.function`` that a step calls anew, inside a block."""
+    # What it has been traced for before does not tell what is found out in a
+    # trace; and what is traced for no training must not be used in it.
     fresh: dict[int, tuple[Any, Any]] = {}
 
     def call(

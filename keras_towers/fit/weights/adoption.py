@@ -35,15 +35,12 @@ class _Notes:
 
 
 class Adoption:
-    """The models placed on a strategy's towers.
+    """The models placed on a strategy's towers."""
 
-    A model built outside gets copies of its variables on towers 1 to K - 1; its
-    own ``tf.Variable``s become the components of tower 0. The ``Update`` places
-    trained weights and optimizers.
-
-    Args:
-        keeps: whether models made in a block train on its towers after it, too.
-    """
+    # A model built outside gets copies of its variables on towers 1 to K - 1;
+    # its own ``tf.Variable``s become the components of tower 0. The ``Update``
+    # places trained weights and optimizers. Models made in a block train on its
+    # towers after it, too, if it ``keeps`` them.
 
     def __init__(
         self,

@@ -24,10 +24,9 @@ class NotHereError(TowerError, AttributeError):
 
 
 class _Absent:
-    """What stands for the value of a slot variable that another rank holds.
+    """What stands for the value of a slot variable that another rank holds."""
 
-    Reading it is an error, which says where the value is.
-    """
+    # Reading it is an error, which says where the value is.
 
     def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
         self.shape = held.shape
@@ -78,10 +77,9 @@ class _Absent:
 
 
 class SlotsOverRanks:
-    """Slot variables that one rank each holds while steps run.
+    """Slot variables that one rank each holds while steps run."""
 
-    Between calls every rank has all of them, those of others on the host.
-    """
+    # Between calls every rank has all of them, those of others on the host.
 
     def __init__(self, transport: Transport):
         self._transport = transport

@@ -30,12 +30,9 @@ class MovedVariables:
     def place(
         self, variable: keras.Variable, device: str, home: str | None = None
     ) -> None:
-        """Move a variable.
-
-        Args:
-            home: where it is to be in the end; None: where it is now. That of
-                its first move counts.
-        """
+        """Move a variable."""
+        # Its home is where it is to be in the end, by default where it was
+        # before its first move.
         value = variable._value
         if variable in self._before:
             variable._value = variables_lib.moved(value, device)

@@ -30,12 +30,8 @@ def slots_of(
 def lists_by_weight(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[list[keras.Variable | None]]:
-    """Find a built optimizer's lists of slots, with one for each weight.
-
-    Returns:
-        Lists of N slots for the N weights that it was built with; None where a
-        weight has no such slot.
-    """
+    """Return a built optimizer's lists of slots, of one for each weight."""
+    # A weight without such a slot has None.
     number = len(optimizer._trainable_variables)
     # These may happen to be as long.
     others = ("_variables", "_trainable_variables")

@@ -100,11 +100,9 @@ class SpreadVariables:
         return new
 
     def own(self, variable: keras.Variable, merge: str | None = None) -> None:
-        """Spread a variable that a tower's step is about to write.
-
-        Args:
-            merge: how reads outside the towers merge it; None: as a weight.
-        """
+        """Spread a variable that a tower's step is about to write."""
+        # ``merge`` says how reads outside the towers merge it; None: as a
+        # weight.
         if not isinstance(variable._value, compat.BaseResourceVariable):
             return
         tower_lib.note_first_write()

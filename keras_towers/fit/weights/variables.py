@@ -36,14 +36,13 @@ _SEED_STRIDE = 1_000_003
 
 
 class BatchShares:
-    """The towers' shares of the last global batch.
+    """The towers' shares of the last global batch."""
 
-    A tower's moving statistics and other averages describe its part of the
-    batch, so their mean over the towers is weighted by these shares. As long as
-    all batches are divided alike, such a mean may be taken once, at the end;
-    only where the shares change, the states have to be averaged before the next
-    step.
-    """
+    # A tower's moving statistics and other averages describe its part of the
+    # batch, so their mean over the towers is weighted by these shares. As long
+    # as all batches are divided alike, such a mean may be taken once, at the
+    # end; only where the shares change, the states have to be averaged before
+    # the next step.
 
     def __init__(self, config: TowerConfig):
         self._config = config
@@ -342,11 +341,7 @@ def spread(
     merge: str,
     shares: BatchShares | None = None,
 ) -> TowerVariable:
-    """Copy ``primary`` to the other towers and combine the copies.
-
-    Args:
-        shares: the towers' shares of the batch; None: equal ones.
-    """
+    """Copy ``primary`` to the other towers and combine the copies."""
     start = primary.read_value()
     components = [primary]
     for device in config.devices[1:]:
