@@ -182,7 +182,7 @@ func_graph_from_py_func = resolve(
 )
 FuncGraph = resolve(
     f"{_TF}.framework.func_graph:FuncGraph",
-    "_create_op_internal _get_function",
+    "_create_op_internal _get_function _add_function_recursive",
 )
 _CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
 ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
@@ -195,6 +195,12 @@ def graph_of_function(graph: Any, name: str) -> Any:
     return getattr(graph._get_function(name), "graph", None)
 
 
+def add_functions(graph: Any, other: Any) -> None:
+    """Add the functions that operations of another graph call."""
+    for function in other._functions.values():
+        graph._add_function_recursive(function)
+
+
 get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )
@@ -202,6 +208,9 @@ set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
 only_read = resolve(
     f"{_TF}.framework.auto_control_deps_utils"
     ":get_read_only_resource_input_indices_graph"
+)
+resources_of = resolve(
+    f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
 _run_independently = resolve(
     f"{_TF}.framework.auto_control_deps"

@@ -22,6 +22,9 @@ from keras_towers.splitting.analysis import (
     Difference as Difference,
 )
 from keras_towers.splitting.analysis import (
+    Effect as Effect,
+)
+from keras_towers.splitting.analysis import (
     Result as Result,
 )
 from keras_towers.splitting.analysis import (

@@ -86,7 +86,7 @@ class Analysis:
     Attributes:
         differences: what the towers' values do not add up to.
         draws: the random numbers of the step.
-        effects: what happens once for every tower.
+        effects: what happens once for every tower, or for all if it is alike.
         unknown: types of operations that have no rule.
         count: the number of operations.
         values: what the tensors of the graph are, by their names.
@@ -101,8 +101,12 @@ class Analysis:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the towers do together what one device does."""
-        return not self.differences and not self.effects
+        """Whether the towers do together what one device does.
+
+        What is alike on all of them is to happen once.
+        """
+        alike = all(effect.is_alike for effect in self.effects)
+        return not self.differences and alike
 
 
 def analyse(
@@ -179,7 +183,7 @@ def _pass(
     analysis = Analysis(
         found.all(),
         tuple(interpreter.draws.values()),
-        tuple(interpreter.effects.values()),
+        tuple(e for found in interpreter.effects.values() for e in found),
         frozenset(interpreter.unknown),
         interpreter.count,
         values,

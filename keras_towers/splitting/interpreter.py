@@ -80,10 +80,20 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What an operation of a step does besides computing."""
+    """What an operation of a step does besides computing.
+
+    Attributes:
+        operation: the operation.
+        text: what it does: "PrintV2 happens once for every tower".
+        at: the operation of the step that does it: this one, or one that calls
+            a function.
+        is_alike: whether it would do the same on all towers.
+    """
 
     operation: Any
     text: str
+    at: Any
+    is_alike: bool
 
 
 # They may be told the round of a loop over the examples.
@@ -101,6 +111,11 @@ def _numbered(value: Value) -> Value:
     return other("numbers the examples of the batch")
 
 
+def _is_alike(value: Value) -> bool:
+    """Whether all towers give the same, be it a handle."""
+    return value.kind is Kind.HANDLE or value.is_same and not value.grows
+
+
 class Interpreter:
     """Finds out what every tensor of a graph is.
 
@@ -111,7 +126,7 @@ class Interpreter:
         state: what variables hold now, by the keys of their handles.
         written: the operations that wrote them last.
         draws: the random numbers of the step.
-        effects: what it does besides.
+        effects: what it does besides, by the operations of the step.
         unknown: types of operations without a rule.
         layouts: the orders of rows of random numbers.
         in_rounds: whether it is inside of a loop over the examples.
@@ -122,7 +137,8 @@ class Interpreter:
         self.state: dict[Any, Value] = {}
         self.written: dict[Any, Any] = {}
         self.draws: dict[Any, Draw] = {}
-        self.effects: dict[Any, Effect] = {}
+        self.effects: dict[Any, list[Effect]] = {}
+        self._at: Any = None
         self.unknown: set[str] = set()
         self.layouts = Layouts()
         self.count = 0
@@ -134,15 +150,40 @@ class Interpreter:
             tensor.name: value
             for tensor, value in zip(graph.inputs, inputs, strict=True)
         }
+        outermost = self._at is None
         for operation in in_order(graph.get_operations(), values):
             self.count += 1
-            for tensor, value in zip(
-                operation.outputs,
-                self.outputs_of(operation, values),
-                strict=True,
-            ):
+            if outermost:
+                self._at = operation
+            outputs: Sequence[Value] = self.outputs_of(operation, values)
+            if outermost and operation in self.effects:
+                outputs = self._of_effects(operation, values, outputs)
+            for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values.setdefault(tensor.name, value)
         return values
+
+    def _of_effects(
+        self,
+        operation: Any,
+        values: Mapping[str, Value],
+        outputs: Sequence[Value],
+    ) -> Sequence[Value]:
+        """Return the outputs of an operation of the step with effects.
+
+        It may happen once, if all towers would give it the same.
+        """
+        effects = self.effects[operation]
+        alike = all(_is_alike(values[t.name]) for t in operation.inputs)
+        if not alike or not all(effect.is_alike for effect in effects):
+            replace = dataclasses.replace
+            effects[:] = [replace(effect, is_alike=False) for effect in effects]
+            return outputs
+        return [
+            same(shape=tuple(tensor.shape))
+            if tensor.shape.is_fully_defined()
+            else value
+            for tensor, value in zip(operation.outputs, outputs, strict=True)
+        ]
 
     def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Return what the outputs of a graph are."""
@@ -230,12 +271,11 @@ class Interpreter:
         count = node.num_outputs
         if node.is_stateful:
             text = f"{node.type} happens once for every tower"
-            self.effects.setdefault(
-                node.operation, Effect(node.operation, text)
-            )
-            return [
-                other(f"uses what {node.type} returns", node.operation)
-            ] * count
+            alike = all(map(_is_alike, given))
+            effect = Effect(node.operation, text, self._at, alike)
+            self.effects.setdefault(self._at, []).append(effect)
+            returned = f"uses what {node.type} returns"
+            return [other(returned, node.operation, is_open=alike)] * count
         if all(v.is_same and not v.grows for v in given):
             return [same()] * count
         self.unknown.add(node.type)

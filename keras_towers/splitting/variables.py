@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules.common import added
+from keras_towers.splitting.rules.common import (
+    added,
+    aligned,
+    free,
+    rank_of,
+    refuse_sums,
+)
 from keras_towers.splitting.rules.picks import picked, scattered
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -140,6 +146,27 @@ def _shape(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
     return same()
 
 
+def _find(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
+    """Look keys up in a table, which is the towers' common one."""
+    _, keys, default = given
+    for value in (keys, default):
+        if value.kind is Kind.OTHER:
+            return value
+    if not default.is_same:
+        raise DoesNotSplit("looks keys up by a default that is not the same")
+    refuse_sums(node, (keys,))
+    free(node, keys)
+    rank = rank_of(node, 1, keys)
+    found = aligned(node, (keys,), 0, [rank])
+    # A table may hold lists, whose axes come last, as does its default.
+    holds_numbers = node.output_rank() == rank or node.rank(2) == 0
+    return found.with_(shape=keys.shape if holds_numbers else None)
+
+
+def _size(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
+    return same(shape=())
+
+
 def _handle(
     interpreter: Interpreter, node: Node, given: list[Value]
 ) -> Sequence[Value]:
@@ -156,6 +183,8 @@ SPECIAL: dict[str, Any] = {
     "ResourceScatterAdd": _scatter_add,
     "ResourceScatterSub": _scatter_add,
     "VariableShape": _shape,
+    "LookupTableFindV2": _find,
+    "LookupTableSizeV2": _size,
     **{f"ResourceScatter{name}": _scatter for name in _SCATTERS},
     **dict.fromkeys(
         (

@@ -5,7 +5,7 @@ Whatever is not known to be the same on all towers counts as a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,14 +17,15 @@ from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 
 # Of all operations with effects: those on variables, which are inputs of the
-# trace, and those that contain others, which are looked at by themselves.
-_ON_VARIABLES = frozenset(
+# trace, those that read tables, and those that contain others, which are looked
+# at by themselves.
+_HARMLESS = frozenset(
     (
         *("ReadVariableOp", "AssignVariableOp", "VariableShape"),
         *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceGather"),
         *("ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterUpdate"),
         *("StatefulPartitionedCall", "If", "While", "Case", "Assert"),
-        "CheckNumerics",
+        *("CheckNumerics", "LookupTableFindV2", "LookupTableSizeV2"),
     )
 )
 
@@ -89,22 +90,53 @@ def _forms(piece: Any, any_size: bool) -> list[Any]:
     return whole + [_form(leaf, any_size) for leaf in leaves_of(piece)]
 
 
-def check_operations(graph: Any) -> None:
-    """Check that a trace does the same wherever it is called."""
+def check_operations(graph: Any, once: Iterable[Any] = ()) -> None:
+    """Check that a trace does the same wherever it is called.
+
+    Args:
+        graph: the trace.
+        once: its operations that are not called by every tower.
+    """
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
-    nodes = [
-        *definition.node,
-        *(node for f in functions.values() for node in f.node_def),
-    ]
-    for node in nodes:
-        if node.device:
+    apart = {operation.name for operation in once}
+    nodes = [node for node in definition.node if node.name not in apart]
+    for node in _with_functions(nodes, functions):
+        if not _is_on_host(node.device):
             raise CannotShare(f"puts {node.op} on {node.device}")
-        if node.op in functions or node.op in _ON_VARIABLES:
+        if node.op in functions or node.op in _HARMLESS:
             continue
         kind = compat.op_definition(node.op)
         if kind is None or kind.is_stateful:
             raise CannotShare(f"has effects not on variables: {node.op}")
+
+
+def _is_on_host(device: str) -> bool:
+    """Whether a device is none, or a CPU of this process."""
+    if not device:
+        return True
+    host = compat.eager_context().host_address_space()
+    own = tf.DeviceSpec.from_string(host)
+    asked = own.make_merged_spec(tf.DeviceSpec.from_string(device))
+    of_process = asked.replace(device_type=None, device_index=None) == own
+    return of_process and asked.device_type in (None, "CPU")
+
+
+def _with_functions(
+    nodes: Sequence[Any], functions: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield nodes, and those of the functions that they call."""
+    waiting = list(nodes)
+    seen: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        yield node
+        called = {node.op}
+        for value in node.attr.values():
+            called |= {value.func.name, *(f.name for f in value.list.func)}
+        for name in called & functions.keys() - seen:
+            seen.add(name)
+            waiting += functions[name].node_def
 
 
 def captures_of(graph: Any) -> list[Any]:
@@ -133,7 +165,7 @@ def captures_for_towers(
             rows.append([component.handle for component in owner.values])
         elif outside.dtype == tf.variant:
             raise CannotShare("uses a variant of an outer function")
-        elif outside.dtype == tf.resource and id(inside) not in read:
+        elif id(inside) not in read and is_variable(inside):
             raise CannotShare(
                 f"writes what towers have in common: {inside.name}"
             )
@@ -145,6 +177,13 @@ def captures_for_towers(
     return [list(column) for column in zip(*rows, strict=True)] or [
         [] for _ in config.devices
     ]
+
+
+def is_variable(inside: Any) -> bool:
+    """Whether what a trace captured is a variable, not a table or queue."""
+    if inside.dtype != tf.resource:
+        return False
+    return bool(compat.get_resource_handle_data(inside).is_set)
 
 
 def owner_of(handle: Any) -> Any:

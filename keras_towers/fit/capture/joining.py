@@ -62,6 +62,15 @@ def extended(
         for difference in analysis.differences
         if (found := _needs(difference.operation, values))
     }
+    for effect in analysis.effects:
+        if effect.is_alike:
+            continue
+        given = {effect.at.name: _given_by_towers(effect.at, values)}
+        for tensor in effect.at.inputs:
+            reason = values[tensor.name].reason
+            if reason is not None:
+                given[reason.operation.name] = _needs(reason.operation, values)
+        causes.update((name, needs) for name, needs in given.items() if needs)
     order = {op.name: at for at, op in enumerate(graph.get_operations())}
     known = sorted(causes.keys() & order.keys(), key=lambda name: order[name])
     last = max((order.get(loss.op.name, -1) for loss in losses), default=-1)
@@ -86,6 +95,13 @@ def _needs(operation: Any, values: Mapping[str, Value]) -> dict[int, Need]:
     reasons = [value.reason for value in results if value is not None]
     if not any(reason and reason.operation is operation for reason in reasons):
         return {}
+    return _given_by_towers(operation, values)
+
+
+def _given_by_towers(
+    operation: Any, values: Mapping[str, Value]
+) -> dict[int, Need]:
+    """What takes the place of inputs in which towers differ."""
     given = [values.get(tensor.name) for tensor in operation.inputs]
     sums = {i: need for i, v in enumerate(given) if (need := _sum_of(v))}
     return sums or {
@@ -201,10 +217,11 @@ class JoiningGraph(compat.FuncGraph):
     ) -> Any:
         needs = self._plan.get((name or "").rstrip("/"))
         if needs:
-            inputs = [
-                joined(tensor, needs[index]) if index in needs else tensor
-                for index, tensor in enumerate(inputs)
-            ]
+            with tf.device(None):
+                inputs = [
+                    joined(tensor, needs[index]) if index in needs else tensor
+                    for index, tensor in enumerate(inputs)
+                ]
         return super()._create_op_internal(
             op_type, inputs, dtypes, input_types, name, *args, **kwargs
         )

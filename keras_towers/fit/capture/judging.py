@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ from keras_towers import settings
 from keras_towers.devices import all_on_host
 from keras_towers.fit import told
 from keras_towers.fit.capture import splits, verdict
+from keras_towers.fit.capture.checks import CannotSplit
 from keras_towers.fit.capture.joining import Plan, extended
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
@@ -46,6 +48,8 @@ class Judge:
         self._predicts = predicts
         self._ranks = config.transport.size
         self._is_done = False
+        # Whether effects are to happen once.
+        self._once = False
         # Metrics that towers update from the global batch, on trial.
         self._tried: list[Metric] | None = None
         # Exchanges, on trial; None: no more of them are tried.
@@ -62,6 +66,10 @@ class Judge:
         if not self._judges(tower):
             return False
         analysis = splits.analysed(trace, self._predicts)
+        if analysis.effects and trace.way == "xla":
+            # What is done without it may happen once.
+            first = analysis.effects[0].operation
+            raise CannotSplit(f"has effects: {first.type}")
         if self._tried is None:
             self._tried = self._no_sums(trace, analysis)
             self._merge(self._tried, WHOLE)
@@ -85,6 +93,9 @@ class Judge:
                     "from the global batch",
                     metric.name,
                 )
+        if trace.do_once(analysis.effects):
+            self._once = bool(analysis.effects)
+            analysis = dataclasses.replace(analysis, effects=())
         verdict.decide(
             *(self._config, self._model, self._kind(tower), analysis),
             may_overflow=splits.may_overflow(trace),
@@ -113,8 +124,8 @@ class Judge:
 
     def fails(self) -> None:
         """Note that towers cannot call the trace that was judged."""
-        if self._plan:
-            self._plan, self._is_done = None, False
+        if self._plan or self._once:
+            self._plan, self._once, self._is_done = None, False, False
 
     def _kind(self, tower: tower_lib.Tower) -> str:
         if self._predicts:
@@ -129,7 +140,7 @@ class Judge:
     def _plans(self, trace: TracedStep, analysis: Analysis) -> bool:
         """Plan more exchanges, or none; return whether the plan is another."""
         before, self._plan = self.plan, None
-        if not analysis.differences:
+        if analysis.is_proven:
             if before and not trace.fits(analysis):
                 return True
             self._plan = before
@@ -137,6 +148,7 @@ class Judge:
         exchanges = trace.tower.exchange is not None
         # Of what is not known, nobody knows what it needs.
         is_known = any(not d.is_open for d in analysis.differences)
+        is_known |= any(not effect.is_alike for effect in analysis.effects)
         if (
             exchanges
             and (before or is_known)

@@ -2,20 +2,23 @@
 
 What towers exchange is needed from all of them before any can go on. The trace
 is therefore cut into pieces, of which the first needs nothing that is
-exchanged, the second what is exchanged after the first, and so on.
+exchanged, the second what is exchanged after the first, and so on. What is to
+happen once for all towers happens between pieces, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.capture import once
 from keras_towers.fit.capture.function import GraphFunction, Way
 from keras_towers.fit.context.tower import Exchanged, Run
+from keras_towers.splitting import Effect
 from keras_towers.splitting.marks import marked
 
 
@@ -27,13 +30,28 @@ class _Exchange:
         given: what is given.
         results: what stands for the results.
         of: what each of these follows from.
-        run: exchanges it.
+        run: exchanges it; None: the operation that happens once.
+        once: the operation that happens once, which it then is.
     """
 
     given: Sequence[Any]
     results: Sequence[Any]
     of: Sequence[Any]
-    run: Run
+    run: Run | None
+    once: Any = None
+
+    @property
+    def after(self) -> list[Any]:
+        """The operations that come before it."""
+        before = [] if self.once is None else list(self.once.control_inputs)
+        return [tensor.op for tensor in self.given] + before
+
+    @property
+    def operations(self) -> set[str]:
+        """The names of the operations in whose place it happens."""
+        if self.once is not None:
+            return {self.once.name}
+        return {tensor.op.name for tensor in self.results}
 
 
 class Exchanges:
@@ -53,6 +71,19 @@ class Exchanges:
         of = [result.of for result in results]
         self.all.append(_Exchange(list(given), stand, of, run))
         return stand
+
+    def note_once(self, effects: Sequence[Effect], here: bool) -> None:
+        """Note an operation that happens once for all towers.
+
+        Args:
+            effects: what it does besides computing.
+            here: whether it happens on this rank.
+        """
+        operation = effects[0].at
+        given = list({t.name: t for t in operation.inputs}.values())
+        results = list(operation.outputs)
+        run = None if here else once.called(None)
+        self.all.append(_Exchange(given, results, results, run, operation))
 
 
 def _unknown(tensor: tf.Tensor, shape: tf.TensorShape) -> Any:
@@ -79,12 +110,19 @@ class Pieces:
     ):
         self._graph = graph
         place = _places(graph, exchanges)
-        last = 1 + max(place[t.op.name] for e in exchanges for t in e.given)
-        self._rounds: list[list[_Exchange]] = [[] for _ in range(last + 1)]
-        for exchange in exchanges:
-            at = max(place[t.op.name] for t in exchange.given)
-            self._rounds[at].append(exchange)
+        at = [
+            max((place[operation.name] for operation in e.after), default=0)
+            for e in exchanges
+        ]
+        last = 1 + max(at)
         cut = _Cut(graph, exchanges, place)
+        self._rounds: list[list[tuple[_Exchange, Run]]]
+        self._rounds = [[] for _ in range(last + 1)]
+        for number, exchange in zip(at, exchanges, strict=True):
+            run = exchange.run or once.called(
+                GraphFunction(cut.alone(exchange), "inlined")
+            )
+            self._rounds[number].append((exchange, run))
         known = {t.name: s for t, s in zip(graph.inputs, shapes, strict=False)}
         self._pieces = []
         for number in range(last + 1):
@@ -93,7 +131,8 @@ class Pieces:
                 known.get(name, tensor.shape)
                 for name, tensor in zip(inputs, piece.inputs, strict=True)
             ]
-            function = GraphFunction(piece, way, sizes)
+            ends = [*piece.outputs, *piece.control_outputs]
+            function = GraphFunction(piece, way, sizes) if ends else _nothing
             self._pieces.append((function, inputs, outputs))
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -107,13 +146,17 @@ class Pieces:
         ):
             results = function([values[name] for name in names])
             values.update(zip(outputs, results, strict=True))
-            for exchange in round_:
+            for exchange, run in round_:
                 given = [values[tensor.name] for tensor in exchange.given]
                 for stand, value in zip(
-                    exchange.results, exchange.run(given), strict=True
+                    exchange.results, run(given), strict=True
                 ):
                     values[stand.name] = _as(value, stand)
         return [values[tensor.name] for tensor in self._graph.outputs]
+
+
+def _nothing(inputs: Sequence[Any]) -> list[Any]:
+    return []
 
 
 def _as(value: Any, stand: Any) -> Any:
@@ -125,9 +168,9 @@ def _as(value: Any, stand: Any) -> Any:
 def _places(graph: Any, exchanges: Sequence[_Exchange]) -> dict[str, int]:
     """Return the number of the piece that each operation belongs to."""
     given = {
-        result.op.name: [tensor.op for tensor in exchange.given]
+        name: exchange.after
         for exchange in exchanges
-        for result in exchange.results
+        for name in exchange.operations
     }
     place: dict[str, int] = {}
     for operation in graph.get_operations():
@@ -159,11 +202,12 @@ class _Cut:
     ):
         self._graph = graph
         self._place = place
-        self._definition = graph.as_graph_def()
-        self._nodes = {node.name: node for node in self._definition.node}
+        definition = graph.as_graph_def()
+        self._versions = definition.versions
+        self._nodes = {node.name: node for node in definition.node}
         # They come from outside of every piece.
         self._outside = {tensor.op.name for tensor in graph.inputs}
-        self._outside |= {r.op.name for e in exchanges for r in e.results}
+        self._outside |= {name for e in exchanges for name in e.operations}
         self._members: dict[int, list[Any]] = {}
         self._needed: dict[int, dict[str, Any]] = {}
         wanted = [*graph.outputs, *(t for e in exchanges for t in e.given)]
@@ -190,9 +234,33 @@ class _Cut:
         names = {operation.name for operation in operations}
         needed = self._needed.get(number, {})
         outputs = [t for t in self._kept if t.op.name in names]
+        name = f"{self._graph.name}_{number}"
+        result = self._graph_of(name, operations, needed, outputs)
+        result.control_outputs = [
+            result.get_operation_by_name(operation.name)
+            for operation in self._graph.control_outputs
+            if operation.name in names
+        ]
+        return result, list(needed), [tensor.name for tensor in outputs]
+
+    def alone(self, exchange: _Exchange) -> Any:
+        """Return the graph of what happens once."""
+        operation, needed = exchange.once, {t.name: t for t in exchange.given}
+        name = f"{self._graph.name}_once"
+        result = self._graph_of(name, [operation], needed, exchange.results)
+        result.control_outputs = [result.get_operation_by_name(operation.name)]
+        return result
+
+    def _graph_of(
+        self,
+        name: str,
+        operations: Sequence[Any],
+        needed: Mapping[str, Any],
+        outputs: Sequence[Any],
+    ) -> Any:
+        names = {operation.name for operation in operations}
         definition = tf.compat.v1.GraphDef()
-        definition.versions.CopyFrom(self._definition.versions)
-        definition.library.CopyFrom(self._definition.library)
+        definition.versions.CopyFrom(self._versions)
         for operation in operations:
             node = definition.node.add()
             node.CopyFrom(self._nodes[operation.name])
@@ -205,9 +273,11 @@ class _Cut:
             node.attr.pop("_class", None)
             del node.input[:]
             node.input.extend(inside)
-        result = compat.FuncGraph(f"{self._graph.name}_{number}")
+        result = compat.FuncGraph(name)
+        # They would go with the graph that they belong to.
+        compat.add_functions(result, self._graph)
         with result.as_default():
-            inputs = {name: placeholder(t) for name, t in needed.items()}
+            inputs = {key: placeholder(t) for key, t in needed.items()}
             tf.graph_util.import_graph_def(
                 definition, input_map=inputs, name=""
             )
@@ -219,12 +289,7 @@ class _Cut:
             # What it follows from may be in another piece.
             copy.set_shape(tensor.shape)
         result.structured_outputs = result.outputs
-        result.control_outputs = [
-            result.get_operation_by_name(operation.name)
-            for operation in self._graph.control_outputs
-            if operation.name in names
-        ]
-        return result, list(inputs), [tensor.name for tensor in outputs]
+        return result
 
 
 def placeholder(tensor: Any, shape: tf.TensorShape | None = None) -> Any:

@@ -48,7 +48,8 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
             variables[inside.name] = _variable(outside, inside)
             inputs.append(handle(inside.name))
         else:
-            inputs.append(same())
+            known = inside.shape.is_fully_defined()
+            inputs.append(same(shape=tuple(inside.shape) if known else None))
     results = _outputs(trace) if predicts else _results(trace)
     return analyse(trace.graph, inputs, variables, results)
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.capture import checks, joining
+from keras_towers.fit.capture import checks, joining, once
 from keras_towers.fit.capture.capture import Captured, capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import GraphFunction, Way
@@ -20,7 +20,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.replica_context import graphs_inside
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.splitting import Analysis
+from keras_towers.splitting import Analysis, Effect
 from keras_towers.splitting.growing import Growing
 
 
@@ -34,6 +34,7 @@ class TracedStep:
             ``live``, then ``captures``.
         data: the tower's part of the batch, in the trace.
         tower: the tower, in the trace.
+        way: how it is called.
         captured: output and updates of the step, in the trace.
         captures: for each tower its handles of variables and other tensors that
             the trace captured.
@@ -55,7 +56,7 @@ class TracedStep:
     ):
         xla = way == "xla"
         self._config = config
-        self._way: Way = way
+        self.way: Way = way
         self._shared = shared
         self._plan = plan or {}
         self._outer = compat.get_default_graph()
@@ -101,11 +102,12 @@ class TracedStep:
             CannotSplit: it cannot be cut there.
             Uncompilable: XLA cannot compile it.
         """
-        xla = self._way == "xla"
+        xla = self.way == "xla"
         index = self.tower.local_index
         captures = self.captures[index]
         if self._shared:
-            checks.check_operations(self.graph)
+            apart = [e.once for e in self._exchanges.all if e.once is not None]
+            checks.check_operations(self.graph, apart)
             rows = checks.captures_for_towers(self.graph, self._config, xla)
             self.captures = dict(enumerate(rows))
         if self._update_begins is not None:
@@ -117,13 +119,28 @@ class TracedStep:
         known[: len(shapes or ())] = shapes or ()
         if self._exchanges.all:
             self._function = Pieces(
-                self.graph, self._exchanges.all, self._way, known
+                self.graph, self._exchanges.all, self.way, known
             )
             return
-        self._function = function = GraphFunction(self.graph, self._way, known)
+        self._function = function = GraphFunction(self.graph, self.way, known)
         if xla:
             device = self._config.devices[index]
             function.check_xla([*self._given, *captures], device)
+
+    def do_once(self, effects: Sequence[Effect]) -> bool:
+        """Have effects happen once for all towers; return whether they can."""
+        if self.tower.exchange is None:
+            return False
+        if not all(map(once.can_happen_once, effects)):
+            return False
+        by_operation: dict[Any, list[Effect]] = {}
+        for effect in effects:
+            by_operation.setdefault(effect.at, []).append(effect)
+        rank = self._config.transport.rank
+        for found in by_operation.values():
+            here = not rank or not once.is_seen_outside(found)
+            self._exchanges.note_once(found, here)
+        return True
 
     def fits(self, analysis: Analysis) -> bool:
         """Whether no rows of a tower meet those of all towers."""

@@ -75,7 +75,7 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 
 
 def _placed(x):
-    with tf.device("CPU:0"):
+    with tf.device("GPU:0"):
         return x + 1
 
 

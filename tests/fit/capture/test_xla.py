@@ -150,7 +150,7 @@ def _fails(x):
     some_of(
         [
             (_strings, "uses what XLA does not have: AsString"),
-            (shown, "uses what XLA does not have: PrintV2"),
+            (shown, "has effects: PrintV2"),
             (exchanged, "exchanges values with other towers"),
             (_fails, "fails in a function (ValueError"),
         ]

@@ -21,7 +21,7 @@ class Acts(keras.layers.Layer):
 
 
 def shown(x: Any) -> Any:
-    tf.print("x", output_stream="file:///dev/null")
+    tf.print(tf.shape(x), output_stream="file:///dev/null")
     return x
 
 

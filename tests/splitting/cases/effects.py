@@ -24,16 +24,64 @@ def printed():
     return stepped(step)
 
 
-@differs()
+@proven()
 def written_into_a_table():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
 
     def step(model, x, y):
         one = tf.ones([1], tf.int64)
-        table.insert(one, table.lookup(one) + 1)  # here
-        steps = tf.cast(table.lookup(one)[0], tf.float32)  # here
+        table.insert(one, table.lookup(one) + 1)
+        steps = tf.cast(table.lookup(one)[0], tf.float32)
         with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True)) / steps  # here
+            loss = mse(y, model(x, training=True)) / steps
+        return apply(model, tape, loss)
+
+    return stepped(step)
+
+
+@differs()
+def examples_in_a_table():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def step(model, x, y):
+        keys = tf.cast(x[:, 0] > 0, tf.int64)
+        table.insert(keys, x[:, 1])  # here
+        one = tf.reshape(table.lookup(tf.ones([1], tf.int64)), [])
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True)) * one
+        return apply(model, tape, loss)
+
+    return stepped(step)
+
+
+@proven()
+def words_looked_up():
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(
+            tf.range(-9, 10, dtype=tf.int64), tf.linspace(-1.0, 1.0, 19)
+        ),
+        0.0,
+    )
+
+    def step(model, x, y):
+        found = table.lookup(tf.cast(x * 3, tf.int64))
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x + found, training=True))
+        return apply(model, tape, loss)
+
+    return stepped(step)
+
+
+@unproven()
+def lists_looked_up():
+    table = tf.lookup.experimental.MutableHashTable(
+        tf.int64, tf.float32, [0.0] * 6
+    )
+
+    def step(model, x, y):
+        found = table.lookup(tf.cast(x[:, 0] * 3, tf.int64))
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x + tf.reshape(found, [-1, 6]), training=True))
         return apply(model, tape, loss)
 
     return stepped(step)
