@@ -1,0 +1,207 @@
+"""What a step does besides computing happens once, or it is told."""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.kit.long import long_but
+from tests.splitting.cases.table import apply, generator, mse, stepped
+
+BATCH, TOLERANCE = 16, 2e-6
+
+
+def plain(model, x, y, factor=1.0):
+    with tf.GradientTape() as tape:
+        loss = mse(y, model(x, training=True)) * factor
+    return apply(model, tape, loss)
+
+
+def counting():
+    """A Python function that counts its calls, as an operation."""
+    calls = []
+
+    def count(given):
+        calls.append(given.tolist())
+        return np.float32(len(calls))
+
+    def called(given):
+        number = tf.numpy_function(count, [given], tf.float32)
+        number.set_shape([])
+        return number
+
+    return called, calls
+
+
+def counts_calls(path):
+    called, calls = counting()
+
+    def step(model, x, y):
+        return plain(model, x, y, 1 / called(1.0))
+
+    return stepped(step), lambda: calls
+
+
+def counts_after_the_update(path):
+    called, calls = counting()
+
+    def step(model, x, y):
+        logs = plain(model, x, y)
+        called(2.0)
+        return logs
+
+    return stepped(step), lambda: calls
+
+
+def fills_a_queue(path):
+    queue = tf.queue.FIFOQueue(100, [tf.float32], [()])
+
+    def step(model, x, y):
+        queue.enqueue(1.0)
+        size = tf.cast(queue.size(), tf.float32)
+        return plain(model, x, y, 1 / size)
+
+    return stepped(step), lambda: int(queue.size())
+
+
+def reads_a_table_before_and_after(path):
+    """What the examples find follows from when they look."""
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    keys = tf.constant([0, 1], tf.int64)
+
+    def step(model, x, y):
+        own = tf.cast(x[:, 0] > 0, tf.int64)
+        before = table.lookup(own)
+        table.insert(keys, table.lookup(keys) + [1.0, 2.0])
+        found = tf.ensure_shape(table.lookup(own) + before, [None])
+        return plain(model, x * found[:, None], y, 0.1)
+
+    return stepped(step), lambda: table.lookup(keys).numpy().tolist()
+
+
+def prints_now_and_then(path):
+    def step(model, x, y):
+        done = model.optimizer.iterations
+        tf.cond(
+            done.value % 2 == 0,
+            lambda: tf.print(done.value, output_stream=f"file://{path}"),
+            tf.no_op,
+        )
+        return plain(model, x, y)
+
+    return stepped(step), lambda: path.read_text().split()
+
+
+ALIKE = [
+    counts_calls,
+    counts_after_the_update,
+    fills_a_queue,
+    reads_a_table_before_and_after,
+    prints_now_and_then,
+]
+
+
+def prints_its_loss(path):
+    def step(model, x, y):
+        logs = plain(model, x, y)
+        tf.print(logs["loss"], output_stream=f"file://{path}")
+        return logs
+
+    def shown():
+        return [round(float(loss), 4) for loss in path.read_text().split()]
+
+    return stepped(step), shown
+
+
+def counts_examples(path):
+    called, calls = counting()
+
+    def step(model, x, y):
+        return plain(model, x, y, 1 / called(tf.shape(x)[0]))
+
+    return stepped(step), lambda: calls
+
+
+def sums_in_python(path):
+    called, calls = counting()
+
+    def step(model, x, y):
+        return plain(model, x, y, 1 / called(x))
+
+    return stepped(step), lambda: calls
+
+
+OF_EXAMPLES = [prints_its_loss, counts_examples, sums_in_python]
+
+
+def fitted(build, path, scope):
+    keras.utils.set_random_seed(0)
+    make = generator()
+    x = make.normal(size=(42, 6)).astype("float32")
+    y = make.normal(size=(42, 1)).astype("float32")
+    with scope:
+        model, happened = build(path)
+        history = model.fit(x, y, BATCH, 2, 0, shuffle=False)
+    numbers = [*model.get_weights(), np.array(history.history["loss"])]
+    return numbers, happened()
+
+
+@functools.cache
+def on_one_device(build, folder):
+    return fitted(build, folder / "one", contextlib.nullcontext())
+
+
+def check(build, folder, strategy):
+    wanted, seen = on_one_device(build, folder)
+    found, also = fitted(build, folder / "towers", strategy)
+    assert also == seen
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=TOLERANCE)
+    assert "proven to be that of one device" in strategy.describe()
+
+
+@pytest.mark.parametrize("build", ALIKE)
+def test_what_is_alike_happens_once(build, tmp_path, logged):
+    check(build, tmp_path, kt.TowerStrategy(towers=3))
+    assert not logged("step of")
+
+
+@pytest.mark.parametrize(
+    "build", long_but([prints_its_loss].__contains__, OF_EXAMPLES)
+)
+def test_what_follows_from_examples(build, tmp_path, logged):
+    """It is told; exact=True gives it those of all towers."""
+    strategy = kt.TowerStrategy(towers=2)
+    _, seen = on_one_device(build, tmp_path)
+    _, also = fitted(build, tmp_path / "towers", strategy)
+    assert also != seen
+    ((_, message),) = logged("has an effect")
+    assert "test_once.py:" in message
+    exact = kt.TowerStrategy(towers=2, exact=True)
+    (tmp_path / "towers").unlink(missing_ok=True)
+    check(build, tmp_path, exact)
+
+
+def test_what_cannot_be_taken_out_is_told(tmp_path, logged):
+    """A branch that prints and writes a variable is each tower's own."""
+
+    def step(model, x, y):
+        def write():
+            tf.print("written", output_stream=f"file://{tmp_path / 'out'}")
+            model.kept.assign_add(1.0)
+            return 0
+
+        tf.cond(model.optimizer.iterations.value < 9, write, lambda: 0)
+        return plain(model, x, y)
+
+    model = stepped(step)
+    model.kept = model.add_weight(shape=(), trainable=False)
+    x, y = np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
+    with kt.TowerStrategy(towers=2):
+        model.fit(x, y, 8, verbose=0)
+    assert (tmp_path / "out").read_text().split() == ["written"] * 2
+    assert logged("PrintV2 happens once for every tower")
