@@ -10,7 +10,7 @@ from tests.splitting.hostile.table import CASES
 from tests.splitting.hostile.trial import tried
 
 # Of all that `make test-all` runs, `make test` runs so many.
-DRAWN = 5
+DRAWN = 4
 
 
 def _all() -> list[Any]:
