@@ -244,7 +244,6 @@ seeded_ops = resolve(
     "stateless_multinomial stateless_parameterized_truncated_normal",
 )
 random_seeds = resolve(f"{_TF}.framework.random_seed", "get_seed")
-seeds_of_draws = resolve(f"{_TF}.ops.random_ops_util", "get_key_counter_alg")
 resolve("tensorflow.random:Generator", "_prepare_key_counter")
 
 # TensorFlow: datasets.
@@ -329,8 +328,9 @@ set_keras_mask = resolve(f"{_KERAS}.backend:set_keras_mask")
 
 # Keras: metrics.
 resolve("keras.metrics:Metric", "__getattribute__")
-resolve("keras.metrics:Mean", "update_state")
-resolve("keras.metrics:Sum", "update_state")
+mean_and_sum = resolve(
+    f"{_KERAS}.metrics.reduction_metrics", "reduce_to_samplewise_values"
+)
 
 # Keras: optimizers.
 BaseOptimizer = resolve(

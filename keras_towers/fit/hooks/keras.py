@@ -114,8 +114,7 @@ def _install() -> None:
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
     # A scalar per batch is weighted by the tower's share of the batch.
     name = "reduce_to_samplewise_values"
-    owner = compat.resolve("keras.src.metrics.reduction_metrics", name)
-    patches.replace(owner, name, whole_batch.values_of_metric)
+    patches.replace(compat.mean_and_sum, name, whole_batch.values_of_metric)
 
 
 def _method(
