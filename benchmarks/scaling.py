@@ -11,14 +11,23 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks import standin
 from tests.cluster.lab import Host, Lab
 
 IDLE_S, STALL_S = 20, 40
+RATE = "100mbit"
+STRATEGIES = (
+    "HorovodStrategy",
+    "MultiWorkerTowerStrategy",
+    "DistributedParameterServerStrategy",
+)
 PER_HOST = 8
 
 
@@ -31,12 +40,15 @@ def counts(host: Host) -> dict[str, int]:
         if line.startswith("Tcp:")
     )
     tcp = dict(zip(names[1:], map(int, values[1:]), strict=True))
-    found = {"requests": tcp["PassiveOpens"], "sent": 0, "received": 0}
-    for line in (folder / "dev").read_text().splitlines()[2:]:
-        name, *numbers = line.replace(":", " ").split()
-        if name == "eth0":
-            found["received"], found["sent"] = int(numbers[0]), int(numbers[8])
-    return found
+    devices = (folder / "dev").read_text().splitlines()
+    (device,) = (line for line in devices if "eth0:" in line)
+    numbers = [int(number) for number in device.partition(":")[2].split()]
+    return {
+        "requests": tcp["PassiveOpens"],
+        "packets": numbers[1] + numbers[9],
+        "received": numbers[0],
+        "sent": numbers[8],
+    }
 
 
 class Phase:
@@ -89,10 +101,17 @@ def meet(ranks: int, rows: list[Any]) -> None:
             job.wait(60)
 
 
-def _standin(lab: Lab, rank: int) -> Any:
+def _standin(
+    lab: Lab, rank: int, strategy: str = "", cluster: Any = None
+) -> Any:
     return lab.hosts[rank].start(
-        [sys.executable, "-m", "benchmarks.standin"],
+        [sys.executable, "-m", "benchmarks.standin", strategy or "0"],
         env={
+            **(
+                {"TF_CONFIG": json.dumps(cluster)}
+                if strategy and "Horovod" not in strategy
+                else {}
+            ),
             "TORCHELASTIC_RUN_ID": "scaling",
             "RANK": str(rank),
             "WORLD_SIZE": str(len(lab.hosts)),
@@ -105,6 +124,33 @@ def _standin(lab: Lab, rank: int) -> Any:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def step(strategy: str, ranks: int, rows: list[Any]) -> None:
+    """Let real ranks train on links of 100 Mbit; the figures are of a step."""
+    served = "ParameterServer" in strategy
+    roles = ["ps"] * served + ["worker"] * ranks
+    addresses: dict[str, list[str]] = {}
+    with Lab(len(roles)) as lab:
+        places = []
+        for role, host in zip(roles, lab.hosts, strict=True):
+            host.rate(RATE)
+            others = addresses.setdefault(role, [])
+            places.append({"type": role, "index": len(others)})
+            others.append(f"{host.name}:4000")
+        jobs = [
+            _standin(lab, rank, strategy, {"cluster": addresses, "task": place})
+            for rank, place in enumerate(places)
+        ]
+        last = jobs[-1].stdout
+        for _ in range(4):
+            assert last.readline(), "a rank has ended"
+        with Phase(lab.hosts, strategy, rows, ranks) as row:
+            steps, until = 0, time.monotonic() + IDLE_S
+            while time.monotonic() < until:
+                assert last.readline(), "a rank has ended"
+                steps += standin.STEPS
+            row["steps"] = steps
 
 
 def launch(ranks: int, rows: list[Any]) -> None:
@@ -139,13 +185,20 @@ def _cpu_s(pid: int) -> float:
 def main(
     results: Annotated[Path, typer.Argument(help="JSON to write")],
     ranks: Annotated[str, typer.Option()] = "2,4,8,16,32,64",
-    what: Annotated[str, typer.Option()] = "meet,launch",
+    training: Annotated[str, typer.Option()] = "2,4,8",
 ) -> None:
-    """Measure, and write down what was found."""
+    """Measure stand-ins, and fewer ranks that train; write down the figures."""
     rows: list[Any] = []
-    for kind in what.split(","):
-        for number in map(int, ranks.split(",")):
-            {"meet": meet, "launch": launch}[kind](number, rows)
+    stand_ins = [int(n) for n in ranks.split(",") if n]
+    real = [int(n) for n in training.split(",") if n]
+    work: list[tuple[Callable[[int, list[Any]], None], list[int]]] = [
+        (meet, stand_ins),
+        (launch, stand_ins),
+        *((partial(step, strategy), real) for strategy in STRATEGIES),
+    ]
+    for measure, numbers in work:
+        for number in numbers:
+            measure(number, rows)
             results.write_text(json.dumps(rows, indent=1))
 
 

@@ -1,7 +1,9 @@
-"""A rank that meets the others, is compared and watched, and trains nothing.
+"""Ranks for ``scaling.py``: stand-ins, and such as train.
 
-Without TensorFlow many of them fit on a machine: ``scaling.py`` starts them.
-Each line of stdin is what the rank waits in from then on; empty: nothing.
+A stand-in meets the others, is compared and watched, and does not import
+TensorFlow, so that many fit on a machine. Each line of its stdin is what it
+waits in from then on; empty: nothing. With the name of a strategy, a rank
+trains in it until it is ended.
 """
 
 from __future__ import annotations
@@ -11,6 +13,30 @@ import sys
 import time
 
 from keras_towers.meeting import check, rendezvous, store, watch
+
+STEPS = 5
+"""Steps between two lines of output of a rank that trains."""
+
+
+def train(strategy: str) -> None:
+    """Train a model of 1 MB of weights without end."""
+    import keras
+    import numpy as np
+
+    import keras_towers as kt
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if batch % STEPS == 0:
+                print("steps", flush=True)
+
+    with getattr(kt, strategy)():
+        layers = [keras.layers.Dense(256) for _ in range(4)]
+        model = keras.Sequential([keras.Input((256,)), *layers])
+        model.compile("sgd", "mse")
+        x = np.zeros((32000, 256), "float32")
+        given = {"callbacks": [Tell()], "verbose": 0, "epochs": 10**6}
+        model.fit(x, x, **given)
 
 
 def main() -> None:
@@ -27,4 +53,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "Strategy" in sys.argv[-1]:
+        train(sys.argv[-1])
+    else:
+        main()

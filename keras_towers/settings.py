@@ -85,6 +85,8 @@ TASK_ANSWER_S = 2.0
 CANCEL_S = 5.0
 #: For a process that dies to close all of its sockets.
 DYING_S = 0.5
+#: For a process to end that has lost another one, from the end of its script.
+TEARDOWN_S = 10.0
 #: For the coordinator of a round of replicas to notice that `fit` has failed.
 ABANDON_S = 10.0
 #: Longest answer of the store to a question that needs no waiting.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import faulthandler
+import functools
 import os
 import signal
 import tempfile
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 
 
@@ -67,3 +71,16 @@ def keep_freed() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
         mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+@functools.cache
+def end_in_time() -> None:
+    """Let this process end soon after its script, of whose job one is lost."""
+    # TensorFlow's own end may wait for an answer of the lost one, for a minute,
+    # where Python no longer runs any thread.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    atexit.register(
+        lambda: faulthandler.dump_traceback_later(
+            settings.TEARDOWN_S, exit=True, file=nowhere
+        )
+    )

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import is_own
 
@@ -44,12 +45,18 @@ def only_at(address: str) -> Iterator[None]:
     check(address)
     yield
     host, _, port = address.rpartition(":")
+    listeners = [*_listeners(int(port))]
+    for listener in listeners:
+        # The connections that it accepts inherit this. By gRPC's own limit, of
+        # 20 s, those of a link that heals would be gone.
+        listener.setsockopt(
+            *(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            round(1000 * settings.LOST_S),
+        )
     own = _own_addresses(host.strip("[]"))
-    if not own:
-        return
     program = b"".join(_accept(one) for one in own) + _code(_RETURN)
     try:
-        for listener in _listeners(int(port)):
+        for listener in listeners if own else ():
             _attach(listener, program)
     except OSError as error:
         logger.warning(
@@ -60,6 +67,9 @@ def only_at(address: str) -> Iterator[None]:
             error.strerror,
             port,
         )
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def check(address: str) -> None:
@@ -110,8 +120,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
     """This process's sockets that listen at a port."""
     for found in psutil.Process().net_connections("tcp"):
         if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
-            with socket.socket(fileno=os.dup(found.fd)) as listener:
-                yield listener
+            yield socket.socket(fileno=os.dup(found.fd))
 
 
 def _attach(listener: socket.socket, program: bytes) -> None:

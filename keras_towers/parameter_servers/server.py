@@ -16,7 +16,7 @@ from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.liveness import Liveness
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.remote import join
-from keras_towers.system import keep_freed
+from keras_towers.system import end_in_time, keep_freed
 
 
 def serve(cluster: Cluster) -> None:
@@ -67,6 +67,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         reached.look(0)
         # It may not have been started yet.
         if reached.signs[0] and reached.silent_s(0) > settings.CHIEF_LOST_S:
+            end_in_time()
             raise TowerError(
                 f"{cluster} ends: the chief cannot be reached any more at "
                 f"{cluster.workers[0]}. Start all tasks of the job again, from "

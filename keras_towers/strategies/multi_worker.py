@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import store
 from keras_towers.meeting.environments import tf_config
@@ -72,7 +73,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         self,
         towers: devices_lib.Towers = 1,
         *,
-        heartbeat_timeout_s: float = 30,
+        heartbeat_timeout_s: float = settings.LOST_S,
         start_timeout_s: float = 600,
         **options: Unpack[RankKeywords],
     ):

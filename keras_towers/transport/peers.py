@@ -12,7 +12,7 @@ import logging
 
 import tensorflow as tf
 
-from keras_towers import compat, settings
+from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.liveness import AnswerWatch, waiting
@@ -94,6 +94,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
 
 def _abort(lost: str) -> None:
     """End the collectives of this process."""
+    system.end_in_time()
     compat.eager_context().abort_collective_ops(
         tf.errors.UNAVAILABLE, f"{lost} {SILENT}"
     )

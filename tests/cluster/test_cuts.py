@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from keras_towers import settings
 from tests.cluster.jobs import (
     NOTICED_S,
     STEPS,
@@ -64,17 +65,37 @@ def test_what_is_slow_is_not_lost(event):
 
 
 def test_links_that_heal_in_time():
-    with Lab(2) as ranks, Lab(3) as served:
-        jobs = trained(met(ranks, "endless", HOROVOD))
-        strategy = "DistributedParameterServerStrategy"
-        _, *workers = tasks(served, SERVED, strategy)
-        trained(workers)
-        for lab in (ranks, served):
+    """Within half of the limit: TCP doubles the pauses between its tries."""
+    kinds = {
+        "DistributedParameterServerStrategy": SERVED,
+        "MultiWorkerTowerStrategy": ("worker", "worker"),
+    }
+    for strategy, roles in {HOROVOD: None, **kinds}.items():
+        with Lab(len(roles or "ab")) as lab:
+            jobs = (
+                tasks(lab, roles, strategy)
+                if roles
+                else met(lab, "endless", strategy)
+            )
+            workers = trained(jobs[-2:])
             lab.hosts[1].cut()
-        time.sleep(25)
-        for lab in (ranks, served):
+            time.sleep(settings.LOST_S / 2)
             lab.hosts[1].heal()
-        trained([*jobs, *workers])
+            trained(workers)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_workers_on_tensorflows_runtime(number):
+    with Lab(2) as lab:
+        roles = ("worker", "worker")
+        jobs = trained(tasks(lab, roles, "MultiWorkerTowerStrategy"))
+        lab.hosts[number].cut()
+        begun = time.monotonic()
+        for rank, job in enumerate(jobs):
+            assert job.ends() == 1
+            lost = f"rank {1 - rank} (host{2 - rank}:4000) does not answer"
+            assert lost in job.text
+        assert time.monotonic() - begun < NOTICED_S
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Jobs that the launcher starts by ssh, and what ends them."""
 
-import json
 import subprocess
 import sys
 import time
@@ -75,27 +74,3 @@ def test_a_host_that_is_cut_ends_a_job_of_horovod_and_is_named(lab):
     job = launch(lab.hosts[0], "-np", "2", *module)
     err = goes_on_until_cut(job, lab.hosts[2])
     assert "host3" in err.splitlines()[-1], err
-
-
-def test_a_host_that_is_cut_ends_a_worker_of_tensorflow_and_is_named(lab):
-    workers = lab.hosts[:2]
-    addresses = [f"{host.name}:4000" for host in workers]
-    _, job = [
-        host.start(
-            ["python", "-m", "tests.cluster.endless"]
-            + ["MultiWorkerTowerStrategy"],
-            env={
-                "TF_CONFIG": json.dumps(
-                    {
-                        "cluster": {"worker": addresses},
-                        "task": {"type": "worker", "index": index},
-                    }
-                )
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for index, host in enumerate(workers)
-    ]
-    err = goes_on_until_cut(job, lab.hosts[0])
-    assert "host1" in err, err

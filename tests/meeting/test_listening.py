@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import listening
 
@@ -64,6 +65,18 @@ def test_only_the_named_address_answers(host, family, yes, no):
         # Other sockets of the process are left alone.
         assert answering(other_address, "127.0.0.3")
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_connections_outlive_a_link_that_heals():
+    address = free("127.0.0.1")
+    with listening.only_at(address):
+        made = server(address)
+    port = int(address.rpartition(":")[2])
+    with made, socket.create_connection(("127.0.0.1", port)):
+        accepted, _ = made.accept()
+        with accepted:
+            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+            assert accepted.getsockopt(*option) == 1000 * settings.LOST_S
 
 
 @pytest.mark.parametrize("found", ["192.0.2.7", "127.0.1.1", None], ids=str)

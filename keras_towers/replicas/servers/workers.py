@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import settings
+from keras_towers import settings, system
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import answers
@@ -138,6 +138,7 @@ class Workers:
             )
         # It may not have been started yet.
         if watch.is_gone(0) and introduction.has_come(0):
+            system.end_in_time()
             raise TowerError(
                 "the chief cannot be reached any more at "
                 f"{self._at(0)}: start all tasks of the job again, from a "
