@@ -18,7 +18,6 @@ import stat
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -211,12 +210,6 @@ def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, settings.POLL_S)
     return value
-
-
-def by_rank(store: Store, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-    """The values that ranks have written, each at ``key-rank``."""
-    found = {rank: store.get(f"{key}-{rank}") for rank in ranks}
-    return {rank: value for rank, value in found.items() if value is not None}
 
 
 def token(secret: str) -> str:

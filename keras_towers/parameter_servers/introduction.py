@@ -7,12 +7,13 @@ import hashlib
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.store import by_rank
 from keras_towers.parameter_servers.remote import device_of
 from keras_towers.parameter_servers.store import ServerStore
 
 # Found by tasks of whatever job, so that those of two jobs notice each other.
 _COMMON = "keras_towers"
+# The number of the server among the ranks of workers.
+_SERVER = -1
 
 
 def prefix(cluster: Cluster) -> str:
@@ -47,22 +48,19 @@ def introduce(cluster: Cluster, server: int) -> None:
     me = f"{cluster.role} {cluster.index}"
     facts = check.facts()
     mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
-    # Each has a number: the ranks of workers, and one below for the server.
-    own = cluster.rank if cluster.trains else -1
+    own = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
     store.put(f"{_introductions()}-{own}", mine)
-    everyone = by_rank(store, _introductions(), range(-1, cluster.size))
-    for number, its in sorted(everyone.items()):
-        other = its["name"]
-        # One line for each that differs: of it and the server.
-        warns = -1 in (own, number)
-        check.compare(me, facts, other, its["facts"], warns=warns)
-        if its["jobs"] != mine["jobs"]:
-            raise TowerError(
-                f'{me} was told another "cluster" by TF_CONFIG than {other}: '
-                f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
-                "job the same one, and each job parameter servers of its own"
-            )
+    # The server was the first to come: whoever is like it is like all others.
+    its = store.get(f"{_introductions()}-{_SERVER}")
+    other = its["name"]
+    check.compare(me, facts, other, its["facts"])
+    if its["jobs"] != mine["jobs"]:
+        raise TowerError(
+            f'{me} was told another "cluster" by TF_CONFIG than {other}: '
+            f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
+            "job the same one, and each job parameter servers of its own"
+        )
 
 
 def has_come(rank: int) -> bool:

@@ -10,9 +10,10 @@ from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting.liveness import waiting
-from keras_towers.meeting.store import wait
+from keras_towers.meeting.store import Store, wait
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.store import ServerStore
 from keras_towers.transport import plain
 
 
@@ -45,14 +46,25 @@ class ServerPeers:
             self._look = before
 
     def gather_objects(self, value: Any) -> list[Any]:
+        # All go by way of the chief: if each worker read the values of all, the
+        # server would send N times N.
         self._number += 1
         where = f"{self.prefix}/told/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
-        store.put(f"{where}-{self.rank}", plain.encode(value).decode())
-        told = [
-            self._await(f"{where}-{rank}", rank) for rank in range(self.size)
-        ]
+        mine = plain.encode(value).decode()
+        store.put(f"{where}-{self.rank}", mine)
+        if self.rank == 0:
+            told = self._await(_Everyone(store, self.size), where)
+            # As a rule most are equal.
+            texts = list(dict.fromkeys(told))
+            numbers = [texts.index(text) for text in told]
+            store.put(where, [texts, numbers])
+        else:
+            texts, numbers = self._await(store, where)
+            told = [texts[number] for number in numbers]
+        # Another one than before, of a worker that has come back.
+        told[self.rank] = mine
         return [plain.decode(text.encode()) for text in told]
 
     def _refuse_second_chief(self, key: str) -> None:
@@ -65,15 +77,22 @@ class ServerPeers:
                 "lost: start all tasks of the job again, from a backup."
             )
 
-    def _await(self, key: str, rank: int) -> str:
-        who = introduction.task_name(self.connection.cluster, rank)
-        me = introduction.task_name(self.connection.cluster, self.rank)
+    def _await(self, store: Store, key: str) -> Any:
+        cluster = self.connection.cluster
+        me = introduction.task_name(cluster, self.rank)
         look_s = min(settings.LOOK_S, self.stall_shutdown_s)
+        who = ""
         for waited_s in waiting(self.stall_shutdown_s, 0):
             try:
-                return str(wait(self.connection.store, key, look_s))
+                return wait(store, key, look_s)
             except TimeoutError:
                 self._look()
+            come = self.connection.store.by_rank(key, range(self.size))
+            missing = [r for r in range(self.size) if r not in come] or [0]
+            who = ", ".join(
+                introduction.task_name(cluster, rank)
+                for rank in missing[: settings.NAMED]
+            )
             if waited_s:
                 tell(f"{me} waits for {who}")
         raise TowerError(
@@ -81,3 +100,15 @@ class ServerPeers:
             "task that TF_CONFIG names has to run the script, and to call the "
             "same methods in the same order; stall_shutdown_s waits for longer."
         )
+
+
+class _Everyone:
+    """The values of all ranks as one value, which is there once all are."""
+
+    def __init__(self, store: ServerStore, size: int):
+        self._store, self._ranks = store, range(size)
+        self.put = store.put
+
+    def get(self, key: str) -> list[str] | None:
+        found = self._store.by_rank(key, self._ranks)
+        return [*found.values()] if len(found) == len(self._ranks) else None

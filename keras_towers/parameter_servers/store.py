@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,16 +36,27 @@ class ServerStore:
         self._around = around
 
     def get(self, key: str) -> Any:
-        read, _ = _functions(self._device)
-        with self._around():
-            (found,) = ask(read, self._device, _number(key))
-        return value_of(found)
+        return self._find([key])[0]
+
+    def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
+        """The values that ranks have written, each at ``key-rank``."""
+        found = self._find([f"{key}-{rank}" for rank in ranks])
+        both = zip(ranks, found, strict=True)
+        return {rank: value for rank, value in both if value is not None}
 
     def put(self, key: str, value: Any) -> None:
         _, write = _functions(self._device)
         text = tf.constant(json.dumps(value))
         with self._around():
             ask(write, self._device, _number(key), text)
+
+    def _find(self, keys: Sequence[str]) -> list[Any]:
+        """Read the values of keys, by one question."""
+        read, _ = _functions(self._device)
+        numbers = tf.stack([_number(key) for key in keys])
+        with self._around():
+            (found,) = ask(read, self._device, numbers)
+        return [json.loads(text) if text else None for text in found.numpy()]
 
     def read(self, key: str) -> tf.Tensor:
         """Read a value as part of a function; see ``value_of``."""
@@ -83,12 +94,13 @@ def _number(key: str) -> tf.Tensor:
 def _functions(device: str) -> tuple[Any, Any]:
     """The functions that read and write values on one device."""
     number, text = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)
-    return traced(_read, device, number), traced(_write, device, number, text)
+    numbers = tf.TensorSpec((None,), tf.int64)
+    return traced(_read, device, numbers), traced(_write, device, number, text)
 
 
-def _read(number: tf.Tensor) -> tf.Tensor:
+def _read(numbers: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.LookupTableFindV2(
-        table_handle=_table(), keys=number, default_value=tf.constant("")
+        table_handle=_table(), keys=numbers, default_value=tf.constant("")
     )
 
 

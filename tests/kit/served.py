@@ -70,6 +70,7 @@ class Job:
             f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
         )
         self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
+        introduction.introduce(Cluster(self._jobs, "ps", 0), 0)
 
     def connect(self, rank, starts=1):
         """Return the connection of a worker, which has introduced itself."""

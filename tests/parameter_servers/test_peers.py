@@ -33,6 +33,16 @@ def test_one_that_comes_back_is_told_what_the_others_were(job):
     assert peers(job, 1, starts=2).gather_objects("c") == ["a", "c"]
 
 
+def test_what_all_say_is_sent_to_each_of_them_once(job):
+    everyone = peers(job, 0), peers(job, 1)
+    with ThreadPoolExecutor(2) as pool:
+        told = pool.map(lambda one: one.gather_objects(["a" * 99]), everyone)
+        assert list(told) == [[["a" * 99]] * 2] * 2
+    store, prefix = everyone[0].connection.store, everyone[0].prefix
+    texts, numbers = store.get(f"{prefix}/told/1")
+    assert (len(texts), numbers) == (1, [0, 0])
+
+
 def test_a_wait_ends_when_what_is_waited_for_has_failed(job):
     def look():
         raise Boom("the chief has failed")

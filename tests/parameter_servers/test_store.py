@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.store import by_rank, wait
+from keras_towers.meeting.store import wait
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.remote import run, traced
 from keras_towers.parameter_servers.store import ServerStore, value_of
@@ -64,7 +64,7 @@ def test_a_value_is_one_for_all_with_its_key(name):
     assert value_of(tf.function(lambda: store.read(f"{name}2"))()) is None
     for rank in (-1, 2):
         store.put(f"{name}-{rank}", rank)
-    assert by_rank(store, name, range(-1, 3)) == {-1: -1, 2: 2}
+    assert store.by_rank(name, range(-1, 3)) == {-1: -1, 2: 2}
 
 
 def test_asking_again_and_again_traces_nothing(name, monkeypatch):

@@ -14,7 +14,7 @@ from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting.addresses import answers
 from keras_towers.meeting.liveness import Liveness
-from keras_towers.meeting.store import by_rank, wait
+from keras_towers.meeting.store import wait
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
@@ -275,7 +275,7 @@ class Workers:
 
     def _of_all(self, what: str) -> dict[int, Any]:
         ranks = range(self._connection.size)
-        return by_rank(self._store, f"{self._name}/{what}", ranks)
+        return self._store.by_rank(f"{self._name}/{what}", ranks)
 
     def _epoch(self, epoch: int) -> str:
         return f"{self._name}/epoch/{epoch}"
