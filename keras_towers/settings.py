@@ -134,3 +134,6 @@ METRIC_BYTES = 2**16
 JOINING_TRACES = 6
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
+#: Bytes, at least, of [the parts of large weights](parameter_servers.md#speed)
+#: that parameter servers update one after another.
+PART_BYTES = 2**21

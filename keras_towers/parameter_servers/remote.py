@@ -65,6 +65,65 @@ def traced(
     return made.get_concrete_function(*arguments)
 
 
+class Running:
+    """A concrete function that runs in a thread, and may block."""
+
+    def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):
+        self._function = function
+        self._arguments = arguments
+        self._manager = compat.CancellationManager()
+        self._outputs: list[Any] = []
+        self._errors: list[BaseException] = []
+        self._done = threading.Event()
+        # Signals are handled between the main thread's own steps only.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            found = compat.call_cancellable(
+                self._function, self._arguments, self._manager
+            )
+            self._outputs.extend(found or ())
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._done.set()
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """Wait for its outputs, calling ``look`` every 2 s."""
+        cancelled = False
+        try:
+            _wait(self._done, timeout_s, look)
+        finally:
+            cancelled = self.cancel()
+        errors = self._errors
+        if errors and not (
+            cancelled and isinstance(errors[0], tf.errors.CancelledError)
+        ):
+            raise errors[0]
+        if cancelled and not self._outputs:
+            raise TimeoutError(f"not done after {timeout_s} s")
+        return self._outputs
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether ``wait`` would raise an error."""
+        return self._done.is_set() and bool(self._errors)
+
+    def cancel(self) -> bool:
+        """Break it off; return False if it had ended."""
+        if self._done.is_set():
+            return False
+        self._manager.start_cancel()
+        # Python cannot end while a thread is inside TensorFlow.
+        self._done.wait(settings.CANCEL_S)
+        return True
+
+
 def run(
     function: Any,
     timeout_s: float | None = None,
@@ -72,38 +131,7 @@ def run(
     arguments: Sequence[tf.Tensor] = (),
 ) -> list[Any]:
     """Run a concrete function that may block, calling ``look`` every 2 s."""
-    manager = compat.CancellationManager()
-    outputs: list[Any] = []
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def call() -> None:
-        try:
-            found = compat.call_cancellable(function, arguments, manager)
-            outputs.extend(found or ())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    # Signals are handled between the main thread's own steps only.
-    threading.Thread(target=call, daemon=True).start()
-    cancelled = False
-    try:
-        _wait(done, timeout_s, look)
-    finally:
-        if not done.is_set():
-            cancelled = True
-            manager.start_cancel()
-            # Python cannot end while a thread is inside TensorFlow.
-            done.wait(settings.CANCEL_S)
-    if errors and not (
-        cancelled and isinstance(errors[0], tf.errors.CancelledError)
-    ):
-        raise errors[0]
-    if cancelled and not outputs:
-        raise TimeoutError(f"not done after {timeout_s} s")
-    return outputs
+    return Running(function, arguments).wait(timeout_s, look)
 
 
 def _wait(

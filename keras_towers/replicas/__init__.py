@@ -46,6 +46,11 @@ class Rounds:
         return max(self.quotas)
 
     @property
+    def each_once(self) -> bool:
+        """Whether every replica computes one gradient of each update."""
+        return not self.shared and self.replicas == self.aggregate
+
+    @property
     def may_drop(self) -> bool:
         """Whether gradients can come too late."""
         return self.shared or self.replicas > self.aggregate

@@ -61,8 +61,10 @@ class Accumulator:
         self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
     ) -> tf.Operation:
         """Add a gradient of a step; a sparse one has a number of its own."""
-        grad = tf.cast(tf.convert_to_tensor(grad), self._spec.accumulated)
+        grad = tf.convert_to_tensor(grad)
         with tf.device(self._spec.device):
+            # There, so that it crosses the network as it is.
+            grad = tf.cast(grad, self._spec.accumulated)
             return tf.raw_ops.ResourceAccumulatorApplyGradient(
                 handle=self._handle, local_step=step, gradient=grad
             )

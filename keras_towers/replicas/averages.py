@@ -51,16 +51,19 @@ class Averages:
         group: Group,
         place: Callable[[Any], str],
         update: Callable[[UpdateCall], None],
+        updated: Callable[[], None] = lambda: None,
     ):
+        """Create them; ``updated`` is traced behind all updates."""
         self._name = name
         self._group = group
         self._place = place
         self._update = update
+        self._updated = updated
         self._parts: list[Part] = []
         # By the step that is being traced.
         self._traced: list[Part] = []
         self._pushes: list[tf.Operation] = []
-        self._function: Apply | None = None
+        self._function: Any = None
 
     def push(self, replica: int, call: UpdateCall) -> None:
         """Push the gradients that a step of one replica applies."""
@@ -137,35 +140,45 @@ class Averages:
 
     def function(self) -> Apply:
         """Return an update with the averages of all parts."""
+        traced = self.traced()
+
+        def applied(count: int, tokens: Sequence[int]) -> Sequence[int]:
+            averaged = traced(*arguments(count, tokens))
+            return [int(number) for number in averaged.numpy()]
+
+        return applied
+
+    def traced(self) -> Any:
+        """Return ``function`` as a concrete function."""
         if self._function is not None:
             return self._function
 
         def apply(count: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
             complete = self._group.take(count)
             # A gradient that is complete has arrived in every accumulator.
-            with tf.control_dependencies([complete]):
+            with tf.control_dependencies([] if early else [complete]):
                 updates = [part.take(count) for part in self._parts]
+            # What a replica has changed before its step, such as the learning
+            # rate, is not read before the first gradients are there: those of
+            # the last layers.
+            first = tf.nest.flatten(updates[0].grads, expand_composites=True)
+            with tf.control_dependencies(first[-1:] if early else []):
                 updated = done(lambda: [*map(self._update, updates)])
-            with tf.control_dependencies([updated]):
+            self._updated()
+            with tf.control_dependencies([updated, complete]):
                 advanced = self._group.advance(tokens)
             with tf.control_dependencies([advanced]):
                 return tf.identity(complete)
 
-        rounds = self._group.rounds
+        rounds, early = self._group.rounds, self._group.early
         queues = 1 if rounds.shared else rounds.replicas
         with compat.single_device_mode():
-            traced = tf.function(apply, autograph=False).get_concrete_function(
+            self._function = tf.function(
+                apply, autograph=False
+            ).get_concrete_function(
                 tf.TensorSpec((), tf.int32), tf.TensorSpec([queues], tf.int32)
             )
-
-        def applied(count: int, tokens: Sequence[int]) -> Sequence[int]:
-            averaged = traced(
-                tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)
-            )
-            return [int(number) for number in averaged.numpy()]
-
-        self._function = applied
-        return applied
+        return self._function
 
     def begin(self) -> None:
         """Begin a ``fit`` with a new step, without what others have left."""
@@ -198,6 +211,11 @@ class Averages:
             for each in part.accumulators:
                 each.destroy()
         self._parts.clear()
+
+
+def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
+    """What ``Averages.traced`` takes."""
+    return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 
 def _check_alike(

@@ -75,6 +75,9 @@ class Coordinator(threading.Thread):
         enough = self._until_left
         return enough is not None and len(self._left) >= enough
 
+    def check(self) -> None:
+        """Raise what has made an update fail that runs by itself."""
+
     def settle(self, event: Event) -> None:
         """Wait until FLUSH, or ASKED, and all before it have been handled."""
         if self._ended.is_set():
@@ -107,10 +110,7 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         """Handle events until the end."""
         try:
-            if self._shared:
-                # Each replica has one, or will get one when it enters.
-                (tokens,) = self._tokens()
-                self._group.hand_out([tokens - len(self._held)])
+            self._begin()
             while True:
                 event, replica, step = self._group.next_event()
                 if event is Event.END:
@@ -119,9 +119,18 @@ class Coordinator(threading.Thread):
         except BaseException as error:
             self._failed(error)
         finally:
+            self._end()
             self._ended.set()
-            # It keeps the model.
-            del self._apply
+
+    def _begin(self) -> None:
+        if self._shared:
+            # Each replica has one, or will get one when it enters.
+            (tokens,) = self._tokens()
+            self._group.hand_out([tokens - len(self._held)])
+
+    def _end(self) -> None:
+        # It keeps the model.
+        del self._apply
 
     def _handle(self, event: Event, replica: int, step: int) -> None:
         if event in (Event.STARTED, Event.ENTERED):

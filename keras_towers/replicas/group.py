@@ -42,6 +42,8 @@ class Event(enum.IntEnum):
     """A replica waits for its first token, maybe after it has died."""
     LOST = 7
     """A replica has died or stopped."""
+    UPDATED = 8
+    """An update has been made that began early."""
 
 
 class Group:
@@ -57,8 +59,11 @@ class Group:
         device: str,
         rounds: Rounds,
         run: Callable[[Any], list[Any]] = flat,
+        early: bool = False,
     ):
+        """Create the group; ``early``: an ``EarlyCoordinator`` is in charge."""
         self.rounds = rounds
+        self.early = early
         self.calls: Functions = Functions(run)
         self._name = name
         self._device = device
@@ -73,10 +78,11 @@ class Group:
             "arrivals", (rounds.replicas,), tf.float64, False, device
         )
         self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
-        # Of each replica: the step to which its gradients belong, and how many
-        # it has pushed.
+        # Of each replica: the step to which its gradients belong, how many it
+        # has pushed, and the step to which the next one will belong.
         self._local: dict[int, Any] = {}
         self._pushed: dict[int, Any] = {}
+        self._next: dict[int, Any] = {}
 
     def _number(self, name: str) -> Any:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
@@ -85,6 +91,8 @@ class Group:
         if replica not in self._local:
             self._local[replica] = self._number(f"local_{replica}")
             self._pushed[replica] = self._number(f"pushed_{replica}")
+            if self.early:
+                self._next[replica] = self._number(f"next_{replica}")
         return self._local[replica], self._pushed[replica]
 
     def by(self, run: Callable[[Any], list[Any]]) -> Group:
@@ -105,12 +113,40 @@ class Group:
     def wait(self, replica: int) -> tf.Tensor:
         """Wait for a token, negative at the end, and ``start``."""
         queue = self._tokens[0 if self.rounds.shared else replica]
-        (token,) = queue.get()
+        if self.early:
+            token = self._later(queue, self.due(replica))
+        else:
+            (token,) = queue.get()
         with (
             tf.control_dependencies([token]),
             tf.control_dependencies([self.start(replica, token)]),
         ):
             return tf.identity(token)
+
+    def _later(self, queue: Queue, step: tf.Tensor) -> tf.Tensor:
+        """Wait for a token of this step or a later one, or the end."""
+        with tf.device(self._device):
+
+            def is_early(token: tf.Tensor) -> tf.Tensor:
+                with tf.device(self._device):
+                    return (token >= 0) & (token < step)
+
+            def get(token: tf.Tensor) -> list[tf.Tensor]:
+                return queue.get()
+
+            (token,) = tf.while_loop(is_early, get, queue.get())
+            return token
+
+    def due(self, replica: int) -> tf.Tensor:
+        """The step behind that to which a replica's gradients belong."""
+        local, _ = self._of(replica)
+        with tf.device(self._device):
+            return local.read_value() + 1
+
+    def next_step(self) -> tf.Tensor:
+        """The global step behind this one."""
+        with tf.device(self._device):
+            return self.step.read_value() + 1
 
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and number of a gradient, for its accumulator."""
@@ -132,6 +168,8 @@ class Group:
                 self._arrivals.push(mine, step),
                 pushed.assign_add(tf.ones((), tf.int64), read_value=False),
             ]
+            if self.early:
+                return self._next[replica].assign(step + 1, read_value=False)
             with tf.control_dependencies(told):
                 return self._put(Event.ARRIVED, replica, step)
 
@@ -145,6 +183,8 @@ class Group:
                 _, pushed = self._of(replica)
                 pushed.assign(tf.zeros((), tf.int64), read_value=False)
             step = self.step.assign_add(tf.ones((), tf.int64))
+            for number in self._next.values():
+                number.assign(step, read_value=False)
             with tf.control_dependencies([self._arrivals.go_to(step, True)]):
                 return tf.identity(step)
 
@@ -158,7 +198,9 @@ class Group:
         """Increment the global step; hand out so many tokens to each queue."""
         with tf.device(self._device):
             step = self.step.assign_add(tf.ones((), tf.int64))
-            with tf.control_dependencies([step]):
+            # Before the tokens: whoever gets one may leave at once.
+            told = [self._put(Event.UPDATED, 0, step)] if self.early else [step]
+            with tf.control_dependencies(told):
                 return self._put_tokens(tokens)
 
     def _put_tokens(self, tokens: tf.Tensor) -> tf.Operation:
@@ -222,7 +264,16 @@ class Group:
         if not self.rounds.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)
+        if self.early:
+            self.calls(("resume", replica), lambda: self._resume(replica))
         self.tell(Event.ENTERED, replica)
+
+    def _resume(self, replica: int) -> None:
+        """Wait for the token of the gradient that comes next."""
+        local, _ = self._of(replica)
+        with tf.device(self._device):
+            before = self._next[replica].read_value() - 1
+            local.assign(before, read_value=False)
 
     def pushed(self, replica: int) -> int:
         """Return how many gradients a replica has pushed in this ``fit``."""
@@ -238,5 +289,6 @@ class Group:
         self._arrivals.destroy()
         for number in (
             *(self.step, *self._local.values(), *self._pushed.values()),
+            *self._next.values(),
         ):
             destroy(number.handle, self._device)

@@ -137,6 +137,10 @@ class Functions:
 
     def __call__(self, key: Any, body: Callable[[], Any]) -> list[Any]:
         """Run the operations of ``body``, traced for ``key``."""
+        return self._run(self.traced(key, body))
+
+    def traced(self, key: Any, body: Callable[[], Any]) -> Any:
+        """Return the concrete function of ``body``, traced for ``key``."""
         if key not in self._traced:
 
             def traced() -> Any:
@@ -146,7 +150,7 @@ class Functions:
             with compat.single_device_mode():
                 function: Any = tf.function(traced, autograph=False)
                 self._traced[key] = function.get_concrete_function()
-        return self._run(self._traced[key])
+        return self._traced[key]
 
     def forget(self) -> None:
         """Drop all traces."""

@@ -1,6 +1,7 @@
 """A worker of parameter servers: what users do with several, and refusals.
 
-``REPETITIONS`` says how often models are trained that nobody may keep.
+``REPETITIONS`` says how often models are trained that nobody may keep, and
+``PART_BYTES`` how large the parts are in which weights are updated.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 import keras_towers as kt
+from keras_towers import settings
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import resources
 from tests.exactness import models as m
@@ -25,6 +27,7 @@ from tests.processes import exact  # noqa: F401
 from tests.processes import small as s
 
 REPETITIONS = int(os.environ.get("REPETITIONS", 2))
+settings.PART_BYTES = int(os.environ.get("PART_BYTES", settings.PART_BYTES))
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 
 

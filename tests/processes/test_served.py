@@ -14,6 +14,8 @@ RARER = (
     "masks_are_of_the_own_part_and_warned_of",
 )
 KEPT = ("embedding-clipped", *(name for name in USAGE if name not in RARER))
+# Every weight by itself, as large ones are.
+PARTS = {"PART_BYTES": "1"}
 # Of each: the checks, the workers, and what else differs.
 MORE = {
     "more cases": (
@@ -33,7 +35,7 @@ MORE = {
     ),
     "three workers": (
         (*EXACT, "workers_compute_several_gradients_of_an_update"),
-        *(3, {}),
+        *(3, PARTS),
     ),
     "workers that update by themselves": (
         (
@@ -41,7 +43,7 @@ MORE = {
             "models_and_fits_in_turns_also_in_another_block",
             *("unequal_lengths_end", "other_usage_is_refused"),
         ),
-        *(2, {"TESTED_STRATEGY": "DistributedReplicatedStrategy"}),
+        *(2, {"TESTED_STRATEGY": "DistributedReplicatedStrategy", **PARTS}),
     ),
 }
 
@@ -59,7 +61,7 @@ def job(wanted, workers, options):
     )
 
 
-JOB = job(KEPT, 2, {})
+JOB = job(KEPT, 2, PARTS)
 LONG = {kind: job(*given) for kind, given in MORE.items()}
 
 

@@ -1,7 +1,7 @@
 """A barrier of workers, one of which dies, comes back and leaves."""
 
 from keras_towers.replicas.resources import Functions
-from keras_towers.replicas.servers.direct import Barrier
+from keras_towers.replicas.servers.barrier import Barrier
 
 DEVICE = "/device:CPU:0"
 
@@ -28,10 +28,32 @@ class Worker:
         self._barrier.arrive()
 
     def _wait(self):
-        return self._barrier.wait()
+        return self._barrier.wait(self._barrier.came())
 
     def _leave(self):
         return self._barrier.leave()
+
+    def _tell_first(self):
+        self._barrier.tell(self._barrier.rank, self._barrier.next_even(), 0)
+
+    def _wait_for_first(self):
+        return self._barrier.wait(self._barrier.next_even(), 0)
+
+
+def test_a_part_is_waited_for_before_the_whole():
+    one, other = Worker(0), Worker(1)
+    one.does("begin")
+    for name in ("enter", "arrive", "wait", "tell_first"):
+        for worker in (one, other):
+            worker.does(name)
+    # Nobody has come to the end of the step, and it is told as often as one
+    # likes.
+    one.does("tell_first", "wait_for_first", "arrive")
+    other.does("wait_for_first", "arrive", "wait")
+    one.does("wait")
+    # Of one that has left no part is waited for.
+    other.does("leave")
+    one.does("arrive", "wait", "tell_first", "wait_for_first")
 
 
 def test_a_worker_that_comes_back_has_come_as_often_as_before():

@@ -223,6 +223,7 @@ class ServedFit(ReplicaCall):
                 next(iterator)
                 self._left_out -= 1
                 continue
+            self.session.ask()
             try:
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),

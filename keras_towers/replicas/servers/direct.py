@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers.store import value_of
@@ -18,98 +17,10 @@ from keras_towers.replicas.asynchronous.update import (
     atomic,
     takes_turns,
 )
-from keras_towers.replicas.resources import (
-    Functions,
-    Queue,
-    after_writes,
-    done,
-    variable,
-)
+from keras_towers.replicas.resources import Functions, after_writes
+from keras_towers.replicas.servers.barrier import LEFT, Barrier
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.workers import FitEnded
-
-_HOST = "/device:CPU:0"
-# How often a worker has come that has left, or is not waited for.
-LEFT: int = 1 << 62
-
-
-class Barrier:
-    """Lets workers go on when all have come as often as each of them."""
-
-    # How often a worker has come stays on the server, for the case that it dies
-    # and returns. A worker that comes also puts a note into the queue of each
-    # other one, which waits for such notes. All methods are operations, part of
-    # a tf.function.
-
-    def __init__(self, name: str, device: str, rank: int, size: int):
-        self._device = device
-        self._rank = rank
-        self._size = size
-        self._came = [
-            variable(f"{name}/came_{r}", device, (), tf.int64)
-            for r in range(size)
-        ]
-        self._queues = [
-            Queue(f"{name}/{r}", device, [tf.int64, tf.int64])
-            for r in range(size)
-        ]
-        # What this worker knows of all.
-        self._known: Any = compat.hidden_variable(
-            _HOST, tf.zeros([size], tf.int64)
-        )
-
-    def begin(self) -> None:
-        """Begin anew; one worker does it, while nobody uses it."""
-        for queue in self._queues:
-            queue.clear()
-        with tf.device(self._device):
-            for came in self._came:
-                came.assign(tf.zeros((), tf.int64), read_value=False)
-
-    def enter(self) -> tf.Tensor:
-        """Return how often this worker has come, maybe before it died."""
-        with tf.device(self._device):
-            came = [each.read_value() for each in self._came]
-        mine = came[self._rank]
-        came[self._rank] = tf.constant(LEFT, tf.int64)
-        with tf.control_dependencies([self._known.assign(tf.stack(came))]):
-            return tf.identity(mine)
-
-    def arrive(self) -> list[Any]:
-        """Come once more, without waiting."""
-        with tf.device(self._device):
-            came = self._came[self._rank]
-            return self._tell(came.assign_add(tf.ones((), tf.int64)))
-
-    def leave(self) -> None:
-        """Let the others go on without this worker."""
-        with tf.device(self._device):
-            left = self._came[self._rank].assign(tf.constant(LEFT, tf.int64))
-            self._tell(left)
-
-    def _tell(self, came: Any) -> list[Any]:
-        told = tf.identity(came)
-        me = tf.constant(self._rank, tf.int64)
-        others = [q for r, q in enumerate(self._queues) if r != self._rank]
-        return [told, *(queue.put(me, told) for queue in others)]
-
-    def wait(self) -> tf.Tensor:
-        """Wait until all have come as often as this worker."""
-
-        def take(known: tf.Tensor) -> list[tf.Tensor]:
-            rank, told = self._queues[self._rank].get()
-            at = tf.one_hot(rank, self._size, on_value=told, dtype=tf.int64)
-            return [tf.maximum(known, at)]
-
-        with tf.device(self._device):
-            mine = self._came[self._rank].read_value()
-        (known,) = tf.while_loop(
-            lambda known: tf.reduce_min(known) < mine,
-            take,
-            [self._known.read_value()],
-        )
-        return tf.identity(self._known.assign(known))
-
 
 logger = logging.getLogger("keras_towers")
 
@@ -145,8 +56,13 @@ class DirectSession(Session):
     @contextlib.contextmanager
     def in_trace(self) -> Iterator[None]:
         yield
+        barrier = self._barrier
+        # Of each part as soon as its updates have been made, wherever they are.
+        for part, variables in enumerate(self.variables.parts):
+            with tf.control_dependencies(self.variables.read(variables)):
+                barrier.tell(barrier.rank, barrier.next_even(), part)
         with after_writes():
-            self._barrier.arrive()
+            barrier.arrive()
 
     def _initialise(self) -> None:
         for number, barrier in enumerate(self._barriers):
@@ -182,31 +98,60 @@ class DirectSession(Session):
         if came is None:
             came = self._enter()
         if came == 0:
-            self._calls("first", self._refresh)
+            self._calls("first", self._first)
         elif came % 2 == 0:
             self._calls("next", self._next_step)
         else:
-            self._calls("wait", self._barrier.wait)
+            self._calls("wait", lambda: self._barrier.wait())
+
+    def _ask_ahead(self) -> tf.Tensor:
+        return self._next_step(self.variables.parts, self.ahead.gate)
 
     def stepped(self) -> bool:
-        (stopped,) = self._calls("next", self._next_step)
+        (stopped,) = self._answer()
         return self._goes_on(value_of(stopped))
 
-    def _next_step(self) -> tf.Tensor:
+    def _next_step(
+        self,
+        parts: Sequence[Sequence[keras.Variable]] = (),
+        gate: Callable[[], list[tf.Tensor]] = list,
+    ) -> tf.Tensor:
         """Get the weights when all updates have been made."""
-        with tf.control_dependencies([self._barrier.wait()]):
+        barrier, trained = self._barrier, self.variables.trained
+        number = barrier.next_even()
+        values: list[tf.Tensor] = []
+        variables: list[keras.Variable] = []
+        for part, mine in enumerate(parts):
+            with tf.control_dependencies([barrier.wait(number, part)]):
+                values += self.variables.read(mine)
+                variables += mine
+        with tf.control_dependencies([barrier.wait(number)]):
             # Before the second wait: so all stop after the same step.
             stopped = self._store.read(self._stopped)
             with tf.control_dependencies([stopped]):
-                self._refresh()
+                if not parts:
+                    values, variables = self.variables.read(trained), trained
+                self._refresh(variables, values, gate)
         return stopped
 
-    def _refresh(self) -> None:
-        """Get the weights, before anyone updates them again."""
-        with tf.control_dependencies([done(self.variables.copy_here)]):
+    def _first(self) -> None:
+        trained = self.variables.trained
+        self._refresh(trained, self.variables.read(trained))
+
+    def _refresh(
+        self,
+        variables: Sequence[keras.Variable],
+        values: Sequence[tf.Tensor],
+        gate: Callable[[], list[tf.Tensor]] = list,
+    ) -> None:
+        """Get weights that were read before anyone updates them again."""
+        # What has been read stays as it was while it is sent.
+        with tf.control_dependencies(values):
             arrived = self._barrier.arrive()
         with tf.control_dependencies(arrived):
             self._barrier.wait()
+        with tf.control_dependencies(gate()):
+            self.variables.take(variables, values)
 
     def _leave(self) -> None:
         Functions(self.workers.run)("leave", self._barrier.leave)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import settings
@@ -14,9 +15,11 @@ from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas import ReplicaCounts, Rounds
-from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.averages import Averages, arguments
 from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.early import EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.servers.barrier import Notes
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.workers import FitEnded
 
@@ -32,8 +35,15 @@ class ReplicaSession(Session):
     ):
         super().__init__(**given)
         self._rounds = rounds
+        # Those that may be dropped are so as a whole: there an update begins
+        # when enough have arrived.
+        early = rounds.each_once
+        group = f"{self.name}/group"
         self._group = Group(
-            f"{self.name}/group", self._server, rounds, self._run_in_step
+            group, self._server, rounds, self._run_in_step, early
+        )
+        self._notes = Notes(
+            f"{group}/notes", self._server, self.rank, rounds.replicas, 1
         )
         self._calls = self._group.calls
         # The coordinator waits in a thread of its own.
@@ -70,6 +80,7 @@ class ReplicaSession(Session):
             self._group,
             lambda variable: self.variables.of(variable).device,
             self._apply,
+            self._tell_parts,
         )
         self.connection.dropped.drop_with(self._averages, name)
 
@@ -84,7 +95,17 @@ class ReplicaSession(Session):
             call.run()
             self._also(call.variables)
 
+    def _tell_parts(self) -> None:
+        """Tell of each part of the weights as soon as it is updated."""
+        if not self._group.early:
+            return
+        number = self._group.next_step()
+        for part, variables in enumerate(self.variables.parts):
+            with tf.control_dependencies(self.variables.read(variables)):
+                self._notes.tell(0, number, part)
+
     def _initialise(self) -> None:
+        self._calls("no notes", self._notes.begin)
         if self._fits == 1:
             self._group.initialise()
         self._averages.begin()
@@ -101,19 +122,38 @@ class ReplicaSession(Session):
         if not back:
             self._group.tell(Event.STARTED, self.rank)
             self._calls("first", self._first)
+            return
+        if self._group.early:
+            self._calls("known", self._known_before)
         # What it had pushed may be part of the next update.
-        elif int(self._calls("next", self._next_step)[0]) < 0:
+        if int(self._calls("next", self._next_step)[0]) < 0:
             raise FitEnded
 
     def _first(self) -> None:
-        with tf.control_dependencies([self._group.start(self.rank)]):
+        with tf.control_dependencies([self._known()]):
             self.variables.copy_here()
+
+    def _known_before(self) -> tf.Tensor:
+        return self._notes.know(self._group.due(self.rank) - 1)
+
+    def _known(self) -> tf.Tensor:
+        return self._notes.know(self._group.start(self.rank))
+
+    def ask(self) -> None:
+        if self._group.early:
+            super().ask()
+
+    def _ask_ahead(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._next_step(self.variables.parts, self.ahead.gate)
 
     def stepped(self) -> bool:
         if self.rank == 0 and self._coordinator is None:
             self._coordinator = self._started()
         self._check_error()
-        token, stopped = self._calls("next", self._next_step)
+        if self._group.early:
+            token, stopped = self._answer()
+        else:
+            token, stopped = self._calls("next", self._next_step)
         if int(token) >= 0:
             return self._goes_on(value_of(stopped))
         self.workers.check_failed()
@@ -124,11 +164,28 @@ class ReplicaSession(Session):
         if self._error is not None:
             raise self._error
 
-    def _next_step(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def _next_step(
+        self,
+        parts: Sequence[Sequence[keras.Variable]] = (),
+        gate: Callable[[], list[tf.Tensor]] = list,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Wait for a token, and get the weights."""
+        values: list[tf.Tensor] = []
+        variables: list[keras.Variable] = []
+        number = self._group.due(self.rank)
+        for part, mine in enumerate(parts):
+            with tf.control_dependencies([self._notes.wait(number, part)]):
+                values += self.variables.read(mine)
+                variables += mine
         token = self._group.wait(self.rank)
         with tf.control_dependencies([token]):
-            self.variables.copy_here()
-            return token, self._store.read(self._stopped)
+            stopped = self._store.read(self._stopped)
+            if not parts:
+                variables = self.variables.trained
+                values = self.variables.read(variables)
+        with tf.control_dependencies([token, *gate()]):
+            self.variables.take(variables, values)
+        return token, stopped
 
     def _started(self) -> Coordinator:
         # Keras cannot trace in several threads: the first step is traced now.
@@ -136,19 +193,34 @@ class ReplicaSession(Session):
         function = self._averages.function()
         if not known:
             self._averages.join()
-        self._look = self.workers.losing(
+        told = self._failed, self._group.tell, self._peers.stall_shutdown_s
+        coordinator: Coordinator
+        if self._group.early:
+            coordinator = EarlyCoordinator(
+                self._coordinated, self._begin_update, *told
+            )
+        else:
+            coordinator = Coordinator(
+                *(self._coordinated, function, told[0]),
+                *(self._until_left, *told[1:]),
+            )
+        losing = self.workers.losing(
             lambda rank: self._coordinated.tell(Event.LOST, rank)
         )
-        coordinator = Coordinator(
-            self._coordinated,
-            function,
-            self._failed,
-            self._until_left,
-            self._group.tell,
-            self._peers.stall_shutdown_s,
-        )
+
+        def look() -> None:
+            coordinator.check()
+            losing()
+
+        self._look = look
         coordinator.start()
         return coordinator
+
+    def _begin_update(
+        self, count: int, tokens: Sequence[int]
+    ) -> remote.Running:
+        given = arguments(count, tokens)
+        return remote.Running(self._averages.traced(), given)
 
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
@@ -166,6 +238,7 @@ class ReplicaSession(Session):
         try:
             for replica in range(self._rounds.replicas):
                 self._coordinated.end(replica)
+            self._coordinated.calls("release", self._notes.release)
         except (tf.errors.OpError, TowerError):
             return  # The servers are gone; every worker finds out by itself.
 

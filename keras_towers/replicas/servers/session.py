@@ -19,6 +19,7 @@ from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.reduction import Gradients
 from keras_towers.replicas import ReplicaCounts, resources
+from keras_towers.replicas.servers.ahead import Ahead
 from keras_towers.replicas.servers.variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
 
@@ -52,6 +53,7 @@ class Session:
         # The last fit that the chief has stopped before the end of its data.
         self._stopped = f"{name}/stopped"
         self._in_place = contextlib.ExitStack()
+        self.ahead: Ahead = Ahead(name)
         # Written when what the workers share of this model has been freed.
         self._freed = f"{name}/freed"
         self.connection.dropped.drop_with(self, name)
@@ -171,12 +173,21 @@ class Session:
             self.has_left = True
             return False
 
+    def ask(self) -> None:
+        """Ask for the next step's weights, which are sent as they get ready."""
+        self.ahead.ask(self._calls.traced("ahead", self._ask_ahead))
+
+    def _answer(self) -> list[Any]:
+        """Wait for what was asked for, when this step has been made."""
+        return self.workers.wait(self.ahead.answer(), in_step=True)
+
     def leave(self, stops: bool = False) -> None:
         """Have no more data; on the chief, wait for the others and finish."""
         # Afterwards the chief has the result of all.
         if self.has_left:
             return
         self.has_left = True
+        self.ahead.forget()
         if stops and self.rank == 0:
             self._stop(self._fits)
         self._leave()
@@ -197,6 +208,7 @@ class Session:
         self.connection.finished = error is None
         self.trains = False
         try:
+            self.ahead.forget()
             if error is None:
                 self.leave()
                 if self.rank == 0:
@@ -235,6 +247,10 @@ class Session:
 
     def first(self) -> None:
         """Get ready for the first step, as ``start``."""
+        raise NotImplementedError
+
+    def _ask_ahead(self) -> Any:
+        """Get the next step's weights, and write them behind the gate."""
         raise NotImplementedError
 
     def stepped(self) -> bool:
@@ -277,6 +293,7 @@ class _ToServers:
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
+        sums = session.variables.send(call.variables, sums)
         session.take(dataclasses.replace(call, grads=sums))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.update.one_device import as_one_device, component
@@ -17,7 +19,12 @@ from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.slots import slots_of
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
+from keras_towers.replicas.servers.barrier import PARTS
+
+# Parts of the gradients that a worker sends at the same time.
+_IN_FLIGHT = 2
 
 
 class ServerVariables:
@@ -41,6 +48,9 @@ class ServerVariables:
         self._count = 0
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []
+        # The trained weights, if they are worth it, in parts that are sent one
+        # after another: those first whose gradients are there first.
+        self.parts: list[list[keras.Variable]] = []
         self._of_optimizers: list[keras.Variable] = []
 
     @property
@@ -55,6 +65,7 @@ class ServerVariables:
         self.trained = [v for v in state.weights if v.trainable]
         self.others = [v for v in state.weights if not v.trainable]
         self._of_optimizers = state.optimizer_variables
+        self.parts = _in_parts(self.trained)
         slots = {
             id(slot): weight
             for optimizer in state.optimizers
@@ -122,18 +133,60 @@ class ServerVariables:
     ) -> None:
         """Do as ``get``, as part of a function; None: the trained weights."""
         variables = self.trained if variables is None else variables
+        self.take(variables, self.read(variables))
+
+    def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """Read the copies, where they are, as part of a function."""
+        values = []
         for each in variables:
             copy = self._copies[each]
             with tf.device(copy.device):
-                value = copy.read_value()
+                values.append(copy.read_value())
+        return values
+
+    def take(
+        self,
+        variables: Sequence[keras.Variable],
+        values: Sequence[tf.Tensor],
+    ) -> None:
+        """Write what was read into all local components."""
+        for each, value in zip(variables, values, strict=True):
             local = each._value
             if isinstance(local, variables_lib.TowerVariable):
                 local.assign_everywhere(value)
-            elif local is not copy:
+            elif local is not self._copies[each]:
                 first = component(local)
                 with tf.device(first.device):
                     first.assign(value, read_value=False)
         variables_lib.copy_to_towers(variables)
+
+    def send(
+        self,
+        variables: Sequence[keras.Variable],
+        grads: Sequence[Gradient | None],
+    ) -> list[Gradient | None]:
+        """Send dense gradients to their variables' servers, part by part."""
+        # All at once they would share the network, and arrive together at the
+        # end: while a part arrives, the one before it can be updated and read.
+        self._check(variables)
+        sent = list(grads)
+        index = {id(v): i for i, v in enumerate(variables)}
+        arrived: list[list[tf.Tensor]] = []
+        for part in self.parts:
+            before = arrived[-_IN_FLIGHT] if arrived[_IN_FLIGHT - 1 :] else []
+            arrived.append([])
+            for i in (index[id(v)] for v in part if id(v) in index):
+                grad = grads[i]
+                if isinstance(grad, tf.Tensor):
+                    with (
+                        tf.device(grad.device),
+                        tf.control_dependencies(before),
+                    ):
+                        grad = _kept(grad)
+                    with tf.device(self._copies[variables[i]].device):
+                        sent[i] = grad = _kept(grad)
+                    arrived[-1].append(grad)
+        return sent
 
     def _held(
         self, variables: Sequence[keras.Variable] | None
@@ -201,6 +254,25 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
         )
     with as_one_device(optimizer, model.trainable_variables):
         optimizer.build(model.trainable_variables)
+
+
+def _kept(grad: tf.Tensor) -> tf.Tensor:
+    """An identity that TensorFlow does not optimise away with its order."""
+    return tf.raw_ops.PreventGradient(input=grad)
+
+
+def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
+    sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in trained]
+    least = max(settings.PART_BYTES, sum(sizes) / PARTS)
+    parts: list[list[keras.Variable]] = []
+    left = 0.0
+    for each, size in zip(reversed(trained), reversed(sizes), strict=True):
+        if left <= 0:
+            parts.append([])
+            left = least
+        parts[-1].append(each)
+        left -= size
+    return parts if len(parts) > 1 else []
 
 
 def _merged(local: keras.Variable) -> tf.Tensor:

@@ -234,10 +234,14 @@ class Workers:
 
     def run(self, function: Any, in_step: bool = False) -> Any:
         """Call a concrete function; fail if it waits for too long."""
+        return self.wait(remote.Running(function), in_step)
+
+    def wait(self, running: remote.Running, in_step: bool = False) -> Any:
+        """Wait for a function that runs; fail if it takes too long."""
         look = self.watching(in_step)
         with self._connection.naming_lost_servers():
             try:
-                return remote.run(function, self._stall_shutdown_s, look)
+                return running.wait(self._stall_shutdown_s, look)
             except TimeoutError:
                 raise self._stalled() from None
 

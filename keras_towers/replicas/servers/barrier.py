@@ -1,0 +1,140 @@
+"""How far each worker is with each part of the weights, told on a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.replicas.resources import Queue, variable
+
+# How often a worker has come that has left, or is not waited for.
+LEFT: int = 1 << 62
+# Parts of the weights, at most, of which workers tell apart from the whole.
+PARTS: int = 32
+_WHOLE = PARTS
+_ALL = -1
+
+
+class Notes:
+    """Lets workers wait until others have told that they are far enough."""
+
+    # Who tells puts a note into the queue of each worker: the part, who it is,
+    # and a number that only grows. What a worker has heard stays on the server:
+    # nothing crosses the network until the wait is over. All methods are
+    # operations, part of a tf.function.
+
+    def __init__(self, name: str, device: str, rank: int, size: int, tell: int):
+        """Create the notes of ``size`` workers, ``tell`` of which tell."""
+        self._device = device
+        self.rank: int = rank
+        self._tell = tell
+        self._queues = [
+            Queue(f"{name}/{r}", device, [tf.int64] * 3) for r in range(size)
+        ]
+        # By part, and by who tells.
+        self._known: Any = variable(
+            f"{name}/known_{rank}", device, (PARTS + 1, tell), tf.int64
+        )
+
+    def begin(self) -> None:
+        """Begin anew; one worker does it, while nobody uses it."""
+        for queue in self._queues:
+            queue.clear()
+
+    def know(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Begin to wait; those who tell are known to be as far as this."""
+        with tf.device(self._device):
+            known = tf.broadcast_to(numbers, (PARTS + 1, self._tell))
+            return tf.identity(self._known.assign(known))
+
+    def tell(
+        self, who: int, number: tf.Tensor, part: int = _WHOLE
+    ) -> list[tf.Operation | None]:
+        """Tell all workers that a part of the weights is so far."""
+        with tf.device(self._device):
+            note = tf.constant([part, who], tf.int64)
+            return [q.put(note[0], note[1], number) for q in self._queues]
+
+    def release(self) -> None:
+        """Let all workers go on."""
+        with tf.device(self._device):
+            for who in range(self._tell):
+                self.tell(who, tf.constant(LEFT, tf.int64), _ALL)
+
+    def wait(self, number: tf.Tensor, part: int = _WHOLE) -> tf.Tensor:
+        """Wait until all who tell are so far with a part of the weights."""
+
+        def is_early(known: tf.Tensor) -> tf.Tensor:
+            with tf.device(self._device):
+                return tf.reduce_min(known[part]) < number
+
+        def hear(known: tf.Tensor) -> list[tf.Tensor]:
+            with tf.device(self._device):
+                about, who, told = self._queues[self.rank].get()
+                rows = tf.range(PARTS + 1, dtype=tf.int64)[:, tf.newaxis]
+                heard = tf.one_hot(who, self._tell, told, dtype=tf.int64)
+                mine = (rows == about) | (about == _ALL)
+                return [tf.where(mine, tf.maximum(known, heard), known)]
+
+        with tf.device(self._device):
+            (known,) = tf.while_loop(is_early, hear, [self._known.read_value()])
+            return tf.identity(self._known.assign(known))
+
+
+class Barrier(Notes):
+    """Lets workers go on when all have come as often as each of them."""
+
+    # How often a worker has come stays on the server, for the case that it dies
+    # and returns.
+
+    def __init__(self, name: str, device: str, rank: int, size: int):
+        super().__init__(name, device, rank, size, size)
+        self._came = [
+            variable(f"{name}/came_{r}", device, (), tf.int64)
+            for r in range(size)
+        ]
+
+    def begin(self) -> None:
+        super().begin()
+        with tf.device(self._device):
+            for came in self._came:
+                came.assign(tf.zeros((), tf.int64), read_value=False)
+
+    def enter(self) -> tf.Tensor:
+        """Return how often this worker has come, maybe before it died."""
+        with tf.device(self._device):
+            came = [each.read_value() for each in self._came]
+            with tf.control_dependencies([self.know(tf.stack(came))]):
+                return tf.identity(came[self.rank])
+
+    def came(self) -> tf.Tensor:
+        """Return how often this worker has come so far."""
+        with tf.device(self._device):
+            return self._came[self.rank].read_value()
+
+    def next_even(self) -> tf.Tensor:
+        """Return the next even number of times, as long as it is the same."""
+        # All of it on the server: what goes to a worker and back waits there
+        # behind gradients and weights.
+        with tf.device(self._device):
+            return (self.came() + 1) // 2 * 2
+
+    def wait(
+        self, number: tf.Tensor | None = None, part: int = _WHOLE
+    ) -> tf.Tensor:
+        return super().wait(self.came() if number is None else number, part)
+
+    def arrive(self) -> list[Any]:
+        """Come once more, without waiting."""
+        with tf.device(self._device):
+            one = tf.ones((), tf.int64)
+            told = tf.identity(self._came[self.rank].assign_add(one))
+            return [told, *self.tell(self.rank, told)]
+
+    def leave(self) -> None:
+        """Let the others go on without this worker."""
+        with tf.device(self._device):
+            came = self._came[self.rank]
+            left = tf.identity(came.assign(tf.constant(LEFT, tf.int64)))
+            self.tell(self.rank, left, _ALL)
