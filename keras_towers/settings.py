@@ -136,4 +136,4 @@ JOINING_TRACES = 6
 BUILD_S = 2 * 3600
 #: Bytes, at least, of [the parts of large weights](parameter_servers.md#speed)
 #: that parameter servers update one after another.
-PART_BYTES = 2**21
+PART_BYTES = 2_000_000
