@@ -36,6 +36,8 @@ MEETING_SCOPE = "global"
 LISTENERS_SCOPE = "worker_addresses"
 """The scope in which Horovod's own elastic states leave pickled addresses."""
 _PLACES_SCOPE = "rank_and_size"
+# Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
+_MEETINGS = (MEETING_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Of a refused request: a client that is still sending would see no answer.
 _READ_AT_MOST = 64 << 10
@@ -213,8 +215,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hold_s(self) -> float:
         """How long to wait for a value that is not there."""
-        if self._scope in self.server.scope_size:
-            # Each rank of Horovod will come, and would ask again and again.
+        if self._scope.startswith(_MEETINGS):
+            # Each rank of Horovod will come; who waits would ask all the time.
             return settings.HOLD_S
         return min(float(self._body or 0), settings.HOLD_S)
 
