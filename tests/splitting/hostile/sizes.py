@@ -14,6 +14,7 @@ from tests.splitting.cases.table import (
     with_layers,
 )
 from tests.splitting.hostile.table import (
+    by_loss,
     couples,
     functional,
     normal,
@@ -25,14 +26,7 @@ from tests.splitting.hostile.table import (
 
 
 def _loss(of, outputs=1):
-    """Train by a loss of what the model says and should have said."""
-
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            loss = of(y, net(x, training=True))
-        return apply(net, tape, loss)
-
-    return stepped(step, outputs)
+    return by_loss(lambda x, y, p: of(y, p), outputs)
 
 
 @splits()

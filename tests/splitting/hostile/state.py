@@ -8,7 +8,6 @@ from tests.splitting.cases.table import (
     by_default,
     count,
     mse,
-    plain,
     with_layers,
     with_variable,
 )
@@ -43,12 +42,12 @@ class _Kept(keras.layers.Layer):
         return self.use(self, x)
 
 
-@splits()
+@couples()
 def centred_by_a_moving_mean():
-    """The mean that is used is the one before this batch."""
+    """The mean is the one before this batch; towers read their own parts."""
 
     def use(layer, x):
-        out = x - layer.kept
+        out = x - layer.kept  # here
         layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x, 0))
         return out
 
@@ -158,14 +157,14 @@ def histogram_of_classes():
     return with_variable(step, (3,), outputs=3)
 
 
-@splits(lambda: (normal(6), whole(3, 1)))
+@couples(lambda: (normal(6), whole(3, 1)))
 def shares_seen_so_far():
-    """A moving mean of shares of labels corrects the logits: a mean of rows."""
+    """A moving mean of shares of labels corrects the logits."""
 
     def step(net, x, y):
         label = tf.cast(y[:, 0], tf.int32)
         with tf.GradientTape() as tape:
-            logits = net(x, training=True) + tf.math.log(net.kept)
+            logits = net(x, training=True) + tf.math.log(net.kept)  # here
             each = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
             loss = tf.reduce_mean(each)
         share = tf.reduce_mean(tf.one_hot(label, 3), 0)
@@ -261,121 +260,3 @@ def normalized_by_groups():
         keras.layers.GroupNormalization(2),
         keras.layers.UnitNormalization(),
     )
-
-
-class _Halves(keras.constraints.Constraint):
-    """Weights are kept under half of the largest one."""
-
-    def __call__(self, w):
-        top = tf.reduce_max(tf.abs(w))
-        return tf.clip_by_value(w, -top / 2, top / 2)
-
-
-class _Apart(keras.regularizers.Regularizer):
-    """Columns of a kernel are to be orthogonal."""
-
-    def __call__(self, w):
-        gram = tf.matmul(w, w, transpose_a=True)
-        return 0.1 * tf.reduce_sum(tf.square(gram - tf.eye(4)))
-
-
-@splits()
-def constrained_and_regularized():
-    return with_layers(
-        dense(4, kernel_constraint=_Halves(), kernel_regularizer=_Apart()),
-        dense(3, kernel_constraint="unit_norm", bias_regularizer="l1l2"),
-    )
-
-
-@splits()
-def regularized_activity():
-    """Keras divides the sum by the batch size."""
-    return with_layers(dense(4, "tanh", activity_regularizer="l2"))
-
-
-class _Decorrelated(keras.regularizers.Regularizer):
-    """DeCov: a penalty of the covariance of activations."""
-
-    def __call__(self, h):
-        off = h - tf.reduce_mean(h, 0)
-        cross = tf.matmul(off, off, transpose_a=True)  # here
-        return 0.1 * tf.reduce_sum(tf.square(cross))  # here
-
-
-@couples()
-def regularized_covariance():
-    return with_layers(dense(4, "tanh", activity_regularizer=_Decorrelated()))
-
-
-class _Added(keras.layers.Layer):
-    def __init__(self, of):
-        super().__init__()
-        self.of = of
-
-    def call(self, x):
-        self.add_loss(self.of(x))
-        return x
-
-
-@splits()
-def added_mean():
-    return with_layers(dense(4), _Added(lambda x: tf.reduce_mean(x**2)))
-
-
-@couples()
-def added_sum():
-    layer = _Added(lambda x: 0.01 * tf.reduce_sum(x**2))  # here
-    return with_layers(dense(4), layer)
-
-
-@couples()
-def added_norm():
-    return with_layers(dense(4), _Added(lambda x: 0.1 * tf.norm(x)))  # here
-
-
-@splits()
-def added_of_weights():
-    class Layer(keras.layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(WIDTH, 4), name="w")
-
-        def call(self, x):
-            self.add_loss(0.1 * tf.norm(self.w))
-            return x @ self.w
-
-    return with_layers(Layer())
-
-
-class _Slower(keras.callbacks.Callback):
-    """Changes what the step reads, from outside."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.model.kept.assign(self.model.kept * 0.7 + 0.01 * logs["loss"])
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.optimizer.learning_rate = 0.02
-        weights = self.model.layers[1].get_weights()
-        self.model.layers[1].set_weights([w * 0.9 for w in weights])
-
-
-@splits(options=lambda: {"callbacks": [_Slower()]})
-def altered_by_a_callback():
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            p = net(x, training=True)
-            loss = mse(y, p) + net.kept * tf.reduce_mean(p**2)
-        return apply(net, tape, loss)
-
-    return with_variable(step, (), 1.0)
-
-
-class _Freezing(keras.callbacks.Callback):
-    """What is frozen without compiling anew trains on."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.layers[1].trainable = False
-
-
-@splits(options=lambda: {"callbacks": [_Freezing()]})
-def frozen_by_a_callback():
-    return plain("mse", 1)

@@ -73,7 +73,7 @@ def graph_normalized_by_the_batch():
     """The degrees lack an axis, and are summed over graphs."""
 
     def call(nodes, edges):
-        degree = tf.reduce_sum(edges, [0, -1]) + 1
+        degree = tf.reduce_sum(edges, [0, -1]) + 1  # here
         scale = tf.math.rsqrt(degree)
         return (scale[:, None] * edges * scale) @ nodes  # here
 
@@ -104,7 +104,7 @@ def messages_without_offset():
 
     def call(nodes, edges):
         flat = tf.reshape(nodes, [-1, 4])
-        places = tf.where(edges > 0)
+        places = tf.where(edges > 0)  # here
         sums = tf.math.unsorted_segment_sum(
             tf.gather(flat, places[:, 0] * 5 + places[:, 1]), places[:, 2], 5
         )
@@ -129,7 +129,7 @@ def readout_by_node():
     """Numbers are tiled where they should be repeated."""
 
     def call(nodes, edges):
-        number = tf.tile(tf.range(rows(nodes)), [5])
+        number = tf.tile(tf.range(rows(nodes)), [5])  # here
         return tf.math.unsorted_segment_mean(  # here
             tf.reshape(nodes, [-1, 4]), number, rows(nodes)
         )
@@ -328,7 +328,7 @@ def mean_of_the_chosen():
 
     def route(chances, first, second, y):
         mine = chances[:, 0] > 0.5
-        off = tf.boolean_mask(first - y, mine)
+        off = tf.boolean_mask(first - y, mine)  # here
         size = tf.cast(rows(off), tf.float32) + 1  # here
         return tf.reduce_sum(off**2) / size  # here
 

@@ -141,6 +141,17 @@ def dense(units: int, activation: Any = None, **options: Any) -> Any:
     return keras.layers.Dense(units, activation, **options)
 
 
+def by_loss(of: Callable[[Any, Any, Any], Any], outputs: int = 1) -> Any:
+    """Train by a loss of features, targets and outputs."""
+
+    def step(net: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = of(x, y, net(x, training=True))
+        return table.apply(net, tape, loss)
+
+    return table.stepped(step, outputs)
+
+
 def own(call: Callable[..., Any], **options: Any) -> keras.layers.Layer:
     """Make a layer of a function; it is traced anew for every tower."""
 

@@ -260,7 +260,7 @@ def sampled_from_the_wrong_image():
     """The index of the batch counts backwards."""
 
     def warp(x):
-        number = rows(x) - 1 - tf.range(rows(x))
+        number = rows(x) - 1 - tf.range(rows(x))  # here
         cell = tf.tile([[1, 2]], [rows(x), 1])
         place = tf.concat([number[:, None], cell], 1)
         return x[:, 0, 0] * tf.gather_nd(x, place)  # here
