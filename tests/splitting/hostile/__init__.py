@@ -13,6 +13,7 @@ from tests.splitting.hostile import penalties as penalties
 from tests.splitting.hostile import recommenders as recommenders
 from tests.splitting.hostile import sequences as sequences
 from tests.splitting.hostile import sizes as sizes
+from tests.splitting.hostile import sizes_of_data as sizes_of_data
 from tests.splitting.hostile import state as state
 from tests.splitting.hostile import structures as structures
 from tests.splitting.hostile import teachers as teachers

@@ -9,6 +9,7 @@ _AFTER = "what uses variables after their update is told without a line"
 _JACOBIAN = "gradients of each example are named, not their mean"
 _NUMBERS = "numbers of examples that only say where they are"
 _ENTRIES = "sizes that follow from sparse or ragged rows are taken for alike"
+_ROWS = "sizes of ragged rows"
 _CTC = "CTC calls functions that are not known"
 
 # A case, and whether it is so without or with exact=True: what is wrong.
@@ -54,10 +55,16 @@ for _name, _reason in {
     "sparse_attention_over_features": "the gradient of a sort",
     "spectrogram": "the gradient of frames",
     "loss_on_spectra": "the gradient of frames",
+    "sums_by_repeated_numbers": _NUMBERS,
+    "mean_of_each_ragged_row": _ROWS,
+    "multiplied_by_its_length": _ROWS,
+    "mean_of_rows_with_short_splits": "row splits of 32 bits are refused",
+    "how_many_of_each_word": "a length that the largest value does not change",
+    "dense_of_sparse": "the width of sparse rows is lost",
     "array_written_forwards": "loops over examples",
     "messages_by_segments": "places where something is true",
     "readout_by_graph": _NUMBERS,
-    "ragged_to_dense": "the sizes of ragged rows",
+    "ragged_to_dense": _ROWS,
     "hardest_pixels_of_each": "as many as a size that is not known",
     "vectorized_over_examples": "unit matrices for each example",
 }.items():
