@@ -9,6 +9,7 @@ _AFTER = "what uses variables after their update is told without a line"
 _JACOBIAN = "gradients of each example are named, not their mean"
 _NUMBERS = "numbers of examples that only say where they are"
 _ENTRIES = "sizes that follow from sparse or ragged rows are taken for alike"
+_COLUMNS = "sums of sparse columns are taken for alike"
 _ROWS = "sizes of ragged rows"
 _CTC = "CTC calls functions that are not known"
 
@@ -27,6 +28,8 @@ KNOWN: dict[tuple[str, str], str] = {
     ("sparse_softmax_of_all", EXACT): _ENTRIES,
     ("ragged_to_the_longest", DEFAULT): _ENTRIES,
     ("ragged_to_the_longest", EXACT): _ENTRIES,
+    ("sums_of_sparse_columns", DEFAULT): _COLUMNS,
+    ("sums_of_sparse_columns", EXACT): _COLUMNS,
     ("level_by_place", EXACT): "fit is cancelled where examples are numbered",
     ("gradient_clipped_by_example_twice", DEFAULT): _JACOBIAN,
     ("gradient_clipped_by_example_twice", EXACT): _JACOBIAN,
@@ -51,7 +54,6 @@ for _name, _reason in {
     "kernels_of_each_example": "examples as channels",
     "logged_means": "how many a boolean mask leaves",
     "sparse_product_of_rows": "the sizes of sparse rows",
-    "words_in_a_table": "tables",
     "sparse_attention_over_features": "the gradient of a sort",
     "spectrogram": "the gradient of frames",
     "loss_on_spectra": "the gradient of frames",
