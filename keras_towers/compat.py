@@ -378,6 +378,10 @@ def as_here(function: Any) -> Any:
     return _convert(function, _conversion(), convert_by_default=False)
 
 
+# The priority of the creators of variables by which a tf.function notices them.
+_OF_FUNCTIONS = 50
+
+
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
     """Enter TensorFlow's default strategy, hiding the current one."""
@@ -393,6 +397,27 @@ def single_device_mode() -> Iterator[None]:
     finally:
         _pop_mode()
         graph._variable_creator_stack = creators
+
+
+def make_function_trace_again() -> None:
+    """Make the ``tf.function`` being traced for the first time trace again.
+
+    Raises:
+        ValueError: it is not the first time.
+    """
+    import tensorflow as tf
+
+    # It does so if it has created a variable. One that depends on no other is
+    # initialized by itself, so that no step is run as it was first traced.
+    graph = get_default_graph()
+    creators = graph._variable_creator_stack
+    with single_device_mode():
+        graph._variable_creator_stack = [
+            (priority, creator)
+            for priority, creator in creators
+            if priority == _OF_FUNCTIONS
+        ]
+        tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import threading
 from typing import Any
 
 import keras
@@ -11,9 +12,13 @@ import tensorflow as tf
 
 import keras_towers
 
-_OWN = tuple(
-    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
-    for module in (keras, tf, keras_towers)
+_OWN = (
+    *(
+        os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
+        for module in (keras, tf, keras_towers)
+    ),
+    # Towers are threads.
+    threading.__file__,
 )
 
 

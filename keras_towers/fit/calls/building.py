@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,16 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.capture.capture import capture
+from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
+# Models whose steps were traced for their layers, and in which calls.
+_traced: weakref.WeakKeyDictionary[keras.Model, set[str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def batch_spec(iterator: Any) -> Any:
@@ -61,7 +67,16 @@ def build(
                 # It may have been built with the wrong shapes.
                 part.built = False
             return _trace_once(model, batch, kind)
+        names = _traced.setdefault(model, set())
+        if kind not in names and _has_unbuilt_layers(model):
+            # Its step may use what its ``call`` does not, or nothing may.
+            names.add(kind)
+            _trace_once(model, batch, kind)
         return None
+
+
+def _has_unbuilt_layers(model: keras.Model) -> bool:
+    return not all(layer.built for layer in compat.layers_of(model))
 
 
 def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
@@ -75,6 +90,8 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
     if not _trains(kind):
         step = model.predict_step if _predicts(kind) else model.test_step
     unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]
+    attributes = Attributes(model, draws=True)
+    before = attributes.take()
     try:
         tf.function(step, autograph=False).get_concrete_function(batch)
     except Exception as error:
@@ -82,6 +99,8 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
         for part in unbuilt:
             part.built = False
         return error
+    finally:
+        attributes.put(before)
     return None
 
 

@@ -37,15 +37,8 @@ from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
 
-_NOT_BUILT = "has layers that are not built yet"
 # What holds for the first trace of a step only: another follows.
-_FOR_NOW = frozenset(
-    (
-        _NOT_BUILT,
-        "creates variables",
-        "writes a variable that the towers had in common",
-    )
-)
+_FOR_NOW = frozenset(("writes a variable that the towers had in common",))
 
 
 class StepTraces:
@@ -138,8 +131,6 @@ class StepTraces:
         way: Way = "called" if alone else "inlined"
         try:
             self._check_cut()
-            if not all(layer.built for layer in compat.layers_of(self._model)):
-                raise CannotShare(_NOT_BUILT)
             self._shared = self._traced(tower, step, data, way=way)
         except CannotShare as error:
             self._log_own_traces(error, tower)

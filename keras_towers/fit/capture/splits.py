@@ -31,11 +31,18 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
     Args:
         predicts: whether it returns a row for each example.
     """
-    inputs: list[Value] = [
-        of_batch(leaf, index)
-        for index, leaf in enumerate(checks.leaves_of(trace.data))
-        if isinstance(leaf, tf.Tensor)
-    ]
+    inputs: list[Value] = []
+    for index, leaf in enumerate(tf.nest.flatten(trace.data)):
+        if isinstance(leaf, tf.Tensor):
+            inputs.append(of_batch(leaf, index))
+            continue
+        for part in checks.leaves_of(leaf):
+            if not isinstance(part, tf.Tensor):
+                continue
+            # Each example may have another number of entries.
+            at = trace.graph.inputs[len(inputs)].op
+            text = f"gets a {type(leaf).__name__}, which is not followed"
+            inputs.append(other(text, at, is_open=True))
     inputs += [same(1, shape=())] * isinstance(trace.tower.share, tf.Tensor)
     inputs += [same(shape=())] * isinstance(trace.tower.live, tf.Tensor)
     if trace.tower.rows is not None:

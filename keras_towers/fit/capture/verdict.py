@@ -199,7 +199,8 @@ def _at(operation: object) -> str:
     line = line_of(operation, capture.__file__)
     if line is not None:
         return f" ({line})"
-    name = getattr(operation, "name", "")
+    given = getattr(operation, "type", "Placeholder") == "Placeholder"
+    name = "" if given else getattr(operation, "name", "")
     return f" (in {name.rpartition('/')[0] or name})" if name else ""
 
 

@@ -51,7 +51,7 @@ def _leaf_with_rows(structure: Any) -> Any:
 
 def _rows(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
+        return leaf.nrows(out_type=tf.int64)
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     return tf.shape(leaf, out_type=tf.int64)[0]

@@ -227,11 +227,10 @@ class GlobalStep:
 
 
 def _trace_again() -> None:
-    """Make the ``tf.function`` being traced for the first time trace again."""
-    # It does so if it has created a variable.
+    """Have the step traced again before it runs."""
     if not tf.executing_eagerly():
         try:
-            tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
+            compat.make_function_trace_again()
         except ValueError:
             told.differs(
                 "state",

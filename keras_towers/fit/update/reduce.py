@@ -166,8 +166,8 @@ class UpdateOnce:
         """
         if not optimizer.built and not tf.executing_eagerly():
             # The trace so far treats the optimizer as unbuilt (a loss scale is
-            # then a constant); creating a variable makes tf.function retrace.
-            tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
+            # then a constant).
+            compat.make_function_trace_again()
         with tf.init_scope():
             if not optimizer.built:
                 with as_one_device(
