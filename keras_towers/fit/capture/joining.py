@@ -175,15 +175,38 @@ def fits(graph: Any, exchanges: Sequence[Any], analysis: Analysis) -> bool:
             for result, given in zip(
                 exchange.results, exchange.of, strict=True
             ):
+                value = analysis.values[given.name]
                 shape = _sizes(given, analysis, _ALL)
-                inputs[result.name] = placeholder(result, shape)
+                inputs[result.name] = (
+                    tf.constant(_ALL, result.dtype)
+                    if value.kind is Kind.SAME
+                    and value.degree == 1
+                    and shape.rank == 0
+                    else placeholder(result, shape)
+                )
         try:
             tf.graph_util.import_graph_def(
-                graph.as_graph_def(), input_map=inputs, name=""
+                _followed(graph.as_graph_def()), input_map=inputs, name=""
             )
         except ValueError:
             return False
     return True
+
+
+def _followed(definition: Any) -> Any:
+    """Leave out operations through which TensorFlow follows no numbers."""
+    same = {
+        f"{node.name}:{index}" if index else node.name: given
+        for node in definition.node
+        if node.op == "IdentityN"
+        for index, given in enumerate(node.input)
+    }
+    for node in definition.node:
+        for index, given in enumerate(node.input):
+            while given in same:
+                given = same[given]
+            node.input[index] = given
+    return definition
 
 
 def _sizes(

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices, settings
+from keras_towers import devices, settings
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit import told
