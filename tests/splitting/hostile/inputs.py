@@ -58,7 +58,7 @@ def ragged_to_dense():
     return compiled(Words(of))
 
 
-@couples(_batched(_ragged))
+@couples(_batched(_ragged), says="it gets a")
 def ragged_to_the_longest():
     """Padded to the batch's longest, and the padding is counted."""
 
@@ -68,7 +68,7 @@ def ragged_to_the_longest():
     return compiled(Words(of))
 
 
-@couples(_batched(_ragged))
+@couples(_batched(_ragged), says="it gets a")
 def ragged_words_alike():
     """Every word counts alike, whichever example it is in."""
 
@@ -102,7 +102,7 @@ def sparse_product_of_rows():
     return compiled(Net())
 
 
-@couples(_batched(_sparse))
+@couples(_batched(_sparse), says="it gets a")
 def sparse_softmax_of_all():
     """The number of entries of the whole batch scales each one."""
 

@@ -130,7 +130,7 @@ def mean_of_rows_with_short_splits():
     return _of_ragged(lambda x: tf.reduce_mean(x, 1))
 
 
-@couples(_ragged_numbers)
+@couples(_ragged_numbers, says="it gets a")
 def centred_by_all_ragged_values():
     def call(x):
         off = x.values - tf.reduce_mean(x.values, 0)  # here
@@ -139,7 +139,7 @@ def centred_by_all_ragged_values():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers)
+@couples(_ragged_numbers, says="it gets a")
 def divided_by_the_longest_row():
     def call(x):
         longest = tf.cast(x.bounding_shape()[1], tf.float32)  # here
@@ -148,7 +148,7 @@ def divided_by_the_longest_row():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers)
+@couples(_ragged_numbers, says="it gets a")
 def divided_by_the_mean_length():
     """All values over all rows: the mean length of the batch."""
 
@@ -169,7 +169,7 @@ def multiplied_by_its_length():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers)
+@couples(_ragged_numbers, says="it gets a")
 def dense_and_flat():
     """The mean of a padded batch, in which padding counts."""
 
@@ -205,7 +205,7 @@ def dense_of_sparse():
     return _of_sparse(lambda x, w: tf.sparse.to_dense(x) @ w)
 
 
-@couples(_sparse_numbers)
+@couples(_sparse_numbers, says="it gets a")
 def centred_entries():
     """The mean of all entries of the batch is taken from each."""
 
@@ -217,7 +217,7 @@ def centred_entries():
     return _of_sparse(call)
 
 
-@couples(_sparse_numbers)
+@couples(_sparse_numbers, says="it gets a")
 def sums_of_sparse_columns():
     def call(x, w):
         column = tf.sparse.reduce_sum(x, 0)  # here
