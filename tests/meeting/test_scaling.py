@@ -73,12 +73,13 @@ def met(size, monkeypatch):
 
 @pytest.mark.parametrize("size", [4, 16])
 def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog, size):
-    monkeypatch.setattr(settings, "BEAT_S", 60)
+    for name in ("BEAT_S", "HOLD_S"):
+        monkeypatch.setattr(settings, name, 60)
     here, client = met(size, monkeypatch)
     # A sign of life, too; nobody asks again while it waits for others.
     assert sum(asked.values()) <= 3 * size + 2, asked
     asked.clear()
-    watches = [StallWatch(rank, size, client, 1.2) for rank in range(size)]
+    watches = [StallWatch(rank, size, client, 2.4) for rank in range(size)]
     for one in watches:
         one.mark("step 1" if one.place[0] < size - 1 else "")
         one.start()
