@@ -122,10 +122,16 @@ class Judge:
             return True
         return self._give_up(list(self._tried or ()))
 
-    def fails(self) -> None:
-        """Note that towers cannot call the trace that was judged."""
-        if self._plan or self._once:
+    def fails(self) -> bool:
+        """Note that towers cannot call the trace that was judged.
+
+        Returns:
+            Whether it exchanged values, as another will not.
+        """
+        exchanged = bool(self._plan)
+        if exchanged or self._once:
             self._plan, self._once, self._is_done = None, False, False
+        return exchanged
 
     def _kind(self, tower: tower_lib.Tower) -> str:
         if self._predicts:

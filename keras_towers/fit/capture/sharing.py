@@ -186,9 +186,11 @@ class StepTraces:
                 any_size = way != "xla"
                 checks.check_parts(self._pieces, self._shares, any_size)
                 trace.finish(checks.common_shapes(self._pieces))
-        except BaseException:
+        except BaseException as error:
             self._attributes.put(before)
-            self._judge.fails()
+            exchanged = self._judge.fails()
+            if exchanged and isinstance(error, CannotShare):
+                return self._traced(tower, step, data, shared, way)
             raise
         return trace
 

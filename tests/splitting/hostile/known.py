@@ -4,7 +4,6 @@ from __future__ import annotations
 
 DEFAULT, EXACT = "default", "exact"
 
-_AFTER = "what uses variables after their update is told without a line"
 _JACOBIAN = "gradients of each example are named, not their mean"
 _NUMBERS = "numbers of examples that only say where they are"
 _ROWS = "ragged and sparse rows are not analysed"
@@ -12,17 +11,12 @@ _CTC = "CTC calls functions that are not known"
 
 # A case, and whether it is so without or with exact=True: what is wrong.
 KNOWN: dict[tuple[str, str], str] = {
-    ("temperature_that_learns", EXACT): _AFTER,
-    ("level_by_place", EXACT): "fit is cancelled where examples are numbered",
     ("gradient_clipped_by_example_twice", DEFAULT): _JACOBIAN,
     ("gradient_clipped_by_example_twice", EXACT): _JACOBIAN,
     ("added_sum", DEFAULT): "the line of the sum is not named",
     ("sum_in_a_mean", DEFAULT): "the line of the sum is not named",
     ("sigmoid_of_all_pairs", DEFAULT): "a unit matrix is named",
     ("sigmoid_of_all_pairs", EXACT): "a unit matrix is named",
-    ("teacher_if_it_is_worse", EXACT): _AFTER,
-    ("centred_teacher", EXACT): _AFTER,
-    ("centre_of_the_teacher", EXACT): _AFTER,
 }
 
 # What is equal, and told in vain.
