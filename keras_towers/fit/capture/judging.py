@@ -100,6 +100,7 @@ class Judge:
             *(self._config, self._model, self._kind(tower), analysis),
             may_overflow=splits.may_overflow(trace),
             exchanges=len(self.plan),
+            losses=trace.captured.losses,
         )
         return False
 

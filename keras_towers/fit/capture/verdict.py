@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 
@@ -15,8 +16,9 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import told
 from keras_towers.fit.capture import capture
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.splitting import Analysis, Difference
+from keras_towers.splitting import SUM, Analysis, Difference
 from keras_towers.splitting.lines import line_of
+from keras_towers.splitting.values import Kind
 
 PROVEN = "proven to be that of one device"
 NOT_PROVEN = "not proven to be that of one device"
@@ -85,6 +87,7 @@ def decide(
     analysis: Analysis,
     may_overflow: bool = False,
     exchanges: int = 0,
+    losses: Sequence[Any] = (),
 ) -> None:
     """Tell where a step differs from that of one device, or may.
 
@@ -93,12 +96,16 @@ def decide(
         may_overflow: whether it may be skipped, by what its gradients are.
         exchanges: the number of operations that are given values of the global
             batch, as exact=True asks for.
+        losses: the losses of the step.
 
     Raises:
         TowerError: it does, and ``on_difference`` is ``"error"``.
     """
     known = [d for d in analysis.differences if not d.is_open]
-    found = known or analysis.differences
+    found = [
+        _with_line(difference, analysis, losses)
+        for difference in known or analysis.differences
+    ]
     verdict = PROVEN
     if exchanges:
         verdict += f", with values of all towers for {exchanges} operations"
@@ -172,6 +179,39 @@ def _tell(
         for message in messages:
             if told.is_news(message):
                 told.logger.warning("%s", message)
+
+
+def _with_line(
+    difference: Difference, analysis: Analysis, losses: Sequence[Any]
+) -> Difference:
+    """Return a difference by what has a line of the user's, if it is a sum."""
+    operation = difference.operation
+    if line_of(operation, capture.__file__) is not None:
+        return difference
+    for tensor in (*operation.inputs, *losses):
+        source = _sum_behind(tensor, analysis)
+        if source and line_of(source, capture.__file__) is not None:
+            return dataclasses.replace(difference, operation=source)
+    return difference
+
+
+def _sum_behind(tensor: Any, analysis: Analysis) -> Any:
+    """Return the operation that first sums examples up, if it is such a sum."""
+    operation = None
+    following = [tensor]
+    while following:
+        sums = [
+            given
+            for given in following
+            if (value := analysis.values.get(given.name)) is not None
+            and value.kind is Kind.SUM
+            and value.degree == SUM
+        ]
+        if not sums:
+            break
+        operation = sums[0].op
+        following = list(operation.inputs)
+    return operation
 
 
 def _by_cause(differences: Sequence[Difference]) -> list[list[Difference]]:

@@ -13,8 +13,6 @@ _CTC = "CTC calls functions that are not known"
 KNOWN: dict[tuple[str, str], str] = {
     ("gradient_clipped_by_example_twice", DEFAULT): _JACOBIAN,
     ("gradient_clipped_by_example_twice", EXACT): _JACOBIAN,
-    ("added_sum", DEFAULT): "the line of the sum is not named",
-    ("sum_in_a_mean", DEFAULT): "the line of the sum is not named",
     ("sigmoid_of_all_pairs", DEFAULT): "a unit matrix is named",
     ("sigmoid_of_all_pairs", EXACT): "a unit matrix is named",
 }
