@@ -10,6 +10,7 @@ from keras_towers.splitting import (
     control_flow,
     exchanges,
     own_picks,
+    sparse,
     variables,
 )
 from keras_towers.splitting.completing import completed, constant
@@ -258,15 +259,17 @@ class Interpreter:
             carried = index in sizes or node.type in _CARRIERS
             if not carried or value.known is None:
                 if rule is None and node.is_stateful:
-                    return self._unknown(node, given)
+                    return self.unknown_outputs(node, given)
                 return [value.with_()] * node.num_outputs
         if rule is not None:
             if any(v.kind is Kind.HANDLE for v in given):
-                return self._unknown(node, given)
+                return self.unknown_outputs(node, given)
             return rule(node, *given)
-        return self._unknown(node, given)
+        return self.unknown_outputs(node, given)
 
-    def _unknown(self, node: Node, given: list[Value]) -> Sequence[Value]:
+    def unknown_outputs(
+        self, node: Node, given: list[Value]
+    ) -> Sequence[Value]:
         """What has no rule does the same everywhere, or nobody knows what."""
         count = node.num_outputs
         if node.is_stateful:
@@ -309,6 +312,7 @@ _SPECIAL: dict[str, Special] = {
     **control_flow.SPECIAL,
     **variables.SPECIAL,
     **exchanges.SPECIAL,
+    **sparse.SPECIAL,
     # Each output is one of the inputs, whatever the others are.
     "IdentityN": lambda interpreter, node, given: given,
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from keras_towers.splitting import (
     analyse,
 )
 from keras_towers.splitting.growing import of_batch
+from keras_towers.splitting.sparse import of_sparse
 from keras_towers.splitting.values import Value, handle, other, same
 
 _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
@@ -35,6 +36,10 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
     for index, leaf in enumerate(tf.nest.flatten(trace.data)):
         if isinstance(leaf, tf.Tensor):
             inputs.append(of_batch(leaf, index))
+            continue
+        if isinstance(leaf, tf.SparseTensor) and leaf.shape.rank is not None:
+            parts = trace.graph.inputs[len(inputs) : len(inputs) + 3]
+            inputs += of_sparse([part.op for part in parts], list(leaf.shape))
             continue
         for part in checks.leaves_of(leaf):
             if not isinstance(part, tf.Tensor):

@@ -75,7 +75,6 @@ class TracedStep:
         self.data: Any = data
         self.captured: Captured
         self._given = inputs = self._inputs(data, tower)
-        of_data = sum(isinstance(v, tf.Tensor) for v in checks.leaves_of(data))
 
         def run(*inside: tf.Tensor) -> list[tf.Tensor]:
             with compat.xla_context() if xla else contextlib.nullcontext():
@@ -84,7 +83,9 @@ class TracedStep:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
         # The number of examples is not to become part of the trace, as a number
         # like any other.
-        specs[:of_data] = [_of_any_size(spec) for spec in specs[:of_data]]
+        for place, tensor in enumerate(_with_rows(data)):
+            if tensor is not None:
+                specs[place] = _of_any_size(specs[place])
         self.graph: Any = self._traced(run, specs)
         captures = checks.captures_of(self.graph)
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}
@@ -271,6 +272,15 @@ def _with_operation(leaf: Any) -> Any:
     if not isinstance(leaf, tf.Tensor):
         return leaf
     return tf.compat.v1.placeholder_with_default(leaf, leaf.shape)
+
+
+def _with_rows(data: Any) -> Iterator[tf.Tensor | None]:
+    """Yield the tensors of a batch; None for the shape of sparse rows."""
+    for leaf in tf.nest.flatten(data):
+        shape = leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else None
+        for tensor in checks.leaves_of(leaf):
+            if isinstance(tensor, tf.Tensor):
+                yield None if tensor is shape else tensor
 
 
 def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -142,7 +142,10 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
         size = tf.concat([[length], shape[1:]], 0)
         piece = tf.sparse.slice(leaf, begin, size)
-        return tf.sparse.reset_shape(piece, size)
+        piece = tf.sparse.reset_shape(piece, size)
+        if leaf.shape.rank is not None:
+            piece.set_shape([None, *leaf.shape[1:]])
+        return piece
     return leaf[start : start + length]
 
 
