@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from keras_towers.splitting import (
     control_flow,
     exchanges,
+    own_numbers,
     own_picks,
     sparse,
     variables,
@@ -206,7 +207,9 @@ class Interpreter:
         if node.type not in _BY_ROUND:
             given = [_numbered(value) for value in given]
         try:
-            picked = own_picks.added_up(node, given, values)
+            picked = own_numbers.picked(
+                node, given, values
+            ) or own_picks.added_up(node, given, values)
             result = self._apply(node, given) if picked is None else picked
         except DoesNotSplit as error:
             result = other(str(error), operation, error.is_open)

@@ -23,8 +23,6 @@ for _name, _reason in {
     "views_interleaved": "picks of several rows for each example",
     "temporal_classification": _CTC,
     "classification_of_keras": _CTC,
-    "sampled_by_coordinates": _NUMBERS,
-    "cropped_by_boxes": _NUMBERS,
     "experts_by_stitching": _NUMBERS,
     "kernels_of_each_example": "examples as channels",
     "logged_means": "how many a boolean mask leaves",
