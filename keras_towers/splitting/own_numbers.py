@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import EXAMPLES
+from keras_towers.splitting.sizes import EXAMPLES, examples_in
 from keras_towers.splitting.values import Kind, Rows, Value, examples
 
 # The inputs that have the numbers of examples, and that are picked from or put
@@ -40,6 +40,9 @@ def picked(
     """
     if node.type not in _PLACES:
         return None
+    unsorted = _unsorted(node, given, values)
+    if unsorted is not None:
+        return unsorted
     number, linear = _PLACES[node.type]
     tensor = node.operation.inputs[number]
     columns = [tensor]
@@ -66,6 +69,45 @@ def picked(
     if not all(map(_is_of_example, (*more, *fixed))):
         return None
     return examples(0, degree=source.degree, shape=sizes)
+
+
+def _unsorted(
+    node: Node, given: list[Value], values: Mapping[str, Value]
+) -> Value | None:
+    """Return the gradient of the largest entries of each row; None: it is none.
+
+    It puts rows back into a flat tensor, at the index plus the number of the
+    row times its number of entries.
+    """
+    if node.type != "ScatterNd":
+        return None
+    _, grad, count = given
+    size = None if count.known is None else count.known.flat[0]
+    entries = examples_in(size)
+    added = _flat(node.operation.inputs[0]).op
+    if added.type != "AddV2" or not entries or grad.rows is None:
+        return None
+    rows = grad.rows
+    if rows.draw is not None or (rows.axis, rows.outer) != (0, 1):
+        return None
+    for index, number in (added.inputs, list(added.inputs)[::-1]):
+        index, ends = _flat(index), _flat(number).op
+        if index.op.type != "TopKV2" or index is not index.op.outputs[1]:
+            continue
+        sorted_ = values[index.op.inputs[0].name]
+        if sorted_.rows is None or sorted_.rows.place[:2] != (0, 1):
+            continue
+        each = None if sorted_.shape is None else sorted_.shape[-1]
+        known = [_known(end, values) for end in ends.inputs]
+        if ends.type == "Range" and known == [[0], [size], [each]]:
+            return examples(0, 1, entries, grad.degree, shape=(size,))
+    return None
+
+
+def _flat(tensor: Any) -> Any:
+    while tensor.op.type in ("Identity", "Cast", "Reshape", "ExpandDims"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _is_of_example(value: Value) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +24,10 @@ def can_happen_once(effect: Effect) -> bool:
     return effect.is_alike and not any(map(checks.is_variable, written))
 
 
-def is_seen_outside(effects: Iterable[Effect]) -> bool:
+def is_seen_outside(effects: Sequence[Effect]) -> bool:
     """Whether one rank is to do it, and not each for its own sake."""
-    return {effect.operation.type for effect in effects} <= _SEEN_OUTSIDE
+    shown = {effect.operation.type for effect in effects} <= _SEEN_OUTSIDE
+    return shown and not effects[0].at.outputs
 
 
 @dataclasses.dataclass(eq=False)

@@ -82,3 +82,32 @@ def every_second():
         return apply(model, tape, loss)
 
     return stepped(step)
+
+
+@proven()
+def largest_two():
+    def loss(y, p):
+        best, _ = tf.math.top_k(tf.concat([p, 2 * p], 1), 2)
+        return tf.reduce_sum(tf.square(best - y), 1)
+
+    return plain(loss)
+
+
+@proven()
+def sorted_rows():
+    def loss(y, p):
+        rows = tf.reshape(tf.concat([p, 2 * p], 1), [-1, 2, 3])
+        sorted_ = tf.sort(rows, direction="DESCENDING")
+        steps = tf.constant([1.0, 2.0, 3.0])
+        return tf.reduce_sum(tf.square(sorted_ * steps - y[:, None]), (1, 2))
+
+    return plain(loss)
+
+
+@differs()
+def largest_of_all():
+    def loss(y, p):
+        best, _ = tf.math.top_k(tf.transpose(p), 2)  # here
+        return tf.reduce_sum(tf.square(best))
+
+    return plain(loss)

@@ -26,7 +26,6 @@ for _name, _reason in {
     "experts_by_stitching": _NUMBERS,
     "kernels_of_each_example": "examples as channels",
     "logged_means": "how many a boolean mask leaves",
-    "sparse_attention_over_features": "the gradient of a sort",
     "spectrogram": "the gradient of frames",
     "loss_on_spectra": "the gradient of frames",
     "sums_by_repeated_numbers": _NUMBERS,
