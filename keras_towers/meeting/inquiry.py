@@ -86,7 +86,7 @@ class Inquiry:
                 return self._find(mine, silent_s)
             self._signs = None
             if told and self._teller.silent_s(0) <= silent_s:
-                return self._heard(told)
+                return self._heard(mine, told)
             # Of several that do so now, the last one is found there.
             self._tell(mine, {})
         except OSError:  # The store is gone; so will this process be.
@@ -118,14 +118,17 @@ class Inquiry:
         return told
 
     def _tell(self, mine: Progress, found: Mapping[str, str]) -> None:
-        place = {"rank": self._rank, "at": _at(mine), "beat": mine.beat}
+        place = {"rank": self._rank, "place": dataclasses.asdict(mine)}
         self._store.put(_TELLER, {**place, "found": found})
 
-    def _heard(self, told: Mapping[str, Any]) -> dict[str, str]:
-        found = dict(told["found"])
+    def _heard(self, mine: Progress, told: Mapping[str, Any]) -> dict[str, str]:
+        found, teller = dict(told["found"]), int(told["rank"])
+        place = Progress(**told["place"])
         if found.pop(f"rank {self._rank}", None):
-            found.setdefault(f"rank {told['rank']}", f"is {told['at']}")
-        return found
+            found.setdefault(f"rank {teller}", f"is {_at(place)}")
+        # Who tells may be behind this rank, and wait for nobody.
+        behind = waited_for(mine, {teller: place}, ())
+        return {**found, **{f"rank {r}": why for r, why in behind.items()}}
 
     def _word_of(self, rank: int) -> Progress | None:
         word = self._store.get(f"{_WORD}{rank}")

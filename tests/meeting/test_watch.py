@@ -235,8 +235,13 @@ def test_one_of_those_that_wait_finds_out_for_all(monkeypatch, caplog):
         waiting[rank].over()
     assert store.values["teller"] is None
     # What is told of a rank to itself is who waits for it.
-    store.put("teller", {"rank": 9, "at": "in x", "found": {"rank 0": "y"}})
+    ahead = {"position": 7, "what": "x", "beat": 1}
+    store.put("teller", {"rank": 9, "place": ahead, "found": {"rank 0": "y"}})
     assert look(0)[0] == {"rank 9": "is in x"}
+    # Who waits for nobody may be waited for.
+    behind = {"position": 4, "what": "x", "beat": 2}
+    store.put("teller", {"rank": 9, "place": behind, "found": {}})
+    assert look(0)[0] == {"rank 9": "is still in x"}
 
 
 def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
