@@ -23,6 +23,7 @@ from keras_towers.splitting.values import Kind
 PROVEN = "proven to be that of one device"
 NOT_PROVEN = "not proven to be that of one device"
 _DIFFERS = "differs from that of one device"
+_OF_SUMS = ("not their mean", "such as a sum and a mean")
 
 _COMPARE = (
     "keras_towers.verify(model, x, y) compares a few steps with those of one "
@@ -186,7 +187,9 @@ def _with_line(
 ) -> Difference:
     """Return a difference by what has a line of the user's, if it is a sum."""
     operation = difference.operation
-    if line_of(operation, capture.__file__) is not None:
+    has_line = line_of(operation, capture.__file__) is not None
+    # Other differences are none of the sums that a step may have as well.
+    if has_line or not any(text in difference.text for text in _OF_SUMS):
         return difference
     for tensor in (*operation.inputs, *losses):
         source = _sum_behind(tensor, analysis)
