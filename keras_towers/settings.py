@@ -132,6 +132,9 @@ METRIC_BYTES = 2**16
 #: Traces of a step, at most, by which `exact=True` [finds out where towers have
 #: to exchange values](exactness.md#exacttrue).
 JOINING_TRACES = 6
+#: From which on the trace of a step takes too long for [a
+#: rehearsal](exactness.md#rehearsals), which takes about as long.
+REHEARSED_TRACE_S = 30.0
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
 #: Bytes, at least, of [the parts of large weights](parameter_servers.md#speed)

@@ -18,12 +18,11 @@ from keras_towers.fit.capture import verdict
 from keras_towers.fit.contract import Extent
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.verify import compare, snapshot, steps
 from keras_towers.fit.verify import layers as layers_lib
-from keras_towers.fit.verify import snapshot, steps
 from keras_towers.fit.verify.steps import RecordedStep, Run
 from keras_towers.strategies import options as strategy_options
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.verification import compare
 from keras_towers.verification.report import Kind
 
 Seen: TypeAlias = dict[tuple[Kind, str], float]

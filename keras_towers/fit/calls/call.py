@@ -237,7 +237,9 @@ class TowerCall:
         return iterator
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return TowerEpochIterator(self.config, kind, self.order, **kwargs)
+        return TowerEpochIterator(
+            *(self.config, kind, self._step.has_run, self.order), **kwargs
+        )
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Replacement for ``_maybe_symbolic_build``."""

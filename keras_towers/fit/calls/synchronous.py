@@ -152,7 +152,9 @@ class TowerCalls:
                 callbacks.on_one_device(given),
                 callbacks.observed(call.kind, call.model, given, self._config),
             ):
-                return original(call.model, **given)
+                result = original(call.model, **given)
+                self._step.has_run()
+                return result
 
 
 def run_alone(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras.metrics import Metric
@@ -16,11 +18,15 @@ from keras_towers.fit.capture import splits, verdict
 from keras_towers.fit.capture.checks import CannotSplit
 from keras_towers.fit.capture.joining import Plan, extended
 from keras_towers.fit.capture.trace import TracedStep
+from keras_towers.fit.capture.verdict import Verdict
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.step import whole_metrics
 from keras_towers.fit.weights.variables import SUM, WHOLE
 from keras_towers.splitting import Analysis, Difference
+
+if TYPE_CHECKING:
+    from keras_towers.fit.capture.rehearsal import Rehearsal
 
 logger = logging.getLogger("keras_towers")
 
@@ -32,6 +38,7 @@ class Judge:
         config: the towers.
         model: the model.
         begins: whether all ranks know what state the metrics are in.
+        later: gets what is to be done once the step has run.
         predicts: whether the step returns a row for each example.
     """
 
@@ -40,11 +47,13 @@ class Judge:
         config: TowerConfig,
         model: keras.Model,
         begins: bool,
+        later: list[Pending],
         predicts: bool = False,
     ):
         self._config = config
         self._model = model
         self._begins = begins
+        self._later = later
         self._predicts = predicts
         self._ranks = config.transport.size
         self._is_done = False
@@ -55,6 +64,7 @@ class Judge:
         # Exchanges, on trial; None: no more of them are tried.
         self._plan: Plan | None = {} if _may_join(config) else None
         self._rounds = 0
+        self._rehearsal: Rehearsal | None = None
 
     def wants_another(self, trace: TracedStep, tower: tower_lib.Tower) -> bool:
         """Judge the trace of a step; or want it traced again.
@@ -96,13 +106,44 @@ class Judge:
         if trace.do_once(analysis.effects):
             self._once = bool(analysis.effects)
             analysis = dataclasses.replace(analysis, effects=())
-        verdict.decide(
-            *(self._config, self._model, self._kind(tower), analysis),
+        found = verdict.of(
+            *(self._config, analysis),
             may_overflow=splits.may_overflow(trace),
             exchanges=len(self.plan),
             losses=trace.captured.losses,
         )
+        self._rehearsal = self._to_rehearse(trace, analysis)
+        tell = functools.partial(
+            verdict.tell, self._config, self._model, self._kind(tower)
+        )
+        if self._rehearsal is None:
+            tell(found)
+        else:
+            pending = Pending(self._config, self._rehearsal, found, tell)
+            self._later.append(pending)
         return False
+
+    def keep_examples(self, data: Any) -> None:
+        """Keep some of a tower's examples, if the step is to be rehearsed."""
+        if self._rehearsal is not None:
+            self._rehearsal.keep(data)
+            self._rehearsal = None
+
+    def _to_rehearse(
+        self, trace: TracedStep, analysis: Analysis
+    ) -> Rehearsal | None:
+        known = any(not d.is_open for d in analysis.differences)
+        if known or not analysis.differences or verdict.heard_by_another():
+            return None
+        if self._config.batches == "each":
+            return None
+        from keras_towers.fit.capture import rehearsal
+
+        try:
+            return rehearsal.Rehearsal(trace, analysis, self._predicts)
+        except rehearsal.CannotRehearse as error:
+            logger.debug("%s is not rehearsed: %s", self._model.name, error)
+            return None
 
     def leave_open(self, why: str, tower: tower_lib.Tower) -> None:
         """Judge a step that has no trace, or none that is analysed.
@@ -112,7 +153,7 @@ class Judge:
         if self._judges(tower) and not self._predicts:
             self._is_done = True
             given = self._config, self._model, self._kind(tower)
-            verdict.leave_open(*given, why)
+            verdict.tell(*given, verdict.of_nothing(why))
 
     def give_up(self) -> bool:
         """Do without what was tried last; return whether there is anything."""
@@ -200,6 +241,47 @@ class Judge:
             if difference.operation not in others
             for metric in metrics
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """What is told of a step once it has run for the first time.
+
+    Attributes:
+        config: the towers.
+        rehearsal: rehearses it.
+        verdict: what is known without that.
+        tell: tells a verdict.
+    """
+
+    config: TowerConfig
+    rehearsal: Rehearsal
+    verdict: Verdict
+    tell: Callable[[Verdict], None]
+
+    def run(self) -> None:
+        """Rehearse the step, and tell what is known then."""
+        known = self.verdict
+        try:
+            found = self.rehearsal.run()
+        except Exception as error:
+            # A few examples may be too few for it.
+            logger.debug("a rehearsal failed: %r", error, exc_info=True)
+        else:
+            if found is not None:
+                known = verdict.rehearsed(found, known, self.config)
+        self.tell(known)
+
+
+def rehearse(waiting: Sequence[Pending]) -> None:
+    """Rehearse the steps that have run since they were judged."""
+    ran = [one for one in waiting if one.rehearsal.has_examples]
+    for one in ran:
+        one.run()
+    if not ran:
+        # They never ran.
+        for one in waiting:
+            one.tell(one.verdict)
 
 
 def _may_join(config: TowerConfig) -> bool:

@@ -72,6 +72,13 @@ class Exchanges:
         self.all.append(_Exchange(list(given), stand, of, run))
         return stand
 
+    def replace(
+        self, operation: Any, given: Sequence[tf.Tensor], run: Run
+    ) -> None:
+        """Note what happens in the place of an operation."""
+        results = list(operation.outputs)
+        self.all.append(_Exchange(list(given), results, results, run))
+
     def note_once(self, effects: Sequence[Effect], here: bool) -> None:
         """Note an operation that happens once for all towers.
 

@@ -93,6 +93,8 @@ class StepTraces:
             # The first is traced, up to where it exchanges gradients.
             self._first_is_traced()
         trace = self._trace_for(step, data, tower)
+        if first:
+            self._judge.keep_examples(data)
         if trace is None:
             captured = capture(step, data, tower, self._update.apply)
             self._judge_own_trace(tower)

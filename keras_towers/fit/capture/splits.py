@@ -62,8 +62,17 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
         else:
             known = inside.shape.is_fully_defined()
             inputs.append(same(shape=tuple(inside.shape) if known else None))
-    results = _outputs(trace) if predicts else _results(trace)
+    results = results_of(trace, predicts)
     return analyse(trace.graph, inputs, variables, results)
+
+
+def results_of(trace: TracedStep, predicts: bool = False) -> Iterator[Result]:
+    """Return what a traced step hands on.
+
+    Args:
+        predicts: whether it returns a row for each example.
+    """
+    return _outputs(trace) if predicts else _results(trace)
 
 
 def owners_of(trace: TracedStep) -> dict[str, Any]:

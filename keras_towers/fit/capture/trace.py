@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ class TracedStep:
         tower: the tower, in the trace.
         way: how it is called.
         captured: output and updates of the step, in the trace.
+        seconds: how long it took to trace.
         captures: for each tower its handles of variables and other tensors that
             the trace captured.
 
@@ -86,7 +88,9 @@ class TracedStep:
         for place, tensor in enumerate(_with_rows(data)):
             if tensor is not None:
                 specs[place] = _of_any_size(specs[place])
+        begun = time.monotonic()
         self.graph: Any = self._traced(run, specs)
+        self.seconds: float = time.monotonic() - begun
         captures = checks.captures_of(self.graph)
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}
         self._function: Callable[[Sequence[Any]], list[Any]]
@@ -142,6 +146,16 @@ class TracedStep:
             here = not rank or not once.is_seen_outside(found)
             self._exchanges.note_once(found, here)
         return True
+
+    @property
+    def results(self) -> list[tf.Tensor]:
+        """The tensors that it hands on, in the order of its outputs."""
+        return _tensors(_results(self.captured))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether towers exchange values in it."""
+        return bool(self._exchanges.all)
 
     def fits(self, analysis: Analysis) -> bool:
         """Whether no rows of a tower meet those of all towers."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -19,6 +19,9 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.splitting import SUM, Analysis, Difference
 from keras_towers.splitting.lines import line_of
 from keras_towers.splitting.values import Kind
+
+if TYPE_CHECKING:
+    from keras_towers.fit.capture.rehearsal import Found
 
 PROVEN = "proven to be that of one device"
 NOT_PROVEN = "not proven to be that of one device"
@@ -41,12 +44,22 @@ class Reason:
         differences: what differs for this reason; empty for an effect, and
             where the step is not analysed.
         is_open: whether it may not differ, as nobody knows.
+        seen: by how much it differed in a rehearsal, as a sentence and a space.
     """
 
     message: str
     remedy: str
     differences: tuple[Difference, ...] = ()
     is_open: bool = False
+    seen: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is known of a step, and why it differs from one device, or may."""
+
+    text: str
+    reasons: tuple[Reason, ...]
 
 
 _OVERFLOW = Reason(
@@ -81,50 +94,39 @@ def heard() -> Iterator[list[list[Reason]]]:
         _heard = before
 
 
-def decide(
+def heard_by_another() -> bool:
+    """Whether what is known of steps is heard by a block, and not told."""
+    return _heard is not None
+
+
+def of(
     config: TowerConfig,
-    model: keras.Model,
-    kind: str,
     analysis: Analysis,
     may_overflow: bool = False,
     exchanges: int = 0,
     losses: Sequence[Any] = (),
-) -> None:
-    """Tell where a step differs from that of one device, or may.
+) -> Verdict:
+    """Say where a step differs from that of one device, or may.
 
     Args:
-        kind: what it does: "training", "evaluation" or "prediction".
         may_overflow: whether it may be skipped, by what its gradients are.
         exchanges: the number of operations that are given values of the global
             batch, as exact=True asks for.
         losses: the losses of the step.
-
-    Raises:
-        TowerError: it does, and ``on_difference`` is ``"error"``.
     """
     known = [d for d in analysis.differences if not d.is_open]
     found = [
         _with_line(difference, analysis, losses)
         for difference in known or analysis.differences
     ]
-    verdict = PROVEN
+    text = PROVEN
     if exchanges:
-        verdict += f", with values of all towers for {exchanges} operations"
+        text += f", with values of all towers for {exchanges} operations"
     if known:
-        verdict = _DIFFERS
+        text = _DIFFERS
     elif found or analysis.effects or may_overflow:
-        verdict = NOT_PROVEN
-    reasons = [
-        Reason(
-            f"{_verb(same[0])} {_cause(same[0])}, so that {_what(same)} "
-            f"{'may differ' if same[0].is_open else 'differ'} from one "
-            "device's.",
-            _remedy(same, config),
-            tuple(same),
-            same[0].is_open,
-        )
-        for same in _by_cause(found)
-    ]
+        text = NOT_PROVEN
+    reasons = [_of_differences(same, config) for same in _by_cause(found)]
     reasons += [
         Reason(
             f"has an effect: {effect.text}{_at(effect.operation)}, not once "
@@ -136,50 +138,90 @@ def decide(
     ]
     if may_overflow:
         reasons.append(_OVERFLOW)
-    _tell(config, model, kind, verdict, reasons)
+    return Verdict(text, tuple(reasons))
 
 
-def leave_open(
-    config: TowerConfig, model: keras.Model, kind: str, why: str
-) -> None:
-    """Tell that a step is not analysed.
+def of_nothing(why: str) -> Verdict:
+    """Say that a step is not analysed.
 
     Args:
-        kind: as for ``decide``.
         why: what it does: "asks which tower it runs on".
-
-    Raises:
-        TowerError: ``on_difference`` is ``"error"``.
     """
     message = f"may differ: it {why}, so that it cannot be analysed."
     reason = Reason(message, _COMPARE, is_open=True)
-    _tell(config, model, kind, NOT_PROVEN, [reason])
+    return Verdict(NOT_PROVEN, (reason,))
 
 
-def _tell(
-    config: TowerConfig,
-    model: keras.Model,
-    kind: str,
-    verdict: str,
-    reasons: list[Reason],
+def rehearsed(found: Found, verdict: Verdict, config: TowerConfig) -> Verdict:
+    """Say what a rehearsal has shown of a step that was not proven."""
+    if not found.is_rounding:
+        reasons = [
+            _of_differences(reason.differences, config, found)
+            if reason.differences
+            else reason
+            for reason in verdict.reasons
+        ]
+        return Verdict(_DIFFERS, tuple(reasons))
+    left = tuple(r for r in verdict.reasons if not r.differences)
+    text = f"rehearsed, and on {found.examples} examples that of one device"
+    return Verdict(f"{text} ({NOT_PROVEN})", left)
+
+
+def tell(
+    config: TowerConfig, model: keras.Model, kind: str, verdict: Verdict
 ) -> None:
+    """Tell where a step differs from that of one device, or may.
+
+    Args:
+        kind: what it does: "training", "evaluation" or "prediction".
+
+    Raises:
+        TowerError: it does, and ``on_difference`` is ``"error"``.
+    """
     step = f"the {kind} step of {model.name!r}"
-    verdicts_of(config.strategy)[step] = verdict
+    verdicts_of(config.strategy)[step] = verdict.text
+    reasons = verdict.reasons
     if _heard is not None:
-        _heard.append(reasons)
+        _heard.append(list(reasons))
         return
     if config.on_difference == "ignore" or config.batches == "each":
         return
-    messages = [
-        f"{config.name}: {step} {reason.message} {reason.remedy}"
+    messages = {
+        reason: f"{config.name}: {step} {reason.message} {reason.seen}"
+        f"{reason.remedy}"
         for reason in reasons
-    ]
+    }
     if messages and config.on_difference == "error":
-        raise TowerError("\n".join(messages))
-    if config.peers.rank == 0:
-        for message in messages:
-            if told.is_news(message):
-                told.logger.warning("%s", message)
+        raise TowerError("\n".join(messages.values()))
+    for reason, message in messages.items():
+        # Others have rehearsed it on other examples.
+        speaks = config.peers.rank == 0 or reason.seen
+        if speaks and told.is_news((step, reason.message, reason.remedy)):
+            told.logger.warning("%s", message)
+
+
+def _of_differences(
+    same: Sequence[Difference],
+    config: TowerConfig,
+    found: Found | None = None,
+) -> Reason:
+    """Say what differs for one reason, or may, if no rehearsal has shown it."""
+    is_open = same[0].is_open and found is None
+    does, what = _cause(same[0]), _what(same)
+    message = f"differs: it {does}, so that {what} differ from one device's."
+    if is_open:
+        message = (
+            f"may differ: it {does}, so that {what} may differ from one "
+            "device's."
+        )
+    seen = ""
+    if found is not None:
+        seen = (
+            f"In a rehearsal on {found.examples} examples the difference was "
+            f"up to {found.size:.2g} times the value. "
+        )
+    remedy = _COMPARE if is_open else _remedy(same, config)
+    return Reason(message, remedy, tuple(same), is_open, seen)
 
 
 def _with_line(
@@ -226,10 +268,6 @@ def _by_cause(differences: Sequence[Difference]) -> list[list[Difference]]:
     return list(groups.values())
 
 
-def _verb(difference: Difference) -> str:
-    return "may differ: it" if difference.is_open else "differs: it"
-
-
 def _cause(difference: Difference) -> str:
     text = difference.text
     if text.startswith(("is ", "has ", "scales ")):
@@ -267,9 +305,6 @@ def _what(differences: Sequence[Difference]) -> str:
 
 
 def _remedy(differences: Sequence[Difference], config: TowerConfig) -> str:
-    first = differences[0]
-    if first.is_open:
-        return _COMPARE
     if {d.what for d in differences} <= {"log"}:
         return (
             "Report the result of a keras.metrics metric instead, or use "

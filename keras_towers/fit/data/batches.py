@@ -154,6 +154,20 @@ def first_rows(leaf: Any, count: Any) -> Any:
     return _slice(leaf, tf.zeros_like(count), count)
 
 
+def few_rows(batch: Any, count: int) -> Any:
+    """Return up to ``count`` examples of a batch, with all of their rows."""
+    every = tf.cast(batch_size_of(batch), tf.int64)
+    few = tf.minimum(every, count)
+
+    def rows_of(leaf: Any) -> Any:
+        if not has_rows(leaf):
+            return leaf
+        times = tf.cast(_rows(leaf), tf.int64) // tf.maximum(every, 1)
+        return first_rows(leaf, few * times)
+
+    return tf.nest.map_structure(rows_of, batch)
+
+
 def rows_if(leaf: Any, condition: Any) -> Any:
     """Return all rows of a tensor of any kind, or none of them."""
     if not has_rows(leaf):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -28,7 +29,8 @@ _UNTIL_ALL_END = -1
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches."""
 
-    # An ``order`` makes several ranks shuffle identically.
+    # ``has_run`` is called between two steps. An ``order`` makes several ranks
+    # shuffle identically.
 
     _distributed_dataset: Any
     data_adapter: Any
@@ -38,6 +40,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self,
         config: TowerConfig,
         kind: str,
+        has_run: Callable[[], None],
         order: Order | None = None,
         whole: bool = False,
         **kwargs: Any,
@@ -48,7 +51,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         together = config.transport.size > 1
         self._transport, self._kind = config.transport, kind
         self._towers = config.num_towers
-        self._order = order
+        self._has_run, self._order = has_run, order
         # Ranks with their own training data have their own validation data.
         self.at_last_step: bool = False
         self._each = config.batches == "each" and (trains or together)
@@ -232,6 +235,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return _Reusing(self) if self._reuses else self._distributed_dataset
 
     def __next__(self) -> Any:
+        self._has_run()
         step = super().__next__()
         self._unused = None
         steps = self.num_batches

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit import told
-from keras_towers.fit.capture.judging import Judge
+from keras_towers.fit.capture.judging import Judge, Pending, rehearse
 from keras_towers.fit.capture.sharing import StepTraces
 from keras_towers.fit.context import marks, replica_context
 from keras_towers.fit.context import tower as tower_lib
@@ -41,6 +41,7 @@ class GlobalStep:
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
         self.hidden: HiddenRows | None = None
+        self._later: list[Pending] = []
         self.config: TowerConfig = config or update.config
         self.update = update
         self._spread = update.spread
@@ -49,6 +50,12 @@ class GlobalStep:
 
             self.hidden = HiddenRows()
         self._devices = [tower_lib.short_name(d) for d in self.config.devices]
+
+    def has_run(self) -> None:
+        """Note that a step has ended."""
+        if self._later:
+            waiting, self._later[:] = list(self._later), []
+            rehearse(waiting)
 
     def alone(self) -> GlobalStep:
         """Return steps without the processes that train with this one."""
@@ -143,7 +150,9 @@ class GlobalStep:
         before = after = attributes.take()
         given = self.config, self.update, model, attributes
         begins = self.order.begins_a_call()
-        judge = Judge(self.config, model, begins, predicts=note is None)
+        judge = Judge(
+            *(self.config, model, begins, self._later), predicts=note is None
+        )
         traces = StepTraces(*given, batch.pieces, shares, judge)
 
         def tower_step(index: int, data: Any) -> Any:

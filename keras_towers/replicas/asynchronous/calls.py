@@ -195,7 +195,9 @@ class _AsyncCall(ReplicaCall):
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         whole = kind == "fit"
         return TowerEpochIterator(
-            self.config, kind, self.order, whole, **kwargs
+            *(self.config, kind, self._step.has_run, self.order),
+            whole=whole,
+            **kwargs,
         )
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:

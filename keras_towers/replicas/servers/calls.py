@@ -190,11 +190,12 @@ class ServedFit(ReplicaCall):
             return super().run_step(step, batch)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        beat = self.session.workers.beat
-        if kind == "fit":
-            return _Beating(beat, self.config, kind, self.order, **kwargs)
-        # Each worker validates on all of the data.
-        return _Beating(beat, self.config.alone(), kind, None, **kwargs)
+        config, order = self.config, self.order
+        if kind != "fit":
+            # Each worker validates on all of the data.
+            config, order = config.alone(), None
+        given = config, kind, self._step.has_run, order
+        return _Beating(self.session.workers.beat, *given, **kwargs)
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)

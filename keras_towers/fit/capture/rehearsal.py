@@ -1,0 +1,380 @@
+"""A rehearsal of a step that is not proven to split.
+
+The trace that was analysed runs once more, after the first step: on a few
+examples of its batch as on one device, and on parts of them as on towers. It
+works on copies of the variables that it writes, and random numbers are the same
+constant for all examples, so that it changes nothing and compares nothing that
+differs by design.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat, settings
+from keras_towers.fit.capture import checks, splits
+from keras_towers.fit.capture.function import GraphFunction
+from keras_towers.fit.capture.pieces import Exchanges, Pieces
+from keras_towers.fit.capture.trace import TracedStep
+from keras_towers.fit.contract import NamedGradients
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.verify import compare
+from keras_towers.fit.weights.variables import MEAN, SUM
+from keras_towers.splitting import MEAN as MEAN_OF_TOWERS
+from keras_towers.splitting import Analysis, Result
+
+_HOST = "CPU:0"
+_ROWS, _PARTS = 7, 3
+_IN_HALF_PRECISION, _IN_SINGLE_PRECISION = 3e-2, 1e-3
+_FLOATS = frozenset(
+    (
+        *("StatelessRandomUniformV2", "StatelessRandomNormalV2"),
+        "StatelessTruncatedNormalV2",
+    )
+)
+
+
+class CannotRehearse(Exception):
+    """Why a step is not rehearsed, such as "took too long to trace"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a rehearsal has shown.
+
+    Attributes:
+        examples: on how many examples.
+        size: the largest relative difference from one device.
+        is_rounding: whether that is no more than rounding.
+    """
+
+    examples: int
+    size: float
+    is_rounding: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ran:
+    """What one run of the trace gave."""
+
+    # By the names of tensors.
+    outputs: dict[str, Any]
+    # By the keys of variables.
+    state: dict[str, Any]
+
+
+class Rehearsal:
+    """Runs a trace on a few examples, whole and in parts.
+
+    Args:
+        trace: the trace of a step.
+        analysis: what is known of it.
+        predicts: whether it returns a row for each example.
+
+    Raises:
+        CannotRehearse: it would have effects, or cost much.
+    """
+
+    def __init__(
+        self, trace: TracedStep, analysis: Analysis, predicts: bool = False
+    ):
+        self._trace, graph, self._predicts = trace, trace.graph, predicts
+        self._open = [d for d in analysis.differences if d.is_open]
+        self._captures = trace.captures[trace.tower.local_index]
+        self._copied = _written(graph)
+        self._check(analysis)
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.inputs]
+        function = _without_draws(graph, analysis)
+        self._function = tf.function(
+            lambda *inputs: function(inputs),
+            input_signature=specs,
+            autograph=False,
+        )
+        self._form: Any = None
+        self._is_kept = compat.hidden_variable(_HOST, False)
+        self._kept: list[tf.Variable] = []
+
+    def _check(self, analysis: Analysis) -> None:
+        trace = self._trace
+        if trace.way == "xla" or trace.exchanges or analysis.effects:
+            raise CannotRehearse("exchanges values, or has effects")
+        if trace.seconds > settings.REHEARSED_TRACE_S:
+            raise CannotRehearse("took too long to trace")
+        if any(map(tf.is_symbolic_tensor, self._captures)):
+            raise CannotRehearse("uses tensors of an outer function")
+        try:
+            checks.check_operations(trace.graph)
+        except checks.CannotShare as error:
+            raise CannotRehearse(str(error)) from error
+
+    def keep(self, data: Any) -> None:
+        """Keep a few examples of the first batch, in the graph of the step."""
+        self._form = data
+        leaves = _tensors(data)
+        with compat.outside(_HOST):
+            self._kept = [
+                tf.Variable(
+                    tf.zeros([0], leaf.dtype),
+                    shape=tf.TensorShape(None),  # pyright: ignore[reportArgumentType]
+                    trainable=False,
+                )
+                for leaf in leaves
+            ]
+
+        def keep() -> Any:
+            few = data_lib.few_rows(data, _ROWS)
+            pairs = zip(self._kept, _tensors(few), strict=True)
+            for variable, value in (*pairs, (self._is_kept, tf.constant(True))):
+                # No variable that the step itself writes.
+                tf.raw_ops.AssignVariableOp(
+                    resource=variable.handle, value=value
+                )
+            return True
+
+        tf.cond(self._is_kept, lambda: True, keep)
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether a step has run since it began to keep examples."""
+        return bool(self._is_kept.numpy())
+
+    def run(self) -> Found | None:
+        """Run the trace; return what it shows, or None if that is nothing.
+
+        Raises:
+            CannotRehearse: there are too few examples.
+        """
+        with compat.outside(_HOST):
+            kept = [variable.read_value() for variable in self._kept]
+            for variable in self._kept:
+                # The graph of the step keeps it.
+                variable.assign(tf.zeros([0], variable.dtype))
+            form = self._form
+            leaves = [
+                kept.pop(0) if isinstance(leaf, tf.Tensor) else leaf
+                for leaf in checks.leaves_of(form)
+            ]
+            data = tf.nest.pack_sequence_as(
+                form, leaves, expand_composites=True
+            )
+            examples = int(data_lib.batch_size_of(data))
+            if examples < _PARTS:
+                raise CannotRehearse("gets too few examples")
+            parts = data_lib.split(data, _PARTS).pieces
+            sizes = [int(data_lib.batch_size_of(part)) for part in parts]
+            shares = [size / examples for size in sizes]
+            whole = self._ran(data, 1.0, 0, examples)
+            towers = [
+                self._ran(part, share, sum(sizes[:number]), examples)
+                for number, (part, share) in enumerate(
+                    zip(parts, shares, strict=True)
+                )
+            ]
+            size = self._difference(whole, towers, shares)
+        if size is None:
+            return None
+        half = any(
+            tensor.dtype in (tf.float16, tf.bfloat16)
+            for operation in self._trace.graph.get_operations()
+            for tensor in operation.outputs
+        )
+        most = _IN_HALF_PRECISION if half else _IN_SINGLE_PRECISION
+        return Found(examples, size, size <= most)
+
+    def _ran(self, data: Any, share: float, start: int, total: int) -> _Ran:
+        """Run the trace as a tower with a share of the examples."""
+        inputs = self._inputs(data, share, start, total)
+        copies: dict[str, tf.Variable] = {}
+        captures = zip(self._captures, self._trace.graph.captures, strict=True)
+        for handle, (_, inside) in captures:
+            if inside.name in self._copied:
+                copy = tf.Variable(_value_of(handle, inside), trainable=False)
+                copies[inside.name] = copy
+                handle = copy.handle
+            inputs.append(handle)
+        results = self._function(*inputs)
+        names = [tensor.name for tensor in self._trace.results]
+        state = {key: copy.read_value() for key, copy in copies.items()}
+        return _Ran(dict(zip(names, results, strict=True)), state)
+
+    def _inputs(
+        self, data: Any, share: float, start: int, total: int
+    ) -> list[Any]:
+        """Return the inputs of the trace but for its captures."""
+        trace, tower = self._trace, self._trace.tower
+        numbers: list[Any] = []
+        if isinstance(tower.share, tf.Tensor):
+            numbers.append(share)
+        if isinstance(tower.live, tf.Tensor):
+            numbers.append(True)
+        if tower.rows is not None:
+            numbers += [start, total]
+        inputs = _tensors(data)
+        own = len(trace.graph.inputs) - len(trace.graph.captures)
+        places = trace.graph.inputs[len(inputs) : own]
+        # The trace may know the total.
+        return inputs + [
+            tf.cast(number, place.dtype)
+            for number, place in zip(numbers, places, strict=False)
+        ]
+
+    def _difference(
+        self, whole: _Ran, towers: Sequence[_Ran], shares: Sequence[float]
+    ) -> float | None:
+        """Compare what is open; None if some of it is all zero."""
+        results = {
+            (result.what, result.name): result
+            for result in splits.results_of(self._trace, self._predicts)
+        }
+        compared = _Compared()
+        for difference in self._open:
+            is_shown = False
+            if difference.variables:
+                for key in difference.variables:
+                    is_shown |= self._add_state(
+                        compared, key, whole, towers, shares
+                    )
+            else:
+                for name in difference.names:
+                    result = results[difference.what, name]
+                    pair = _both(result, whole, towers, shares)
+                    is_shown |= compared.add(result, *pair)
+            if not is_shown:
+                return None
+        return max(compared.sizes())
+
+    def _add_state(
+        self,
+        compared: _Compared,
+        key: str,
+        whole: _Ran,
+        towers: Sequence[_Ran],
+        shares: Sequence[float],
+    ) -> bool:
+        """Compare a variable; return whether it has been changed."""
+        owner = splits.owners_of(self._trace)[key]
+        merge = None if owner is None else owner.merge
+        insides = [inside for _, inside in self._trace.graph.captures]
+        place = [inside.name for inside in insides].index(key)
+        before = _value_of(self._captures[place], insides[place])
+        after = whole.state[key]
+        every = [tower.state[key] for tower in towers]
+        if merge == SUM:
+            every = [before + tf.add_n([own - before for own in every])]
+        elif merge == MEAN:
+            weighted = [
+                own * tf.cast(share, own.dtype)
+                for own, share in zip(every, shares, strict=True)
+            ]
+            every = [tf.add_n(weighted)]
+        compared.state += [compare.values(before, after, own) for own in every]
+        return bool(tf.reduce_any(before != after))
+
+
+class _Compared:
+    """Values of one device, and those of towers."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[str, tuple[Any, Any]] = {}
+        self._others: dict[str, tuple[Any, Any]] = {}
+        self.state: list[float] = []
+
+    def add(self, result: Result, one: Any, other: Any) -> bool:
+        """Add a result; return whether it shows anything."""
+        gradient = result.what == "gradient"
+        found = self._gradients if gradient else self._others
+        found[result.name] = one, other
+        return bool(np.isfinite(one).all() and np.any(one))
+
+    def sizes(self) -> list[float]:
+        """Return the sizes of all differences, relative to the values."""
+        grads = [
+            NamedGradients(
+                tuple(self._gradients),
+                [pair[side] for pair in self._gradients.values()],
+            )
+            for side in (0, 1)
+        ]
+        logs = [
+            {name: pair[side] for name, pair in self._others.items()}
+            for side in (0, 1)
+        ]
+        return [
+            *compare.gradients(*([calls] for calls in grads)).values(),
+            *compare.logs(*logs).values(),
+            *self.state,
+        ]
+
+
+def _tensors(data: Any) -> list[Any]:
+    return [x for x in checks.leaves_of(data) if isinstance(x, tf.Tensor)]
+
+
+def _written(graph: Any) -> set[str]:
+    """Return the names of captured variables that are not only read."""
+    read = {graph.inputs[index].name for index in compat.only_read(graph)}
+    return {
+        inside.name
+        for _, inside in graph.captures
+        if checks.is_variable(inside) and inside.name not in read
+    }
+
+
+def _value_of(handle: Any, inside: Any) -> Any:
+    """Read the variable of a handle, which is another one in a trace."""
+    data = compat.get_resource_handle_data(inside)
+    dtype = tf.as_dtype(data.shape_and_type[0].dtype)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _without_draws(graph: Any, analysis: Analysis) -> Any:
+    """Return a graph as a function that draws constants."""
+    if not analysis.draws:
+        return GraphFunction(graph, "inlined")
+    exchanges = Exchanges()
+    for draw in analysis.draws:
+        operation = draw.operation
+        if operation.type not in _FLOATS or operation.graph is not graph:
+            raise CannotRehearse(f"draws by {operation.type}")
+        dtype = operation.outputs[0].dtype
+
+        def constant(given: list[Any], dtype: Any = dtype) -> list[Any]:
+            return [tf.fill(given[0], tf.constant(0.5, dtype))]
+
+        exchanges.replace(operation, [operation.inputs[0]], constant)
+    return Pieces(graph, exchanges.all, "inlined", [])
+
+
+def _both(
+    result: Result, whole: _Ran, towers: Sequence[_Ran], shares: Sequence[float]
+) -> tuple[Any, Any]:
+    """Return a result of one device, and what towers have of it together."""
+    one, *every = (ran.outputs[result.tensor.name] for ran in (whole, *towers))
+    one, every = one.numpy(), [own.numpy() for own in every]
+    if result.places is not None:
+        places = [
+            ran.outputs[result.places.name].numpy() for ran in (whole, *towers)
+        ]
+        rows = 1 + max(int(place.max(initial=0)) for place in places)
+        one = _added_up(one, places[0], rows)
+        every = [
+            _added_up(own, place, rows)
+            for own, place in zip(every, places[1:], strict=True)
+        ]
+    if result.what == "output":
+        return one, np.concatenate(every)
+    if result.degree == MEAN_OF_TOWERS:
+        every = [own * share for own, share in zip(every, shares, strict=True)]
+    return one, sum(every[1:], every[0])
+
+
+def _added_up(values: Any, places: Any, rows: int) -> Any:
+    """Add rows of a gradient up by their indices."""
+    total = np.zeros((rows, *values.shape[1:]), "float64")
+    np.add.at(total, places, values)
+    return total

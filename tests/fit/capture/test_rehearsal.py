@@ -1,0 +1,184 @@
+"""What is not proven is rehearsed on a few examples, and told if need be."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import settings
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(44, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+BATCH = 16
+REHEARSED = "rehearsed, and on"
+
+
+@keras.saving.register_keras_serializable()
+class Own(keras.layers.Layer):
+    """Calls a function of a tensor, whose shape stays."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def positive_of_each(x):
+    """Leave out what is not positive, and put the rest back in its place."""
+    places = tf.where(x > 0)
+    kept = tf.gather_nd(x, places)
+    return x + tf.scatter_nd(places, kept, tf.shape(x, tf.int64))
+
+
+def first_positive_of_all(x):
+    """Every example meets the first of the batch that is positive."""
+    places = tf.where(x[:, 0] > 0)
+    return x + tf.gather_nd(x, places[:1])
+
+
+def model_of(function, layers=(), dtype=None, **compiled):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(4, name="first"),
+            *layers,
+            Own(function, name="own"),
+            keras.layers.Dense(1, name="last"),
+        ]
+    )
+    compiled = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]} | (
+        compiled
+    )
+    model.compile(**compiled)
+    return model
+
+
+def fitted(make, scope=None, **how):
+    how = {"batch_size": BATCH, "shuffle": False, "epochs": 2} | how
+    with scope or contextlib.nullcontext():
+        model = make()
+        history = model.fit(X, Y, verbose=0, **how)
+    weights = [np.array(v) for v in model.variables]
+    return weights, history.history
+
+
+def check_equal(make, scope, **how):
+    one, history = fitted(make, **how)
+    many, also = fitted(make, scope, **how)
+    for mine, theirs in zip(one, many, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(values, also[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"random": "global"}])
+def test_what_is_equal_in_it_is_not_told(logged, options, steps):
+    strategy = kt.TowerStrategy(3, **options)
+    check_equal(
+        lambda: model_of(positive_of_each, steps_per_execution=steps),
+        strategy,
+        validation_data=(X[:20], Y[:20]),
+    )
+    assert not logged("step of")
+    described = strategy.describe()
+    assert described.count(REHEARSED) == 2, described
+    assert "not proven to be that of one device" in described
+
+
+@pytest.mark.parametrize("mode", ["warn", "error"])
+def test_what_differs_in_it_is_told_with_the_line_and_the_size(logged, mode):
+    strategy = kt.TowerStrategy(3, on_difference=mode)
+    asked = contextlib.nullcontext()
+    if mode == "error":
+        asked = pytest.raises(kt.TowerError, match="In a rehearsal on 6 ex")
+    with asked:
+        fitted(lambda: model_of(first_positive_of_all), strategy)
+    assert "differs from that of one device" in strategy.describe()
+    if mode == "warn":
+        ((_, said),) = logged("step of")
+        assert "differs: it" in said and "In a rehearsal on 6 examples" in said
+        assert "places = tf.where(x[:, 0] > 0)" in said
+        assert "keras_towers.gather" in said
+
+
+def test_draws_are_the_same_for_all_examples(logged):
+    strategy = kt.TowerStrategy(3)
+    dropout = keras.layers.Dropout(0.4, seed=1)
+    noise = keras.layers.GaussianNoise(0.1, seed=2)
+    fitted(lambda: model_of(positive_of_each, [dropout, noise]), strategy)
+    assert not logged("may differ")
+    assert REHEARSED in strategy.describe()
+
+
+def test_what_has_effects_is_not_rehearsed(logged):
+    said = []
+
+    def say(number):
+        said.append(number)
+        return number
+
+    def noting(x):
+        number = tf.numpy_function(say, [1.0], tf.float32)
+        return positive_of_each(x) * tf.ensure_shape(number, [])
+
+    strategy = kt.TowerStrategy(2)
+    fitted(lambda: model_of(noting), strategy, epochs=1)
+    # Once for each batch.
+    assert len(said) == 3
+    ((_, told),) = logged("may differ")
+    assert "keras_towers.verify" in told
+    assert REHEARSED not in strategy.describe()
+
+
+def test_what_shows_nothing_is_told(logged):
+    """A loss whose gradients are zero is equal however it is computed."""
+
+    def flat(y_true, y_pred):
+        return tf.reduce_mean(positive_of_each(y_pred) * 0.0, -1)
+
+    strategy = kt.TowerStrategy(2)
+    fitted(lambda: model_of(tf.identity, loss=flat), strategy, epochs=1)
+    ((_, told),) = logged("may differ")
+    assert "may differ" in told
+
+
+def test_what_is_too_slow_or_has_too_few_examples_is_told(logged, monkeypatch):
+    strategy = kt.TowerStrategy(3)
+    fitted(lambda: model_of(positive_of_each), strategy, batch_size=4)
+    assert len(logged("may differ")) == 1
+    monkeypatch.setattr(settings, "REHEARSED_TRACE_S", 0.0)
+    fitted(lambda: model_of(first_positive_of_all), kt.TowerStrategy(3))
+    assert len(logged("may differ")) == 2
+
+
+def test_other_methods(logged):
+    strategy = kt.TowerStrategy(3)
+    with strategy:
+        model = model_of(positive_of_each)
+        model.train_on_batch(X, Y)
+        assert strategy.describe().count(REHEARSED) == 1
+        outputs = model.predict(X, batch_size=BATCH, verbose=0)
+        assert strategy.describe().count(REHEARSED) == 2
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+        assert strategy.describe().count(REHEARSED) == 3
+    np.testing.assert_allclose(outputs, model(X), rtol=1e-5, atol=1e-6)
+    assert not logged("step of")
+
+
+def test_a_prediction_that_differs(logged):
+    with kt.TowerStrategy(3):
+        model = model_of(first_positive_of_all)
+        model.predict(X, batch_size=BATCH, verbose=0)
+    ((_, said),) = logged("prediction step of")
+    assert "In a rehearsal on 6 examples" in said
