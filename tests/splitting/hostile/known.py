@@ -6,7 +6,6 @@ DEFAULT, EXACT = "default", "exact"
 
 _JACOBIAN = "gradients of each example are named, not their mean"
 _NUMBERS = "numbers of examples that only say where they are"
-_ROWS = "ragged and sparse rows are not analysed"
 _CTC = "CTC calls functions that are not known"
 
 # A case, and whether it is so without or with exact=True: what is wrong.
@@ -19,25 +18,15 @@ KNOWN: dict[tuple[str, str], str] = {
 
 # What is equal, and told in vain.
 for _name, _reason in {
-    "contractive_autoencoder": "batch_jacobian",
     "views_interleaved": "picks of several rows for each example",
     "temporal_classification": _CTC,
     "classification_of_keras": _CTC,
     "experts_by_stitching": _NUMBERS,
     "kernels_of_each_example": "examples as channels",
-    "logged_means": "how many a boolean mask leaves",
-    "spectrogram": "the gradient of frames",
-    "loss_on_spectra": "the gradient of frames",
     "sums_by_repeated_numbers": _NUMBERS,
-    "mean_of_each_ragged_row": _ROWS,
-    "multiplied_by_its_length": _ROWS,
-    "mean_of_rows_with_short_splits": _ROWS,
     "how_many_of_each_word": "a length that the largest value does not change",
     "array_written_forwards": "loops over examples",
-    "messages_by_segments": "places where something is true",
     "readout_by_graph": _NUMBERS,
-    "ragged_to_dense": _ROWS,
-    "hardest_pixels_of_each": "as many as a size that is not known",
     "vectorized_over_examples": "unit matrices for each example",
 }.items():
     KNOWN[_name, DEFAULT] = KNOWN[_name, EXACT] = _reason
