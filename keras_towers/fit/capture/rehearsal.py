@@ -49,13 +49,15 @@ class Found:
 
     Attributes:
         examples: on how many examples.
-        size: the largest relative difference from one device.
-        is_rounding: whether that is no more than rounding.
+        size: the largest relative difference from one device; 0 if it is no
+            more than rounding.
+        failure: what a tower's part of the examples raised; nothing is known
+            then.
     """
 
     examples: int
-    size: float
-    is_rounding: bool
+    size: float = 0.0
+    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +90,7 @@ class Rehearsal:
         self._captures = trace.captures[trace.tower.local_index]
         self._copied = _written(graph)
         self._check(analysis)
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.inputs]
-        function = _without_draws(graph, analysis)
-        self._function = tf.function(
-            lambda *inputs: function(inputs),
-            input_signature=specs,
-            autograph=False,
-        )
+        self._function = _without_draws(graph, analysis)
         self._form: Any = None
         self._is_kept = compat.hidden_variable(_HOST, False)
         self._kept: list[tf.Variable] = []
@@ -150,31 +146,24 @@ class Rehearsal:
             CannotRehearse: there are too few examples.
         """
         with compat.outside(_HOST):
-            kept = [variable.read_value() for variable in self._kept]
-            for variable in self._kept:
-                # The graph of the step keeps it.
-                variable.assign(tf.zeros([0], variable.dtype))
-            form = self._form
-            leaves = [
-                kept.pop(0) if isinstance(leaf, tf.Tensor) else leaf
-                for leaf in checks.leaves_of(form)
-            ]
-            data = tf.nest.pack_sequence_as(
-                form, leaves, expand_composites=True
-            )
+            data = self._examples()
             examples = int(data_lib.batch_size_of(data))
             if examples < _PARTS:
                 raise CannotRehearse("gets too few examples")
             parts = data_lib.split(data, _PARTS).pieces
             sizes = [int(data_lib.batch_size_of(part)) for part in parts]
             shares = [size / examples for size in sizes]
-            whole = self._ran(data, 1.0, 0, examples)
-            towers = [
-                self._ran(part, share, sum(sizes[:number]), examples)
-                for number, (part, share) in enumerate(
-                    zip(parts, shares, strict=True)
-                )
-            ]
+            step = self._step()
+            whole = self._ran(step, data, 1.0, 0, examples)
+            try:
+                towers = [
+                    self._ran(step, part, share, sum(sizes[:number]), examples)
+                    for number, (part, share) in enumerate(
+                        zip(parts, shares, strict=True)
+                    )
+                ]
+            except tf.errors.OpError as error:
+                return Found(examples, failure=type(error).__name__)
             size = self._difference(whole, towers, shares)
         if size is None:
             return None
@@ -183,10 +172,35 @@ class Rehearsal:
             for operation in self._trace.graph.get_operations()
             for tensor in operation.outputs
         )
-        most = _IN_HALF_PRECISION if half else _IN_SINGLE_PRECISION
-        return Found(examples, size, size <= most)
+        rounding = _IN_HALF_PRECISION if half else _IN_SINGLE_PRECISION
+        return Found(examples, size if size > rounding else 0.0)
 
-    def _ran(self, data: Any, share: float, start: int, total: int) -> _Ran:
+    def _examples(self) -> Any:
+        """Return the examples that were kept, and keep them no longer."""
+        kept = [variable.read_value() for variable in self._kept]
+        for variable in self._kept:
+            # The graph of the step keeps it.
+            variable.assign(tf.zeros([0], variable.dtype))
+        leaves = [
+            kept.pop(0) if isinstance(leaf, tf.Tensor) else leaf
+            for leaf in checks.leaves_of(self._form)
+        ]
+        return tf.nest.pack_sequence_as(
+            self._form, leaves, expand_composites=True
+        )
+
+    def _step(self) -> Any:
+        """Return the trace as a function of all its inputs."""
+        graph = self._trace.graph
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.inputs]
+        step = tf.function(
+            lambda *inputs: self._function(inputs), autograph=False
+        )
+        return step.get_concrete_function(*specs)
+
+    def _ran(
+        self, step: Any, data: Any, share: float, start: int, total: int
+    ) -> _Ran:
         """Run the trace as a tower with a share of the examples."""
         inputs = self._inputs(data, share, start, total)
         copies: dict[str, tf.Variable] = {}
@@ -197,7 +211,7 @@ class Rehearsal:
                 copies[inside.name] = copy
                 handle = copy.handle
             inputs.append(handle)
-        results = self._function(*inputs)
+        results = step(*inputs)
         names = [tensor.name for tensor in self._trace.results]
         state = {key: copy.read_value() for key, copy in copies.items()}
         return _Ran(dict(zip(names, results, strict=True)), state)
@@ -226,7 +240,7 @@ class Rehearsal:
     def _difference(
         self, whole: _Ran, towers: Sequence[_Ran], shares: Sequence[float]
     ) -> float | None:
-        """Compare what is open; None if some of it is all zero."""
+        """Compare what is open; None if some is all zero, or not finite."""
         results = {
             (result.what, result.name): result
             for result in splits.results_of(self._trace, self._predicts)
@@ -246,7 +260,7 @@ class Rehearsal:
                     is_shown |= compared.add(result, *pair)
             if not is_shown:
                 return None
-        return max(compared.sizes())
+        return max(compared.sizes()) if compared.is_finite else None
 
     def _add_state(
         self,
@@ -283,13 +297,17 @@ class _Compared:
         self._gradients: dict[str, tuple[Any, Any]] = {}
         self._others: dict[str, tuple[Any, Any]] = {}
         self.state: list[float] = []
+        self.is_finite = True
 
     def add(self, result: Result, one: Any, other: Any) -> bool:
         """Add a result; return whether it shows anything."""
         gradient = result.what == "gradient"
         found = self._gradients if gradient else self._others
         found[result.name] = one, other
-        return bool(np.isfinite(one).all() and np.any(one))
+        self.is_finite &= bool(
+            np.isfinite(one).all() and np.isfinite(other).all()
+        )
+        return bool(np.any(one))
 
     def sizes(self) -> list[float]:
         """Return the sizes of all differences, relative to the values."""

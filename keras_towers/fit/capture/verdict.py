@@ -154,14 +154,15 @@ def of_nothing(why: str) -> Verdict:
 
 def rehearsed(found: Found, verdict: Verdict, config: TowerConfig) -> Verdict:
     """Say what a rehearsal has shown of a step that was not proven."""
-    if not found.is_rounding:
+    if found.size or found.failure:
         reasons = [
             _of_differences(reason.differences, config, found)
             if reason.differences
             else reason
             for reason in verdict.reasons
         ]
-        return Verdict(_DIFFERS, tuple(reasons))
+        text = _DIFFERS if found.size else verdict.text
+        return Verdict(text, tuple(reasons))
     left = tuple(r for r in verdict.reasons if not r.differences)
     text = f"rehearsed, and on {found.examples} examples that of one device"
     return Verdict(f"{text} ({NOT_PROVEN})", left)
@@ -206,7 +207,7 @@ def _of_differences(
     found: Found | None = None,
 ) -> Reason:
     """Say what differs for one reason, or may, if no rehearsal has shown it."""
-    is_open = same[0].is_open and found is None
+    is_open = same[0].is_open and not (found and found.size)
     does, what = _cause(same[0]), _what(same)
     message = f"differs: it {does}, so that {what} differ from one device's."
     if is_open:
@@ -216,10 +217,10 @@ def _of_differences(
         )
     seen = ""
     if found is not None:
-        seen = (
-            f"In a rehearsal on {found.examples} examples the difference was "
-            f"up to {found.size:.2g} times the value. "
-        )
+        what = f"the difference was up to {found.size:.2g} times the value"
+        if found.failure:
+            what = f"a part of them failed alone ({found.failure})"
+        seen = f"In a rehearsal on {found.examples} examples {what}. "
     remedy = _COMPARE if is_open else _remedy(same, config)
     return Reason(message, remedy, tuple(same), is_open, seen)
 

@@ -1,6 +1,7 @@
 """What is not proven is rehearsed on a few examples, and told if need be."""
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -112,6 +113,19 @@ def test_what_differs_in_it_is_told_with_the_line_and_the_size(logged, mode):
         assert "keras_towers.gather" in said
 
 
+def test_what_fails_for_a_part_of_the_examples_is_told(logged):
+    x = np.where(np.arange(len(X)) % 6 == 0, 1.0, -1.0)[:, None] * np.abs(X)
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        model = keras.Sequential([Own(first_positive_of_all)])
+        model.add(keras.layers.Dense(1))
+        model.compile("sgd", "mse")
+        model.fit(x, Y, batch_size=12, shuffle=False, verbose=0, epochs=1)
+    ((_, said),) = logged("step of")
+    assert "may differ: it" in said
+    assert "a part of them failed alone (InvalidArgumentError)" in said
+
+
 def test_draws_are_the_same_for_all_examples(logged):
     strategy = kt.TowerStrategy(3)
     dropout = keras.layers.Dropout(0.4, seed=1)
@@ -149,8 +163,15 @@ def test_what_shows_nothing_is_told(logged):
 
     strategy = kt.TowerStrategy(2)
     fitted(lambda: model_of(tf.identity, loss=flat), strategy, epochs=1)
-    ((_, told),) = logged("may differ")
-    assert "may differ" in told
+    assert len(logged("may differ")) == 1
+    # Nor does what is no number, as where gradients overflow in float16.
+    half = keras.layers.Dense(4, dtype="mixed_float16")
+    overflows = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(), initial_scale=1e30
+    )
+    make = functools.partial(model_of, positive_of_each, [half])
+    fitted(lambda: make(optimizer=overflows), strategy, epochs=1)
+    assert len(logged("may differ: it")) == 2
 
 
 def test_what_is_too_slow_or_has_too_few_examples_is_told(logged, monkeypatch):
