@@ -10,23 +10,18 @@ differs by design.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.fit.capture import checks, splits
 from keras_towers.fit.capture.function import GraphFunction
 from keras_towers.fit.capture.pieces import Exchanges, Pieces
+from keras_towers.fit.capture.together import Ran, Together
 from keras_towers.fit.capture.trace import TracedStep
-from keras_towers.fit.contract import NamedGradients
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.verify import compare
-from keras_towers.fit.weights.variables import MEAN, SUM
-from keras_towers.splitting import MEAN as MEAN_OF_TOWERS
-from keras_towers.splitting import Analysis, Result
+from keras_towers.splitting import Analysis
 
 _HOST = "CPU:0"
 _ROWS, _PARTS = 7, 3
@@ -58,16 +53,6 @@ class Found:
     examples: int
     size: float = 0.0
     failure: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ran:
-    """What one run of the trace gave."""
-
-    # By the names of tensors.
-    outputs: dict[str, Any]
-    # By the keys of variables.
-    state: dict[str, Any]
 
 
 class Rehearsal:
@@ -164,7 +149,13 @@ class Rehearsal:
                 ]
             except tf.errors.OpError as error:
                 return Found(examples, failure=type(error).__name__)
-            size = self._difference(whole, towers, shares)
+            results = splits.results_of(self._trace, self._predicts)
+            merges = {
+                key: getattr(owner, "merge", None)
+                for key, owner in splits.owners_of(self._trace).items()
+            }
+            compared = Together(results, merges, whole, towers, shares)
+            size = compared.difference(self._open)
         if size is None:
             return None
         half = any(
@@ -200,21 +191,22 @@ class Rehearsal:
 
     def _ran(
         self, step: Any, data: Any, share: float, start: int, total: int
-    ) -> _Ran:
+    ) -> Ran:
         """Run the trace as a tower with a share of the examples."""
         inputs = self._inputs(data, share, start, total)
-        copies: dict[str, tf.Variable] = {}
+        before, copies = {}, {}
         captures = zip(self._captures, self._trace.graph.captures, strict=True)
         for handle, (_, inside) in captures:
             if inside.name in self._copied:
-                copy = tf.Variable(_value_of(handle, inside), trainable=False)
+                before[inside.name] = value = _value_of(handle, inside)
+                copy = tf.Variable(value, trainable=False)
                 copies[inside.name] = copy
                 handle = copy.handle
             inputs.append(handle)
         results = step(*inputs)
         names = [tensor.name for tensor in self._trace.results]
-        state = {key: copy.read_value() for key, copy in copies.items()}
-        return _Ran(dict(zip(names, results, strict=True)), state)
+        after = {key: copy.read_value() for key, copy in copies.items()}
+        return Ran(dict(zip(names, results, strict=True)), before, after)
 
     def _inputs(
         self, data: Any, share: float, start: int, total: int
@@ -235,97 +227,6 @@ class Rehearsal:
         return inputs + [
             tf.cast(number, place.dtype)
             for number, place in zip(numbers, places, strict=False)
-        ]
-
-    def _difference(
-        self, whole: _Ran, towers: Sequence[_Ran], shares: Sequence[float]
-    ) -> float | None:
-        """Compare what is open; None if some is all zero, or not finite."""
-        results = {
-            (result.what, result.name): result
-            for result in splits.results_of(self._trace, self._predicts)
-        }
-        compared = _Compared()
-        for difference in self._open:
-            is_shown = False
-            if difference.variables:
-                for key in difference.variables:
-                    is_shown |= self._add_state(
-                        compared, key, whole, towers, shares
-                    )
-            else:
-                for name in difference.names:
-                    result = results[difference.what, name]
-                    pair = _both(result, whole, towers, shares)
-                    is_shown |= compared.add(result, *pair)
-            if not is_shown:
-                return None
-        return max(compared.sizes()) if compared.is_finite else None
-
-    def _add_state(
-        self,
-        compared: _Compared,
-        key: str,
-        whole: _Ran,
-        towers: Sequence[_Ran],
-        shares: Sequence[float],
-    ) -> bool:
-        """Compare a variable; return whether it has been changed."""
-        owner = splits.owners_of(self._trace)[key]
-        merge = None if owner is None else owner.merge
-        insides = [inside for _, inside in self._trace.graph.captures]
-        place = [inside.name for inside in insides].index(key)
-        before = _value_of(self._captures[place], insides[place])
-        after = whole.state[key]
-        every = [tower.state[key] for tower in towers]
-        if merge == SUM:
-            every = [before + tf.add_n([own - before for own in every])]
-        elif merge == MEAN:
-            weighted = [
-                own * tf.cast(share, own.dtype)
-                for own, share in zip(every, shares, strict=True)
-            ]
-            every = [tf.add_n(weighted)]
-        compared.state += [compare.values(before, after, own) for own in every]
-        return bool(tf.reduce_any(before != after))
-
-
-class _Compared:
-    """Values of one device, and those of towers."""
-
-    def __init__(self) -> None:
-        self._gradients: dict[str, tuple[Any, Any]] = {}
-        self._others: dict[str, tuple[Any, Any]] = {}
-        self.state: list[float] = []
-        self.is_finite = True
-
-    def add(self, result: Result, one: Any, other: Any) -> bool:
-        """Add a result; return whether it shows anything."""
-        gradient = result.what == "gradient"
-        found = self._gradients if gradient else self._others
-        found[result.name] = one, other
-        self.is_finite &= bool(
-            np.isfinite(one).all() and np.isfinite(other).all()
-        )
-        return bool(np.any(one))
-
-    def sizes(self) -> list[float]:
-        """Return the sizes of all differences, relative to the values."""
-        grads = [
-            NamedGradients(
-                tuple(self._gradients),
-                [pair[side] for pair in self._gradients.values()],
-            )
-            for side in (0, 1)
-        ]
-        logs = [
-            {name: pair[side] for name, pair in self._others.items()}
-            for side in (0, 1)
-        ]
-        return [
-            *compare.gradients(*([calls] for calls in grads)).values(),
-            *compare.logs(*logs).values(),
-            *self.state,
         ]
 
 
@@ -366,33 +267,3 @@ def _without_draws(graph: Any, analysis: Analysis) -> Any:
 
         exchanges.replace(operation, [operation.inputs[0]], constant)
     return Pieces(graph, exchanges.all, "inlined", [])
-
-
-def _both(
-    result: Result, whole: _Ran, towers: Sequence[_Ran], shares: Sequence[float]
-) -> tuple[Any, Any]:
-    """Return a result of one device, and what towers have of it together."""
-    one, *every = (ran.outputs[result.tensor.name] for ran in (whole, *towers))
-    one, every = one.numpy(), [own.numpy() for own in every]
-    if result.places is not None:
-        places = [
-            ran.outputs[result.places.name].numpy() for ran in (whole, *towers)
-        ]
-        rows = 1 + max(int(place.max(initial=0)) for place in places)
-        one = _added_up(one, places[0], rows)
-        every = [
-            _added_up(own, place, rows)
-            for own, place in zip(every, places[1:], strict=True)
-        ]
-    if result.what == "output":
-        return one, np.concatenate(every)
-    if result.degree == MEAN_OF_TOWERS:
-        every = [own * share for own, share in zip(every, shares, strict=True)]
-    return one, sum(every[1:], every[0])
-
-
-def _added_up(values: Any, places: Any, rows: int) -> Any:
-    """Add rows of a gradient up by their indices."""
-    total = np.zeros((rows, *values.shape[1:]), "float64")
-    np.add.at(total, places, values)
-    return total

@@ -1,0 +1,143 @@
+"""What the parts of a batch give together, beside what the whole gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.fit.contract import NamedGradients
+from keras_towers.fit.verify import compare
+from keras_towers.fit.weights.variables import MEAN, SUM
+from keras_towers.splitting import MEAN as MEAN_OF_TOWERS
+from keras_towers.splitting import Difference, Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What one run of a trace gave.
+
+    Attributes:
+        outputs: the tensors that it handed on, by their names in the trace.
+        before: the variables that it may have written, by their keys.
+        after: the same afterwards.
+    """
+
+    outputs: Mapping[str, Any]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+class Together:
+    """Compares a run on the whole with K runs on its parts.
+
+    Args:
+        results: what the trace hands on.
+        merges: what the towers' variables become, by their keys.
+        whole: the run on the whole.
+        parts: the K runs.
+        shares: the K parts' fractions of the whole.
+    """
+
+    def __init__(
+        self,
+        results: Iterable[Result],
+        merges: Mapping[str, str | None],
+        whole: Ran,
+        parts: Sequence[Ran],
+        shares: Sequence[float],
+    ):
+        self._results = {(one.what, one.name): one for one in results}
+        self._merges = merges
+        self._whole, self._parts, self._shares = whole, parts, shares
+        self._gradients: dict[str, tuple[Any, Any]] = {}
+        self._others: dict[str, tuple[Any, Any]] = {}
+        self._of_state: list[float] = []
+        self._is_finite = True
+
+    def difference(self, open_: Iterable[Difference]) -> float | None:
+        """Return the largest difference, relative to the values.
+
+        Args:
+            open_: what is to be compared.
+
+        Returns:
+            The difference; None if something is not finite, or all zero.
+        """
+        for one in open_:
+            shown = [self._add_state(key) for key in one.variables]
+            if not one.variables:
+                found = (self._results[one.what, name] for name in one.names)
+                shown = [self._add(result) for result in found]
+            if not any(shown):
+                return None
+        grads = [
+            NamedGradients(
+                tuple(self._gradients),
+                [pair[side] for pair in self._gradients.values()],
+            )
+            for side in (0, 1)
+        ]
+        logs = [
+            {name: pair[side] for name, pair in self._others.items()}
+            for side in (0, 1)
+        ]
+        sizes = [
+            *compare.gradients(*([calls] for calls in grads)).values(),
+            *compare.logs(*logs).values(),
+            *self._of_state,
+        ]
+        return max(sizes) if self._is_finite else None
+
+    def _add(self, result: Result) -> bool:
+        """Compare a result; return whether it shows anything."""
+        one, other = self._both(result)
+        gradient = result.what == "gradient"
+        found = self._gradients if gradient else self._others
+        found[result.name] = one, other
+        self._is_finite &= bool(np.isfinite(one).all())
+        self._is_finite &= bool(np.isfinite(other).all())
+        return bool(np.any(one))
+
+    def _both(self, result: Result) -> tuple[Any, Any]:
+        """Return what the whole and what the parts together give."""
+        runs = (self._whole, *self._parts)
+        one, *every = (run.outputs[result.tensor.name].numpy() for run in runs)
+        if result.places is not None:
+            of = [run.outputs[result.places.name].numpy() for run in runs]
+            rows = 1 + max(int(places.max(initial=0)) for places in of)
+            one, *every = (
+                _added_up(values, places, rows)
+                for values, places in zip((one, *every), of, strict=True)
+            )
+        if result.what == "output":
+            return one, np.concatenate(every)
+        if result.degree == MEAN_OF_TOWERS:
+            weighted = zip(every, self._shares, strict=True)
+            every = [own * share for own, share in weighted]
+        return one, sum(every[1:], every[0])
+
+    def _add_state(self, key: str) -> bool:
+        """Compare a variable; return whether it has been changed."""
+        before, after = self._whole.before[key], self._whole.after[key]
+        every = [part.after[key] for part in self._parts]
+        merge = self._merges[key]
+        if merge == SUM:
+            every = [before + tf.add_n([own - before for own in every])]
+        elif merge == MEAN:
+            weighted = zip(every, self._shares, strict=True)
+            every = [
+                tf.add_n([own * tf.cast(s, own.dtype) for own, s in weighted])
+            ]
+        self._of_state += [compare.values(before, after, own) for own in every]
+        return bool(tf.reduce_any(before != after))
+
+
+def _added_up(values: Any, places: Any, rows: int) -> Any:
+    """Add rows of a gradient up by their indices."""
+    total = np.zeros((rows, *values.shape[1:]), "float64")
+    np.add.at(total, places, values)
+    return total
