@@ -17,6 +17,14 @@ OWN_ROWS = "own rows"
 """Indices of the tower's examples among those of all towers."""
 
 
+GRANTED = "granted"
+"""What is taken for one device's."""
+
+_GRANTED_INPUT = "granted input"
+GRADIENT_THROUGH_GRANTED = f"gradient of {_GRANTED_INPUT}"
+"""The gradient of what that is computed from."""
+
+
 def marked(tensor: tf.Tensor, meaning: str) -> Any:
     """Return the tensor, of which the analysis will know the meaning."""
     return tf.raw_ops.PreventGradient(input=tensor, message=_PREFIX + meaning)
@@ -25,6 +33,14 @@ def marked(tensor: tf.Tensor, meaning: str) -> Any:
 def meaning_of(node: Any) -> str | None:
     """Return the meaning of an operation that is a mark, or None."""
     text: str = node.attr("message").decode()
+    return text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else None
+
+
+def meaning_in(definition: Any) -> str | None:
+    """Return the meaning of an operation by its definition, or None."""
+    if definition.op != "PreventGradient":
+        return None
+    text = definition.attr["message"].s.decode()
     return text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else None
 
 
@@ -37,8 +53,8 @@ def taken_for_granted(
     What a tower computes from its own examples, such as their mean, differs
     from that of one device. The analysis says nothing of it, and goes on.
     """
-    results = function(*(_two_ways(t, "granted input") for t in tensors))
-    return [_two_ways(result, "granted") for result in results]
+    results = function(*(_two_ways(t, _GRANTED_INPUT) for t in tensors))
+    return [_two_ways(result, GRANTED) for result in results]
 
 
 def drawn(axis: int, outer: int, inner: int) -> str:

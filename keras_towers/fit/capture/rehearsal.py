@@ -20,8 +20,9 @@ from keras_towers.fit.capture.function import GraphFunction
 from keras_towers.fit.capture.pieces import Exchanges, Pieces
 from keras_towers.fit.capture.together import Ran, Together
 from keras_towers.fit.capture.trace import TracedStep
+from keras_towers.fit.context.tower import Run
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.splitting import Analysis
+from keras_towers.splitting import Analysis, marks
 
 _HOST = "CPU:0"
 _ROWS, _PARTS = 7, 3
@@ -32,6 +33,11 @@ _FLOATS = frozenset(
         "StatelessTruncatedNormalV2",
     )
 )
+# What takes the place of what differs by design.
+_BY_DESIGN: dict[str | None, float] = {
+    marks.GRANTED: 0.5,
+    marks.GRADIENT_THROUGH_GRANTED: 0.0,
+}
 
 
 class CannotRehearse(Exception):
@@ -75,7 +81,7 @@ class Rehearsal:
         self._captures = trace.captures[trace.tower.local_index]
         self._copied = _written(graph)
         self._check(analysis)
-        self._function = _without_draws(graph, analysis)
+        self._function = _with_constants(graph, analysis)
         self._form: Any = None
         self._is_kept = compat.hidden_variable(_HOST, False)
         self._kept: list[tf.Variable] = []
@@ -251,19 +257,41 @@ def _value_of(handle: Any, inside: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
-def _without_draws(graph: Any, analysis: Analysis) -> Any:
-    """Return a graph as a function that draws constants."""
-    if not analysis.draws:
-        return GraphFunction(graph, "inlined")
+def _with_constants(graph: Any, analysis: Analysis) -> Any:
+    """Return a graph as a function, in which what differs by design does not.
+
+    Random numbers are constants, and so is what a tower computes from its own
+    examples by design, such as statistics of BatchNormalization.
+    """
     exchanges = Exchanges()
     for draw in analysis.draws:
         operation = draw.operation
         if operation.type not in _FLOATS or operation.graph is not graph:
             raise CannotRehearse(f"draws by {operation.type}")
-        dtype = operation.outputs[0].dtype
-
-        def constant(given: list[Any], dtype: Any = dtype) -> list[Any]:
-            return [tf.fill(given[0], tf.constant(0.5, dtype))]
-
-        exchanges.replace(operation, [operation.inputs[0]], constant)
+        shape = operation.inputs[0]
+        exchanges.replace(operation, [shape], _filled(operation, 0.5))
+    for operation in graph.get_operations():
+        number = _BY_DESIGN.get(marks.meaning_in(operation.node_def))
+        if number is not None:
+            like = _filled(operation, number, like=True)
+            exchanges.replace(operation, list(operation.inputs), like)
+    if any(
+        marks.meaning_in(node) in _BY_DESIGN
+        for function in graph.as_graph_def().library.function
+        for node in function.node_def
+    ):
+        raise CannotRehearse("does by design in a function what differs")
+    if not exchanges.all:
+        return GraphFunction(graph, "inlined")
     return Pieces(graph, exchanges.all, "inlined", [])
+
+
+def _filled(operation: Any, number: float, like: bool = False) -> Run:
+    """Return what gives a constant of the shape, or like what, it is given."""
+    dtype = operation.outputs[0].dtype
+
+    def run(given: list[tf.Tensor]) -> list[Any]:
+        shape = tf.shape(given[0]) if like else given[0]
+        return [tf.fill(shape, tf.constant(number, dtype))]
+
+    return run
