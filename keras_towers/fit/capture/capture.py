@@ -1,8 +1,7 @@
-"""Running a tower's step up to its optimizer.
+"""A tower's step, run up to its optimizer.
 
-``capture`` alone takes hold of a step around its updates: towers in turn, one
-trace for all of them, XLA, asynchronous towers and ``kt.verify`` start from
-it.
+Towers in turn, one trace for all of them, XLA, asynchronous towers and
+``kt.verify`` all start from ``capture``, which alone intercepts the updates.
 """
 
 from __future__ import annotations
@@ -20,22 +19,16 @@ from keras_towers.fit.contract import TakesGradients, UpdateCall
 
 @dataclasses.dataclass
 class Captured:
-    """One run of a step.
-
-    Attributes:
-        output: the logs that the step returned.
-        updates: its calls of optimizers, in their order.
-        results: metrics, with what their ``result`` returned.
-        losses: what should be means over the batch.
-        metric_updates: its updates of metrics.
-        loss_is_weighted: whether the gradients are those of a weighted loss.
-    """
+    """One run of a step: its logs, and its calls of optimizers, in order."""
 
     output: Any
     updates: list[UpdateCall]
+    # Metrics, and the values that their ``result`` returned.
     results: list[tuple[Any, Any]]
+    # Losses that should be means over the batch.
     losses: list[Any]
     metric_updates: list[tower_lib.MetricUpdate]
+    # Whether the gradients are those of a weighted loss.
     loss_is_weighted: bool
 
 
@@ -45,18 +38,16 @@ def capture(
     tower: tower_lib.Tower,
     at_update: Callable[[UpdateCall], Any] | None = None,
 ) -> Captured:
-    """Run a step, whose optimizers update nothing.
-
-    Assignments of the step, such as of metrics and moving statistics, happen.
-    A step whose second forward pass reads updated weights cannot be cut. It is
-    run with ``at_update``, which applies each update where the step asks for
-    it. That is the only other way.
-    """
+    """Run a step whose optimizers record updates instead of applying them."""
+    # A step whose second forward pass reads updated weights cannot be cut. Only
+    # such a step has ``at_update``, which applies each update where the step
+    # asks for it.
     recorder = _Recorder(tower.update, at_update)
     tower = dataclasses.replace(
         tower, update=recorder, results=[], losses=[], metric_updates=[]
     )
     with replica_context.activate(tower):
+        # Metrics and moving statistics are assigned as usual.
         output = step(data)
     return Captured(
         output,

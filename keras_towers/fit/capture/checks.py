@@ -1,7 +1,4 @@
-"""What makes the trace of one tower's step useless for another tower.
-
-Whatever is not known to be the same on all towers counts as a difference.
-"""
+"""Checks that one trace of a step serves all towers; doubt counts as no."""
 
 from __future__ import annotations
 
@@ -31,32 +28,27 @@ _HARMLESS = frozenset(
 
 
 class CannotShare(Exception):
-    """Why one trace cannot serve all towers: "asks which tower it runs on"."""
+    """No trace serves all towers: the step "asks which tower it runs on"."""
 
 
 class CannotSplit(CannotShare):
-    """Why a step cannot be cut where its optimizer begins."""
+    """The step cannot be cut where its optimizer begins."""
 
 
 def check_parts(
     pieces: Sequence[Any], shares: Sequence[Any], any_size: bool = False
 ) -> None:
-    """Check that all towers get data of the same form.
-
-    Args:
-        pieces: the K towers' parts of the batch.
-        shares: the K towers' fractions of the batch.
-        any_size: whether parts may have different numbers of examples.
-    """
+    """Check that all towers get data of the same form."""
     forms = [_forms(piece, any_size) for piece in pieces]
     numbers = {share for share in shares if not tf.is_tensor(share)}
+    # With ``any_size`` parts may have different numbers of examples.
     uneven = len(numbers) > 1 and not any_size
     if uneven or any(form != forms[0] for form in forms):
         raise CannotShare("gets parts of different sizes")
 
 
 def common_shapes(pieces: Sequence[Any]) -> list[tf.TensorShape]:
-    """Return what is known of the shapes of all towers' tensors."""
+    """Return the shapes of tensors as far as all towers share them."""
     shapes = []
     for tensors in zip(*map(leaves_of, pieces), strict=True):
         first = tensors[0]
@@ -68,7 +60,7 @@ def common_shapes(pieces: Sequence[Any]) -> list[tf.TensorShape]:
 
 
 def leaves_of(structure: Any) -> list[Any]:
-    """Flatten a structure, also what consists of several tensors."""
+    """Flatten a structure, composite tensors included."""
     return tf.nest.flatten(structure, expand_composites=True)
 
 
@@ -80,7 +72,7 @@ def _form(leaf: Any, any_size: bool) -> Any:
 
 
 def _forms(piece: Any, any_size: bool) -> list[Any]:
-    """What a trace needs of a tower's part of the batch."""
+    """Return the properties of a part of the batch on which a trace depends."""
     # What consists of several tensors may keep their sizes to itself.
     whole = [
         tf.type_spec_from_value(leaf)
@@ -91,12 +83,7 @@ def _forms(piece: Any, any_size: bool) -> list[Any]:
 
 
 def check_operations(graph: Any, once: Iterable[Any] = ()) -> None:
-    """Check that a trace does the same wherever it is called.
-
-    Args:
-        graph: the trace.
-        once: its operations that are not called by every tower.
-    """
+    """Check that a trace, but for ``once``, does the same on every tower."""
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
     apart = {operation.name for operation in once}
@@ -112,7 +99,7 @@ def check_operations(graph: Any, once: Iterable[Any] = ()) -> None:
 
 
 def _is_on_host(device: str) -> bool:
-    """Whether a device is none, or a CPU of this process."""
+    """Whether a device's name is empty, or a CPU of this process."""
     if not device:
         return True
     host = compat.eager_context().host_address_space()
@@ -140,7 +127,7 @@ def _with_functions(
 
 
 def captures_of(graph: Any) -> list[Any]:
-    """Return what a trace captured, in the order of its last inputs."""
+    """Return a trace's captured tensors, in the order of its last inputs."""
     insides = [inside for _, inside in graph.captures]
     last = graph.inputs[len(graph.inputs) - len(insides) :]
     if any(a is not b for a, b in zip(last, insides, strict=True)):
@@ -151,10 +138,7 @@ def captures_of(graph: Any) -> list[Any]:
 def captures_for_towers(
     graph: Any, config: TowerConfig, xla: bool = False
 ) -> list[list[Any]]:
-    """Return K lists: what each tower passes for what a trace captured.
-
-    XLA uses variables of one device only.
-    """
+    """Return K lists of the tensors that towers pass for a trace's captures."""
     read = {id(graph.inputs[index]) for index in compat.only_read(graph)}
     rows = []
     for outside, inside in graph.captures:
@@ -170,6 +154,7 @@ def captures_for_towers(
                 f"writes what towers have in common: {inside.name}"
             )
         elif outside.dtype == tf.resource and xla and config.num_towers > 1:
+            # XLA uses variables of one device only.
             why = "uses what towers have in common"
             raise CannotShare(f"{why}: {inside.name}")
         else:
@@ -180,7 +165,7 @@ def captures_for_towers(
 
 
 def is_variable(inside: Any) -> bool:
-    """Whether what a trace captured is a variable, not a table or queue."""
+    """Whether a captured tensor is a variable's handle, not a table's."""
     if inside.dtype != tf.resource:
         return False
     return bool(compat.get_resource_handle_data(inside).is_set)
@@ -193,11 +178,9 @@ def owner_of(handle: Any) -> Any:
 
 
 def check_update(call: UpdateCall) -> None:
-    """Check that an update knows nothing of the step but its gradients.
-
-    It runs after all of the trace. An object that is not Keras's own might
-    read tensors of the step, or variables that it writes after the update.
-    """
+    """Check that an update uses nothing of the step but its gradients."""
+    # The update runs after all of the trace. An object that is not Keras's own
+    # might read tensors of the step, or variables written after the update.
     parts = list(optimizers_in(call.optimizer))
     rates = [getattr(part, "_learning_rate", None) for part in parts]
     constraints = [getattr(v, "constraint", None) for v in call.variables]
@@ -219,7 +202,7 @@ def is_of_metric(variable: Any) -> bool:
 
 
 def check_after_update(graph: Any, operations: Iterable[tf.Operation]) -> None:
-    """Check that what follows an update uses variables of metrics only."""
+    """Check that only variables of metrics are used after an update."""
     outer = {id(inside): outside for outside, inside in graph.captures}
     for operation in operations:
         for tensor in operation.inputs:

@@ -1,11 +1,10 @@
 """Exchanges by which a step becomes that of one device.
 
-Where towers differ from one device, the analysis names an operation: it is
-given a sum over the tower's examples, or these examples, and does something to
-them that does not split. The step is traced again with an exchange at these
-inputs, which makes them those of the global batch, and again until it is
-proven. Compilers that partition a program place their communication likewise:
-GSPMD (arXiv 2105.04663).
+Where towers differ from one device, the analysis names an operation that does
+not split: its inputs are a tower's examples, or sums over them. The step is
+traced again with an exchange at these inputs, which makes them those of the
+global batch, and again until the step is proven. Compilers that partition a
+program place their communication likewise: GSPMD (arXiv 2105.04663).
 """
 
 from __future__ import annotations
@@ -27,14 +26,10 @@ _WHAT = "exact=True"
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What an operation needs of the global batch in place of an input.
+    """A value of the global batch that replaces an input of an operation."""
 
-    Attributes:
-        what: the sum of the towers' sums, the mean of their means, or the rows
-            of all towers.
-        axis: the axis of rows.
-    """
-
+    # The sum of the towers' sums, the mean of their means, or all towers' rows,
+    # on an axis.
     what: Literal["sum", "mean", "rows"]
     axis: int = 0
 
@@ -49,13 +44,7 @@ LOSSES = ""
 def extended(
     plan: Plan, graph: Any, analysis: Analysis, losses: Sequence[tf.Tensor]
 ) -> Plan | None:
-    """Return a plan with more exchanges, or None if none of them would help.
-
-    Args:
-        graph: the trace of a step.
-        analysis: what is known of it.
-        losses: the losses of the step.
-    """
+    """Return a plan with more exchanges, or None if none of them would help."""
     values = analysis.values
     causes = {
         difference.operation.name: found
@@ -90,7 +79,7 @@ def extended(
 
 
 def _needs(operation: Any, values: Mapping[str, Value]) -> dict[int, Need]:
-    """What an operation needs, if it is what does not split."""
+    """Return the needs of an operation, if that operation does not split."""
     results = [values.get(tensor.name) for tensor in operation.outputs]
     reasons = [value.reason for value in results if value is not None]
     if not any(reason and reason.operation is operation for reason in reasons):
@@ -101,7 +90,7 @@ def _needs(operation: Any, values: Mapping[str, Value]) -> dict[int, Need]:
 def _given_by_towers(
     operation: Any, values: Mapping[str, Value]
 ) -> dict[int, Need]:
-    """What takes the place of inputs in which towers differ."""
+    """Return the needs for the inputs in which towers differ."""
     given = [values.get(tensor.name) for tensor in operation.inputs]
     sums = {i: need for i, v in enumerate(given) if (need := _sum_of(v))}
     return sums or {
@@ -130,18 +119,13 @@ def _add_parts(
     values: Mapping[str, Value],
     found: dict[str, dict[int, Need]],
 ) -> bool:
-    """Add what takes the first sums from which a sum in place of a mean comes.
-
-    Its later sums follow from them.
-
-    Returns:
-        Whether there are any.
-    """
+    """Add needs for the first sums behind a tensor; return whether any are."""
     any_sums = False
     for index, given in enumerate(tensor.op.inputs):
         if _sum_of(values.get(given.name)) != Need("sum"):
             continue
         any_sums = True
+        # Later sums follow from the first.
         if not _add_parts(given, values, found):
             found.setdefault(tensor.op.name, {})[index] = Need("sum")
     return any_sums
@@ -152,14 +136,7 @@ _OWN, _ALL = 3, 7
 
 
 def fits(graph: Any, exchanges: Sequence[Any], analysis: Analysis) -> bool:
-    """Whether nothing of a tower meets what has the rows of all towers.
-
-    TensorFlow finds that out once the numbers of rows are known.
-
-    Args:
-        graph: the trace of a step.
-        exchanges: what it exchanges.
-    """
+    """Whether no rows of one tower meet rows of all towers in a trace."""
     with compat.FuncGraph("sizes").as_default():
         # Nothing is known of the size of what is an operation for its own sake.
         hidden = [
@@ -184,6 +161,7 @@ def fits(graph: Any, exchanges: Sequence[Any], analysis: Analysis) -> bool:
                     and shape.rank == 0
                     else placeholder(result, shape)
                 )
+        # TensorFlow infers it from the numbers of rows.
         try:
             tf.graph_util.import_graph_def(
                 _followed(graph.as_graph_def()), input_map=inputs, name=""
@@ -194,7 +172,7 @@ def fits(graph: Any, exchanges: Sequence[Any], analysis: Analysis) -> bool:
 
 
 def _followed(definition: Any) -> Any:
-    """Leave out operations through which TensorFlow follows no numbers."""
+    """Drop operations through which TensorFlow infers no numbers."""
     same = {
         f"{node.name}:{index}" if index else node.name: given
         for node in definition.node
@@ -212,7 +190,7 @@ def _followed(definition: Any) -> Any:
 def _sizes(
     tensor: tf.Tensor, analysis: Analysis, examples: int
 ) -> tf.TensorShape:
-    """The shape of a tensor for a number of examples."""
+    """Return the shape of a tensor for a number of examples."""
     rows = analysis.values[tensor.name].rows
     if rows is None or rows.axis < 0:
         return tensor.shape
@@ -251,7 +229,7 @@ class JoiningGraph(compat.FuncGraph):
 
 
 def joined(tensor: tf.Tensor, need: Need) -> tf.Tensor:
-    """Return what is needed of the global batch in place of a tensor."""
+    """Replace a tensor by the value of the global batch that is needed."""
     from keras_towers.fit.step import gather as gather_lib
 
     context = gather_lib.replica_context(_WHAT)

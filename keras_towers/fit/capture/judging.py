@@ -1,4 +1,4 @@
-"""Judging a step, once: whether the towers do what one device does."""
+"""Judgement of a step, once: whether the towers do what one device does."""
 
 from __future__ import annotations
 
@@ -32,15 +32,7 @@ logger = logging.getLogger("keras_towers")
 
 
 class Judge:
-    """Finds out what is to be said of a step, and which metrics are no sums.
-
-    Args:
-        config: the towers.
-        model: the model.
-        begins: whether all ranks know what state the metrics are in.
-        later: gets what is to be done once the step has run.
-        predicts: whether the step returns a row for each example.
-    """
+    """Decides which verdict a step gets, and which metrics are no sums."""
 
     def __init__(
         self,
@@ -52,8 +44,11 @@ class Judge:
     ):
         self._config = config
         self._model = model
+        # Whether all ranks know what state the metrics are in.
         self._begins = begins
+        # Gets judgements that end once the step has run.
         self._later = later
+        # Whether the step returns a row for each example.
         self._predicts = predicts
         self._ranks = config.transport.size
         self._is_done = False
@@ -67,12 +62,7 @@ class Judge:
         self._rehearsal: Rehearsal | None = None
 
     def wants_another(self, trace: TracedStep, tower: tower_lib.Tower) -> bool:
-        """Judge the trace of a step; or want it traced again.
-
-        Returns:
-            Whether the towers are to update metrics otherwise than it does, or
-            to exchange other values.
-        """
+        """Judge a trace, or return True if the step has to be traced again."""
         if not self._judges(tower):
             return False
         analysis = splits.analysed(trace, self._predicts)
@@ -80,6 +70,8 @@ class Judge:
             # What is done without it may happen once.
             first = analysis.effects[0].operation
             raise CannotSplit(f"has effects: {first.type}")
+        # Another trace updates other metrics from the global batch, or
+        # exchanges other values.
         if self._tried is None:
             self._tried = self._no_sums(trace, analysis)
             self._merge(self._tried, WHOLE)
@@ -146,17 +138,14 @@ class Judge:
             return None
 
     def leave_open(self, why: str, tower: tower_lib.Tower) -> None:
-        """Judge a step that has no trace, or none that is analysed.
-
-        Of a prediction that is not said.
-        """
+        """Judge a step without an analysed trace; leave out predictions."""
         if self._judges(tower) and not self._predicts:
             self._is_done = True
             given = self._config, self._model, self._kind(tower)
             verdict.tell(*given, verdict.of_nothing(why))
 
     def give_up(self) -> bool:
-        """Do without what was tried last; return whether there is anything."""
+        """Do without the last trial; return whether there was one."""
         if self._is_done:
             return False
         if self._plan:
@@ -165,11 +154,8 @@ class Judge:
         return self._give_up(list(self._tried or ()))
 
     def fails(self) -> bool:
-        """Note that towers cannot call the trace that was judged.
-
-        Returns:
-            Whether it exchanged values, as another will not.
-        """
+        """Note that a judged trace fails; return if it exchanged values."""
+        # Another trace will exchange none.
         exchanged = bool(self._plan)
         if exchanged or self._once:
             self._plan, self._once, self._is_done = None, False, False
@@ -182,11 +168,11 @@ class Judge:
 
     @property
     def plan(self) -> Plan:
-        """The exchanges that are to be in the trace of the step."""
+        """The exchanges in the next trace of the step."""
         return self._plan or {}
 
     def _plans(self, trace: TracedStep, analysis: Analysis) -> bool:
-        """Plan more exchanges, or none; return whether the plan is another."""
+        """Plan more exchanges, or none; return whether the plan has changed."""
         before, self._plan = self.plan, None
         if analysis.is_proven:
             if before and not trace.fits(analysis):
@@ -245,14 +231,7 @@ class Judge:
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """What is told of a step once it has run for the first time.
-
-    Attributes:
-        config: the towers.
-        rehearsal: rehearses it.
-        verdict: what is known without that.
-        tell: tells a verdict.
-    """
+    """A verdict that waits until its step has run, and can be rehearsed."""
 
     config: TowerConfig
     rehearsal: Rehearsal
@@ -260,7 +239,7 @@ class Pending:
     tell: Callable[[Verdict], None]
 
     def run(self) -> None:
-        """Rehearse the step, and tell what is known then."""
+        """Rehearse the step, and tell the verdict."""
         known = self.verdict
         try:
             found = self.rehearsal.run()
@@ -285,7 +264,7 @@ def rehearse(waiting: Sequence[Pending]) -> None:
 
 
 def _may_join(config: TowerConfig) -> bool:
-    """Whether a step may exchange what its author has not."""
+    """Whether a step may exchange values where its author exchanges none."""
     on_host = all_on_host(config.devices)
     return config.exact and config.average and on_host and _is_joined(config)
 

@@ -1,4 +1,4 @@
-"""What a step does besides computing, once for all towers."""
+"""Effects of a step that happen once for all towers."""
 
 from __future__ import annotations
 
@@ -19,35 +19,32 @@ _SEEN_OUTSIDE = frozenset(("PrintV2",))
 
 
 def can_happen_once(effect: Effect) -> bool:
-    """Whether what a step does can be done once for all towers."""
+    """Whether an effect of a step can happen once for all towers."""
     _, written = compat.resources_of(effect.at)
     return effect.is_alike and not any(map(checks.is_variable, written))
 
 
 def is_seen_outside(effects: Sequence[Effect]) -> bool:
-    """Whether one rank is to do it, and not each for its own sake."""
+    """Whether effects are seen outside, so that one rank alone has them."""
     shown = {effect.operation.type for effect in effects} <= _SEEN_OUTSIDE
     return shown and not effects[0].at.outputs
 
 
 @dataclasses.dataclass(eq=False)
 class _Tensors:
-    """What one tower gives or gets."""
+    """The tensors that one tower gives or gets."""
 
     tensors: Sequence[Any]
 
 
 def called(function: Any) -> Run:
-    """Return what calls a function for all towers, with tensors of tower 0.
-
-    Args:
-        function: the function, or None: nothing happens.
-    """
+    """Make a function run once for all towers, on tower 0's tensors."""
 
     def merge(strategy: Strategy, every: Any) -> Any:
         devices = strategy.extended.worker_devices
         given, *_ = strategy.experimental_local_results(every)
         results: Sequence[Any] = ()
+        # Without a function nothing happens.
         if function is not None:
             with tf.device(devices[0]):
                 results = function(given.tensors)

@@ -1,12 +1,12 @@
 """The step of every tower of this process, traced as seldom as possible.
 
 A step is traced on the first tower up to where its optimizer begins, as a
-function whose captured variables are inputs. Every tower calls it with its own
-variables, and its gradients are reduced then. Where the trace of another tower
-might differ, every tower traces the step by itself.
+function whose captured variables are inputs. Every tower calls the function
+with its own variables; then their gradients are reduced. Where the trace of
+another tower might differ, every tower traces the step by itself.
 
-With ``jit_compile`` XLA compiles this function, which uses one device only.
-Every tower then has one, be it its own, where the step can be cut there.
+With ``jit_compile`` XLA compiles this function, which uses one device only:
+towers call one of their own where they cannot share it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,7 @@ _FOR_NOW = frozenset(("writes a variable that the towers had in common",))
 
 
 class StepTraces:
-    """The traces of one step for the towers of this process.
-
-    Args:
-        config: the towers.
-        update: applies their gradients.
-        model: the model.
-        attributes: what the step may keep in attributes.
-        pieces: the K towers' parts of the batch.
-        shares: the K towers' fractions of the batch.
-        judge: tells how the step differs from one device's.
-    """
+    """The traces of one step for the towers of this process."""
 
     def __init__(
         self,
@@ -67,7 +57,9 @@ class StepTraces:
         self._config = config
         self._update = update
         self._model = model
+        # Values that the step may keep in Python attributes.
         self._attributes = attributes
+        # The K towers' parts of the batch, and these parts' fractions of it.
         self._pieces = pieces
         self._shares = shares
         self._shared: TracedStep | None = None
@@ -83,11 +75,7 @@ class StepTraces:
         tower: tower_lib.Tower,
         note: Callable[[Any, Any], None] | None = None,
     ) -> Any:
-        """Run the step on a tower, which is the current one.
-
-        The first tower comes first; ``note`` is called with its step's output
-        and results of metrics, where the step is traced.
-        """
+        """Run the step on the current tower; the first tower comes first."""
         first = tower.local_index == 0
         if tower.local_index == 1 and self._shared is None:
             # The first is traced, up to where it exchanges gradients.
@@ -102,6 +90,7 @@ class StepTraces:
                 note(captured.output, captured.results)
             return captured.output
         if first and note is not None:
+            # ``note`` gets output and results of metrics as the trace has them.
             with trace.graph.as_default():
                 note(trace.captured.output, trace.captured.results)
         captured = trace(data, tower)
@@ -141,7 +130,7 @@ class StepTraces:
     def _compiled(
         self, step: Any, data: Any, tower: tower_lib.Tower
     ) -> TracedStep | None:
-        """Return a trace that XLA compiles, for all towers or this."""
+        """Return a trace that XLA compiles, for all towers or this one."""
         try:
             self._check_cut()
             if tower.local_index == 0 and self._config.num_towers > 1:
@@ -171,7 +160,7 @@ class StepTraces:
         shared: bool = True,
         way: Way = "called",
     ) -> TracedStep:
-        """Trace the step; if it cannot be, leave everything as it was."""
+        """Trace the step; if that fails, leave everything as it was."""
         before = self._attributes.take()
         try:
             given = *(tower, step, data), shared, way
@@ -235,7 +224,7 @@ class StepTraces:
             self._attributes.put(before)
 
     def _judge_own_trace(self, tower: tower_lib.Tower) -> None:
-        """Judge what is not analysed, once it is known not to fail."""
+        """Judge a step that is not analysed, once it is known not to fail."""
         if self._own_because:
             self._judge.leave_open(self._own_because, tower)
 
@@ -257,7 +246,7 @@ class StepTraces:
             self._own_because = why
 
     def _first_is_traced(self) -> None:
-        """Say what is to come, if the trace of the first tower took long."""
+        """Announce a long preparation, if the first tower's trace took long."""
         if tf.executing_eagerly() or self._config.peers.rank:
             return
         seconds = time.monotonic() - self._begun
@@ -272,7 +261,7 @@ class StepTraces:
 
 @contextlib.contextmanager
 def _as_reasons() -> Iterator[None]:
-    """Take errors for reasons why a step cannot be cut."""
+    """Turn errors into reasons why a step cannot be cut."""
     try:
         yield
     except (CannotShare, Uncompilable, TowerError):

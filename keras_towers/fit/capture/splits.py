@@ -27,11 +27,7 @@ _MERGES: Any = {variables_lib.SUM: "sum", variables_lib.MEAN: "mean"}
 
 
 def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
-    """Return what is known of a traced step.
-
-    Args:
-        predicts: whether it returns a row for each example.
-    """
+    """Analyse a traced step; ``predicts``: it returns a row per example."""
     inputs: list[Value] = []
     for index, leaf in enumerate(tf.nest.flatten(trace.data)):
         if isinstance(leaf, tf.Tensor):
@@ -67,19 +63,12 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
 
 
 def results_of(trace: TracedStep, predicts: bool = False) -> Iterator[Result]:
-    """Return what a traced step hands on.
-
-    Args:
-        predicts: whether it returns a row for each example.
-    """
+    """Return the results of a traced step; see ``analysed``."""
     return _outputs(trace) if predicts else _results(trace)
 
 
 def owners_of(trace: TracedStep) -> dict[str, Any]:
-    """Return the variables on towers of a trace, by the keys of its analysis.
-
-    Of others it is None.
-    """
+    """Return a trace's variables on towers, or None, by the analysis's keys."""
     return {
         inside.name: checks.owner_of(outside)
         for outside, inside in trace.graph.captures
@@ -88,7 +77,7 @@ def owners_of(trace: TracedStep) -> dict[str, Any]:
 
 
 def may_overflow(trace: TracedStep) -> bool:
-    """Whether a step may be skipped, as numbers are too large for float16."""
+    """Whether a step is skipped where its gradients overflow in float16."""
     scaled = keras.optimizers.LossScaleOptimizer
     updates = trace.captured.updates
     if not any(isinstance(call.optimizer, scaled) for call in updates):

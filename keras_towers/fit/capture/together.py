@@ -1,4 +1,4 @@
-"""What the parts of a batch give together, beside what the whole gives."""
+"""Comparison of a run on a whole batch with runs on its parts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,16 @@ from keras_towers.splitting import Difference, Result
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What one run of a trace gave.
-
-    Attributes:
-        outputs: the tensors that it handed on, by their names in the trace.
-        before: the variables that it may have written, by their keys.
-        after: the same afterwards.
-    """
+    """One run of a trace: outputs by tensor name, variables by key."""
 
     outputs: Mapping[str, Any]
+    # Values of the variables that the run may have written.
     before: Mapping[str, Any]
     after: Mapping[str, Any]
 
 
 class Together:
-    """Compares a run on the whole with K runs on its parts.
-
-    Args:
-        results: what the trace hands on.
-        merges: what the towers' variables become, by their keys.
-        whole: the run on the whole.
-        parts: the K runs.
-        shares: the K parts' fractions of the whole.
-    """
+    """Compares a run on the whole with K runs on its parts."""
 
     def __init__(
         self,
@@ -51,6 +38,7 @@ class Together:
         shares: Sequence[float],
     ):
         self._results = {(one.what, one.name): one for one in results}
+        # How the towers' variables are merged, by key.
         self._merges = merges
         self._whole, self._parts, self._shares = whole, parts, shares
         self._gradients: dict[str, tuple[Any, Any]] = {}
@@ -59,14 +47,7 @@ class Together:
         self._is_finite = True
 
     def difference(self, open_: Iterable[Difference]) -> float | None:
-        """Return the largest difference, relative to the values.
-
-        Args:
-            open_: what is to be compared.
-
-        Returns:
-            The difference; None if something is not finite, or all zero.
-        """
+        """Return the largest relative difference; None: nothing to compare."""
         for one in open_:
             shown = [self._add_state(key) for key in one.variables]
             if not one.variables:
@@ -90,10 +71,11 @@ class Together:
             *compare.logs(*logs).values(),
             *self._of_state,
         ]
+        # Values that are not finite cannot be compared.
         return max(sizes) if self._is_finite else None
 
     def _add(self, result: Result) -> bool:
-        """Compare a result; return whether it shows anything."""
+        """Compare a result; return whether any value is not zero."""
         one, other = self._both(result)
         gradient = result.what == "gradient"
         found = self._gradients if gradient else self._others
@@ -103,7 +85,7 @@ class Together:
         return bool(np.any(one))
 
     def _both(self, result: Result) -> tuple[Any, Any]:
-        """Return what the whole and what the parts together give."""
+        """Return a result of the whole, and of the parts together."""
         runs = (self._whole, *self._parts)
         one, *every = (run.outputs[result.tensor.name].numpy() for run in runs)
         if result.places is not None:
@@ -121,7 +103,7 @@ class Together:
         return one, sum(every[1:], every[0])
 
     def _add_state(self, key: str) -> bool:
-        """Compare a variable; return whether it has been changed."""
+        """Compare a variable; return whether the run has changed it."""
         before, after = self._whole.before[key], self._whole.after[key]
         every = [part.after[key] for part in self._parts]
         merge = self._merges[key]

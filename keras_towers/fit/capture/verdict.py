@@ -1,4 +1,4 @@
-"""What the analysis of a step means: told once, before the step runs."""
+"""Verdicts on a step by its analysis: told once, before the step runs."""
 
 from __future__ import annotations
 
@@ -36,27 +36,22 @@ _COMPARE = (
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a step differs from one device, or may.
+    """A reason why a step differs from one device, or may."""
 
-    Attributes:
-        message: what it does, for a sentence about the step.
-        remedy: what to do about it.
-        differences: what differs for this reason; empty for an effect, and
-            where the step is not analysed.
-        is_open: whether it may not differ, as nobody knows.
-        seen: by how much it differed in a rehearsal, as a sentence and a space.
-    """
-
+    # The predicate of a sentence about the step.
     message: str
     remedy: str
+    # Empty for an effect, and where the step is not analysed.
     differences: tuple[Difference, ...] = ()
+    # Whether nobody knows that the step differs.
     is_open: bool = False
+    # The difference in a rehearsal, as a sentence and a space.
     seen: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is known of a step, and why it differs from one device, or may."""
+    """The judgement of a step in a few words, with its reasons."""
 
     text: str
     reasons: tuple[Reason, ...]
@@ -75,27 +70,24 @@ _heard: list[list[Reason]] | None = None
 
 
 def verdicts_of(strategy: Strategy) -> dict[str, str]:
-    """Return what is known of the steps of a strategy, by their names."""
+    """Return the texts of a strategy's verdicts, by the names of steps."""
     return _verdicts.setdefault(strategy, {})
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[list[Reason]]]:
-    """Hear what is known of the steps of a block, which is not told then.
-
-    Yields:
-        For each traced step why it differs, or may; nothing if it is proven.
-    """
+    """Collect the reasons of steps in a block, which then are not told."""
     global _heard
     before, _heard = _heard, []
     try:
+        # A list for each traced step, empty if the step is proven.
         yield _heard
     finally:
         _heard = before
 
 
 def heard_by_another() -> bool:
-    """Whether what is known of steps is heard by a block, and not told."""
+    """Whether a block collects reasons, which are not told then."""
     return _heard is not None
 
 
@@ -106,20 +98,14 @@ def of(
     exchanges: int = 0,
     losses: Sequence[Any] = (),
 ) -> Verdict:
-    """Say where a step differs from that of one device, or may.
-
-    Args:
-        may_overflow: whether it may be skipped, by what its gradients are.
-        exchanges: the number of operations that are given values of the global
-            batch, as exact=True asks for.
-        losses: the losses of the step.
-    """
+    """Say where a step differs from that of one device, or may."""
     known = [d for d in analysis.differences if not d.is_open]
     found = [
         _with_line(difference, analysis, losses)
         for difference in known or analysis.differences
     ]
     text = PROVEN
+    # ``exact=True`` gives so many operations values of the global batch.
     if exchanges:
         text += f", with values of all towers for {exchanges} operations"
     if known:
@@ -142,11 +128,8 @@ def of(
 
 
 def of_nothing(why: str) -> Verdict:
-    """Say that a step is not analysed.
-
-    Args:
-        why: what it does: "asks which tower it runs on".
-    """
+    """Return the verdict on a step that cannot be analysed."""
+    # Such as "asks which tower it runs on".
     message = f"may differ: it {why}, so that it cannot be analysed."
     reason = Reason(message, _COMPARE, is_open=True)
     return Verdict(NOT_PROVEN, (reason,))
@@ -171,14 +154,7 @@ def rehearsed(found: Found, verdict: Verdict, config: TowerConfig) -> Verdict:
 def tell(
     config: TowerConfig, model: keras.Model, kind: str, verdict: Verdict
 ) -> None:
-    """Tell where a step differs from that of one device, or may.
-
-    Args:
-        kind: what it does: "training", "evaluation" or "prediction".
-
-    Raises:
-        TowerError: it does, and ``on_difference`` is ``"error"``.
-    """
+    """Warn, or raise TowerError, where a step differs from one device."""
     step = f"the {kind} step of {model.name!r}"
     verdicts_of(config.strategy)[step] = verdict.text
     reasons = verdict.reasons
@@ -206,7 +182,7 @@ def _of_differences(
     config: TowerConfig,
     found: Found | None = None,
 ) -> Reason:
-    """Say what differs for one reason, or may, if no rehearsal has shown it."""
+    """Give the reason of differences, or of possible ones if not rehearsed."""
     is_open = same[0].is_open and not (found and found.size)
     does, what = _cause(same[0]), _what(same)
     message = f"differs: it {does}, so that {what} differ from one device's."
@@ -228,7 +204,7 @@ def _of_differences(
 def _with_line(
     difference: Difference, analysis: Analysis, losses: Sequence[Any]
 ) -> Difference:
-    """Return a difference by what has a line of the user's, if it is a sum."""
+    """Return a difference at a line of the user's, if a sum is behind it."""
     operation = difference.operation
     has_line = line_of(operation, capture.__file__) is not None
     # Other differences are none of the sums that a step may have as well.
