@@ -164,6 +164,7 @@ Function = resolve(
     f"{_FUNCTION}.polymorphic_function:Function", "__call__ _clone"
 )
 function_from_graph = resolve(f"{_FUNCTION}.atomic_function:from_func_graph")
+resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")
 resolve(
@@ -182,7 +183,7 @@ func_graph_from_py_func = resolve(
 )
 FuncGraph = resolve(
     f"{_TF}.framework.func_graph:FuncGraph",
-    "_create_op_internal _get_function _add_function_recursive",
+    "_create_op_internal _functions _get_function _add_function_recursive",
 )
 _CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
 ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")

@@ -42,7 +42,8 @@ START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
 STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never.
+#: Seconds until a stalled job is ended: `--stall-shutdown`. Default: never;
+#: 1800 under `keras-towers run`.
 STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 #: 1: waiting ranks name nobody: `--stall-warning 0`.
 STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"

@@ -26,9 +26,9 @@ LIMITS = """
 ## Time limits
 
 Constants of `keras_towers.settings`, which a script may change
-before it trains.
+before it trains; those that end in `_S` are seconds.
 
-| name | seconds | meaning |
+| name | value | meaning |
 |---|---|---|
 """
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)

@@ -82,8 +82,10 @@ class GraphFunction:
         self._config = config.SerializeToString()
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Call it in the current graph, with handles of its variables."""
+        """Call it, with handles of its variables."""
         inputs = [inputs[index] for index in self._order]
+        if tf.executing_eagerly():
+            return list(self._function.call_flat(*inputs))
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
         for output, shape in zip(outputs, self._shapes, strict=True):

@@ -9,8 +9,8 @@ happen once for all towers happens between pieces, too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ from keras_towers.splitting.marks import marked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Exchange:
+class Exchange:
     """An exchange in a trace.
 
     Attributes:
@@ -32,6 +32,8 @@ class _Exchange:
         of: what each of these follows from.
         run: exchanges it; None: the operation that happens once.
         once: the operation that happens once, which it then is.
+        meanings: what the results are to the analysis; empty where towers do
+            not meet.
     """
 
     given: Sequence[Any]
@@ -39,6 +41,7 @@ class _Exchange:
     of: Sequence[Any]
     run: Run | None
     once: Any = None
+    meanings: Sequence[str] = ()
 
     @property
     def after(self) -> list[Any]:
@@ -57,8 +60,8 @@ class _Exchange:
 class Exchanges:
     """The exchanges in the trace of a step, in their order."""
 
-    def __init__(self) -> None:
-        self.all: list[_Exchange] = []
+    def __init__(self, known: Sequence[Exchange] = ()) -> None:
+        self.all: list[Exchange] = list(known)
 
     def note(
         self, results: Sequence[Exchanged], given: list[tf.Tensor], run: Run
@@ -69,7 +72,8 @@ class Exchanges:
             for result in results
         ]
         of = [result.of for result in results]
-        self.all.append(_Exchange(list(given), stand, of, run))
+        meanings = [result.meaning for result in results]
+        self.all.append(Exchange(list(given), stand, of, run, None, meanings))
         return stand
 
     def replace(
@@ -77,7 +81,7 @@ class Exchanges:
     ) -> None:
         """Note what happens in the place of an operation."""
         results = list(operation.outputs)
-        self.all.append(_Exchange(list(given), results, results, run))
+        self.all.append(Exchange(list(given), results, results, run))
 
     def note_once(self, effects: Sequence[Effect], here: bool) -> None:
         """Note an operation that happens once for all towers.
@@ -90,12 +94,17 @@ class Exchanges:
         given = list({t.name: t for t in operation.inputs}.values())
         results = list(operation.outputs)
         run = None if here else once.called(None)
-        self.all.append(_Exchange(given, results, results, run, operation))
+        self.all.append(Exchange(given, results, results, run, operation))
 
 
 def _unknown(tensor: tf.Tensor, shape: tf.TensorShape) -> Any:
     """What TensorFlow does not take for known, even if it is a constant."""
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+
+
+Meet: TypeAlias = Callable[
+    [Exchange, list[list[Any]]], "list[list[Any]] | None"
+]
 
 
 class Pieces:
@@ -111,7 +120,7 @@ class Pieces:
     def __init__(
         self,
         graph: Any,
-        exchanges: Sequence[_Exchange],
+        exchanges: Sequence[Exchange],
         way: Way,
         shapes: Sequence[tf.TensorShape],
     ):
@@ -121,9 +130,9 @@ class Pieces:
             max((place[operation.name] for operation in e.after), default=0)
             for e in exchanges
         ]
-        last = 1 + max(at)
+        last = 1 + max(at, default=-1)
         cut = _Cut(graph, exchanges, place)
-        self._rounds: list[list[tuple[_Exchange, Run]]]
+        self._rounds: list[list[tuple[Exchange, Run]]]
         self._rounds = [[] for _ in range(last + 1)]
         for number, exchange in zip(at, exchanges, strict=True):
             run = exchange.run or once.called(
@@ -144,22 +153,46 @@ class Pieces:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the step, and return the outputs of its graph."""
-        values = {
-            tensor.name: value
-            for tensor, value in zip(self._graph.inputs, inputs, strict=True)
-        }
+        return self.together([inputs], lambda exchange, every: None)[0]
+
+    def together(
+        self, every: Sequence[Sequence[Any]], meet: Meet
+    ) -> list[list[Any]]:
+        """Run the step of K towers, and return the outputs of each.
+
+        Args:
+            every: the K towers' inputs.
+            meet: given an exchange and what the K towers give, returns what
+                each of them gets; None: each exchanges by itself.
+        """
+        towers = [
+            {
+                tensor.name: value
+                for tensor, value in zip(
+                    self._graph.inputs, inputs, strict=True
+                )
+            }
+            for inputs in every
+        ]
         for (function, names, outputs), round_ in zip(
             self._pieces, self._rounds, strict=True
         ):
-            results = function([values[name] for name in names])
-            values.update(zip(outputs, results, strict=True))
+            for values in towers:
+                results = function([values[name] for name in names])
+                values.update(zip(outputs, results, strict=True))
             for exchange, run in round_:
-                given = [values[tensor.name] for tensor in exchange.given]
-                for stand, value in zip(
-                    exchange.results, run(given), strict=True
-                ):
-                    values[stand.name] = _as(value, stand)
-        return [values[tensor.name] for tensor in self._graph.outputs]
+                given = [
+                    [values[tensor.name] for tensor in exchange.given]
+                    for values in towers
+                ]
+                found = meet(exchange, given) or [run(own) for own in given]
+                for values, own in zip(towers, found, strict=True):
+                    for stand, value in zip(exchange.results, own, strict=True):
+                        values[stand.name] = _as(value, stand)
+        return [
+            [values[tensor.name] for tensor in self._graph.outputs]
+            for values in towers
+        ]
 
 
 def _nothing(inputs: Sequence[Any]) -> list[Any]:
@@ -172,7 +205,7 @@ def _as(value: Any, stand: Any) -> Any:
     return value if value.dtype == stand.dtype else tf.cast(value, stand.dtype)
 
 
-def _places(graph: Any, exchanges: Sequence[_Exchange]) -> dict[str, int]:
+def _places(graph: Any, exchanges: Sequence[Exchange]) -> dict[str, int]:
     """Return the number of the piece that each operation belongs to."""
     given = {
         name: exchange.after
@@ -204,7 +237,7 @@ class _Cut:
     def __init__(
         self,
         graph: Any,
-        exchanges: Sequence[_Exchange],
+        exchanges: Sequence[Exchange],
         place: dict[str, int],
     ):
         self._graph = graph
@@ -250,7 +283,7 @@ class _Cut:
         ]
         return result, list(needed), [tensor.name for tensor in outputs]
 
-    def alone(self, exchange: _Exchange) -> Any:
+    def alone(self, exchange: Exchange) -> Any:
         """Return the graph of what happens once."""
         operation, needed = exchange.once, {t.name: t for t in exchange.given}
         name = f"{self._graph.name}_once"

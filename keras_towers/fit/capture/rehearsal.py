@@ -10,14 +10,14 @@ differs by design.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.fit.capture import checks, splits
-from keras_towers.fit.capture.function import GraphFunction
-from keras_towers.fit.capture.pieces import Exchanges, Pieces
+from keras_towers.fit.capture.pieces import Exchange, Exchanges, Pieces
 from keras_towers.fit.capture.together import Ran, Together
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context.tower import Run
@@ -81,15 +81,15 @@ class Rehearsal:
         self._captures = trace.captures[trace.tower.local_index]
         self._copied = _written(graph)
         self._check(analysis)
-        self._function = _with_constants(graph, analysis)
+        self._pieces = _pieces_of(trace, analysis)
         self._form: Any = None
         self._is_kept = compat.hidden_variable(_HOST, False)
         self._kept: list[tf.Variable] = []
 
     def _check(self, analysis: Analysis) -> None:
         trace = self._trace
-        if trace.way == "xla" or trace.exchanges or analysis.effects:
-            raise CannotRehearse("exchanges values, or has effects")
+        if trace.way == "xla" or analysis.effects:
+            raise CannotRehearse("is compiled by XLA, or has effects")
         if trace.seconds > settings.REHEARSED_TRACE_S:
             raise CannotRehearse("took too long to trace")
         if any(map(tf.is_symbolic_tensor, self._captures)):
@@ -144,15 +144,11 @@ class Rehearsal:
             parts = data_lib.split(data, _PARTS).pieces
             sizes = [int(data_lib.batch_size_of(part)) for part in parts]
             shares = [size / examples for size in sizes]
-            step = self._step()
-            whole = self._ran(step, data, 1.0, 0, examples)
+            starts = [sum(sizes[:number]) for number in range(_PARTS)]
+            whole, *_ = self._ran([(data, 1.0, 0)], examples)
             try:
-                towers = [
-                    self._ran(step, part, share, sum(sizes[:number]), examples)
-                    for number, (part, share) in enumerate(
-                        zip(parts, shares, strict=True)
-                    )
-                ]
+                given = list(zip(parts, shares, starts, strict=True))
+                towers = self._ran(given, examples)
             except tf.errors.OpError as error:
                 return Found(examples, failure=type(error).__name__)
             results = splits.results_of(self._trace, self._predicts)
@@ -186,33 +182,43 @@ class Rehearsal:
             self._form, leaves, expand_composites=True
         )
 
-    def _step(self) -> Any:
-        """Return the trace as a function of all its inputs."""
-        graph = self._trace.graph
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.inputs]
-        step = tf.function(
-            lambda *inputs: self._function(inputs), autograph=False
-        )
-        return step.get_concrete_function(*specs)
-
     def _ran(
-        self, step: Any, data: Any, share: float, start: int, total: int
-    ) -> Ran:
-        """Run the trace as a tower with a share of the examples."""
-        inputs = self._inputs(data, share, start, total)
-        before, copies = {}, {}
-        captures = zip(self._captures, self._trace.graph.captures, strict=True)
-        for handle, (_, inside) in captures:
-            if inside.name in self._copied:
-                before[inside.name] = value = _value_of(handle, inside)
-                copy = tf.Variable(value, trainable=False)
-                copies[inside.name] = copy
-                handle = copy.handle
-            inputs.append(handle)
-        results = step(*inputs)
+        self, towers: Sequence[tuple[Any, float, int]], total: int
+    ) -> list[Ran]:
+        """Run the trace as K towers do.
+
+        Args:
+            towers: for each tower its examples, their fraction of the batch
+                and the index of the first one.
+            total: the number of examples of the batch.
+        """
+        every = []
+        before: list[dict[str, Any]] = [{} for _ in towers]
+        copies: list[dict[str, tf.Variable]] = [{} for _ in towers]
+        for number, given in enumerate(towers):
+            inputs = self._inputs(*given, total)
+            for handle, (_, inside) in zip(
+                self._captures, self._trace.graph.captures, strict=True
+            ):
+                if inside.name in self._copied:
+                    value = _value_of(handle, inside)
+                    before[number][inside.name] = value
+                    copy = tf.Variable(value, trainable=False)
+                    copies[number][inside.name] = copy
+                    handle = copy.handle
+                inputs.append(handle)
+            every.append(inputs)
         names = [tensor.name for tensor in self._trace.results]
-        after = {key: copy.read_value() for key, copy in copies.items()}
-        return Ran(dict(zip(names, results, strict=True)), before, after)
+        return [
+            Ran(
+                dict(zip(names, outputs, strict=True)),
+                before[number],
+                {key: v.read_value() for key, v in copies[number].items()},
+            )
+            for number, outputs in enumerate(
+                self._pieces.together(every, _exchanged)
+            )
+        ]
 
     def _inputs(
         self, data: Any, share: float, start: int, total: int
@@ -257,13 +263,13 @@ def _value_of(handle: Any, inside: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
-def _with_constants(graph: Any, analysis: Analysis) -> Any:
-    """Return a graph as a function, in which what differs by design does not.
+def _pieces_of(trace: TracedStep, analysis: Analysis) -> Pieces:
+    """Return a trace as functions, in which what differs by design does not.
 
     Random numbers are constants, and so is what a tower computes from its own
     examples by design, such as statistics of BatchNormalization.
     """
-    exchanges = Exchanges()
+    graph, exchanges = trace.graph, Exchanges(trace.exchanges.all)
     for draw in analysis.draws:
         operation = draw.operation
         if operation.type not in _FLOATS or operation.graph is not graph:
@@ -281,9 +287,34 @@ def _with_constants(graph: Any, analysis: Analysis) -> Any:
         for node in function.node_def
     ):
         raise CannotRehearse("does by design in a function what differs")
-    if not exchanges.all:
-        return GraphFunction(graph, "inlined")
     return Pieces(graph, exchanges.all, "inlined", [])
+
+
+def _exchanged(
+    exchange: Exchange, every: list[list[Any]]
+) -> list[list[Any]] | None:
+    """Return what each of K towers gets, given what they give."""
+    if not exchange.meanings:
+        return None
+    if "gather" not in exchange.meanings:
+        whole = [tf.add_n(tensors) for tensors in zip(*every, strict=True)]
+        for index, meaning in enumerate(exchange.meanings):
+            if meaning == "mean":
+                whole[index] /= len(every)
+        return [whole for _ in every]
+    rows = [[len(tensor) for tensor in given[1:]] for given in every]
+    wholes = [
+        tf.concat(tensors, 0) for tensors in list(zip(*every, strict=True))[1:]
+    ]
+    firsts = [
+        [sum(before) for before in zip(*rows[:number], strict=True)]
+        or [0] * len(wholes)
+        for number in range(len(every))
+    ]
+    return [
+        [*wholes, *first, *count]
+        for first, count in zip(firsts, rows, strict=True)
+    ]
 
 
 def _filled(operation: Any, number: float, like: bool = False) -> Run:

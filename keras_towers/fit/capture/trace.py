@@ -37,6 +37,7 @@ class TracedStep:
         tower: the tower, in the trace.
         way: how it is called.
         captured: output and updates of the step, in the trace.
+        exchanges: what the towers exchange in it.
         seconds: how long it took to trace.
         captures: for each tower its handles of variables and other tensors that
             the trace captured.
@@ -64,13 +65,13 @@ class TracedStep:
         self._outer = compat.get_default_graph()
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
-        self._exchanges = Exchanges()
+        self.exchanges: Exchanges = Exchanges()
         self.tower = dataclasses.replace(
             tower,
             share=self._share(tower),
             shared=self._refuse if shared else None,
             cut=self._refuse_cut,
-            exchange=self._exchanges.note if shared and not xla else None,
+            exchange=self.exchanges.note if shared and not xla else None,
             reads=self._read_outside if xla else None,
             joins=self._join if self._plan.get(joining.LOSSES) else None,
         )
@@ -111,7 +112,7 @@ class TracedStep:
         index = self.tower.local_index
         captures = self.captures[index]
         if self._shared:
-            apart = [e.once for e in self._exchanges.all if e.once is not None]
+            apart = [e.once for e in self.exchanges.all if e.once is not None]
             checks.check_operations(self.graph, apart)
             rows = checks.captures_for_towers(self.graph, self._config, xla)
             self.captures = dict(enumerate(rows))
@@ -122,9 +123,9 @@ class TracedStep:
             checks.check_after_update(self.graph, later)
         known = [tensor.shape for tensor in self._given]
         known[: len(shapes or ())] = shapes or ()
-        if self._exchanges.all:
+        if self.exchanges.all:
             self._function = Pieces(
-                self.graph, self._exchanges.all, self.way, known
+                self.graph, self.exchanges.all, self.way, known
             )
             return
         self._function = function = GraphFunction(self.graph, self.way, known)
@@ -144,7 +145,7 @@ class TracedStep:
         rank = self._config.transport.rank
         for found in by_operation.values():
             here = not rank or not once.is_seen_outside(found)
-            self._exchanges.note_once(found, here)
+            self.exchanges.note_once(found, here)
         return True
 
     @property
@@ -152,14 +153,9 @@ class TracedStep:
         """The tensors that it hands on, in the order of its outputs."""
         return _tensors(_results(self.captured))
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether towers exchange values in it."""
-        return bool(self._exchanges.all)
-
     def fits(self, analysis: Analysis) -> bool:
         """Whether no rows of a tower meet those of all towers."""
-        return joining.fits(self.graph, self._exchanges.all, analysis)
+        return joining.fits(self.graph, self.exchanges.all, analysis)
 
     def _traced(
         self, run: Callable[..., Any], specs: Sequence[tf.TensorSpec]

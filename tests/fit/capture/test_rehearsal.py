@@ -46,6 +46,10 @@ def first_positive_of_all(x):
     return x + tf.gather_nd(x, places[:1])
 
 
+def with_the_sum_of_positives(x):
+    return x + tf.reduce_sum(tf.gather_nd(x, tf.where(x[:, 0] > 0)), 0)
+
+
 def model_of(function, layers=(), dtype=None, **compiled):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -126,8 +130,10 @@ def test_what_fails_for_a_part_of_the_examples_is_told(logged):
     assert "a part of them failed alone (InvalidArgumentError)" in said
 
 
-def test_what_differs_by_design_is_not_compared(logged):
-    strategy = kt.TowerStrategy(3)
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_differs_by_design_is_not_compared(logged, exact):
+    """With ``exact``, towers exchange it."""
+    strategy = kt.TowerStrategy(3, exact=exact)
     by_design = [
         keras.layers.Dropout(0.4, seed=1),
         keras.layers.BatchNormalization(),
@@ -136,6 +142,14 @@ def test_what_differs_by_design_is_not_compared(logged):
     fitted(lambda: model_of(positive_of_each, by_design), strategy)
     assert not logged("step of")
     assert REHEARSED in strategy.describe()
+
+
+def test_what_differs_beside_exchanges_is_told(logged):
+    norm = keras.layers.BatchNormalization()
+    make = functools.partial(model_of, with_the_sum_of_positives, [norm])
+    fitted(make, kt.TowerStrategy(3, exact=True))
+    ((_, said),) = logged("step of")
+    assert "In a rehearsal on 6 examples the difference" in said
 
 
 def test_what_has_effects_is_not_rehearsed(logged):
