@@ -86,8 +86,7 @@ def check_equal(make, scope, **how):
         np.testing.assert_allclose(values, also[name], rtol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"random": "global"}])
+@pytest.mark.parametrize("options, steps", [({}, 3), ({"random": "global"}, 1)])
 def test_what_is_equal_in_it_is_not_told(logged, options, steps):
     strategy = kt.TowerStrategy(3, **options)
     check_equal(
