@@ -48,13 +48,23 @@ def is_own(address: str) -> bool:
 
 def is_reachable(address: str) -> bool:
     """Whether a process listens at ``host:port``."""
+    return _why_not(address) is None
+
+
+def refuses(address: str) -> bool:
+    """Whether the host of a ``host:port`` is there, and nobody listens."""
+    return isinstance(_why_not(address), ConnectionRefusedError)
+
+
+def _why_not(address: str) -> OSError | None:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 1) as it:
             # The kernel may give the caller the very port that nobody has.
-            return bool(it.getsockname() != it.getpeername())
-    except OSError:
-        return False
+            alone = it.getsockname() == it.getpeername()
+            return ConnectionRefusedError() if alone else None
+    except OSError as error:
+        return error
 
 
 def answers(address: str) -> bool:

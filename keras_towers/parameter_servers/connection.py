@@ -137,17 +137,16 @@ class Connection:
         )
         self._watch.start()
 
-    def leave(self) -> None:
+    def leave(self, failure: str = "") -> None:
         """Say goodbye to the parameter servers, which end when all have."""
         if self._left:
             return
         self._left = True
-        self._watch.stop()
         for server in range(len(self.devices)):
             # One that has died needs no goodbye.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = introduction.goodbye(self.cluster, self.rank)
-                introduction.store_on(server).put(key, True)
+                key = f"{introduction.goodbyes(self.cluster)}-{self.rank}"
+                introduction.store_on(server).put(key, failure)
 
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may wait for an answer for ever."""
@@ -158,13 +157,16 @@ class Connection:
         )
 
     def end(self) -> None:
-        """Say goodbye if the process ends as it should."""
-        self._watch.stop()
+        """Say goodbye if the process ends as it should, or is the chief."""
         # One that ends with an error may be started again, and then needs the
-        # servers.
+        # servers; not so the chief, which cannot go on where it was.
         # Python sets it for an error that nothing has caught.
-        if self.finished and getattr(sys, "last_value", None) is None:
+        error = getattr(sys, "last_value", None)
+        if self.finished and error is None:
             self.leave()
+        elif self.rank == 0 and not self.finished:
+            self.leave(str(error or "its fit did not end"))
+        self._watch.stop()
 
     def naming_lost_servers(self) -> contextlib.AbstractContextManager[None]:
         """Let errors name a lost server that is their cause."""

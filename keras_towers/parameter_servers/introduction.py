@@ -38,9 +38,9 @@ def opened() -> str:
     return f"{_COMMON}/open"
 
 
-def goodbye(cluster: Cluster, rank: int) -> str:
-    """The key that a worker sets when it has ended well."""
-    return f"{prefix(cluster)}goodbyes-{rank}"
+def goodbyes(cluster: Cluster) -> str:
+    """The key where a worker that ends says why: empty if it has ended well."""
+    return f"{prefix(cluster)}goodbyes"
 
 
 def introduce(cluster: Cluster, server: int) -> None:
@@ -63,9 +63,9 @@ def introduce(cluster: Cluster, server: int) -> None:
         )
 
 
-def has_come(rank: int) -> bool:
-    """Whether a worker has introduced itself at the first server."""
-    return store_on(0).get(f"{_introductions()}-{rank}") is not None
+def has_come(store: ServerStore, rank: int) -> bool:
+    """Whether a worker has introduced itself at the server of a store."""
+    return store.get(f"{_introductions()}-{rank}") is not None
 
 
 def _introductions() -> str:

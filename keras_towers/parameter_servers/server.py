@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -11,11 +13,10 @@ from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting import store
-from keras_towers.meeting.addresses import answers
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.liveness import Liveness
 from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.remote import join
+from keras_towers.parameter_servers.roll import Roll, tell_of
 from keras_towers.system import end_in_time, keep_freed
 
 
@@ -56,39 +57,51 @@ def serve(cluster: Cluster) -> None:
 
 def _farewells(cluster: Cluster) -> list[int]:
     """Wait until nobody needs the server any more."""
+    store = introduction.store_on(cluster.index)
     missing = set(range(cluster.size))
-    reached = Liveness.of_answers(
-        missing, lambda rank: answers(cluster.workers[rank])
-    )
+    roll = Roll(cluster.workers, store)
+    asked = -math.inf
+    ended = failure = None
     while True:
-        missing -= {rank for rank in missing if _has_ended(cluster, rank)}
-        if 0 not in missing:
-            break
-        reached.look(0)
-        # It may not have been started yet.
-        if reached.signs[0] and reached.silent_s(0) > settings.CHIEF_LOST_S:
-            end_in_time()
-            raise TowerError(
-                f"{cluster} ends: the chief cannot be reached any more at "
-                f"{cluster.workers[0]}. Start all tasks of the job again, from "
-                "a backup."
-            )
-        time.sleep(settings.SERVER_LOOK_S)
-    reached.look(*missing)
-    begun = time.monotonic()
-    while missing:
-        missing -= {rank for rank in missing if _has_ended(cluster, rank)}
-        reached.look(*missing)
+        said = store.by_rank(introduction.goodbyes(cluster), sorted(missing))
+        if 0 in said:
+            ended, failure = time.monotonic(), said[0]
+        missing -= said.keys()
         now = time.monotonic()
-        if all(
-            now - max(begun, reached.heard[rank]) > settings.LOST_S
-            for rank in missing
-        ):
+        if now - asked > settings.BEAT_S:
+            asked = now
+            roll.look()
+            if cluster.index == 0:
+                tell_of(store, introduction.prefix(cluster), roll.missed())
+        if ended is None:
+            # It may not have been started yet.
+            if roll.signs[0] and roll.silent_s(0) > settings.CHIEF_LOST_S:
+                raise _ending(
+                    f"{cluster} ends: the chief cannot be reached any more at "
+                    f"{cluster.workers[0]}. Start all tasks of the job again, "
+                    "from a backup."
+                )
+        elif _is_over(roll, missing, ended, bool(failure)):
             break
         time.sleep(settings.SERVER_LOOK_S)
+    if failure:
+        raise _ending(f"{cluster} ends: the chief has failed: {failure}")
     return sorted(missing)
 
 
-def _has_ended(cluster: Cluster, rank: int) -> bool:
-    there = introduction.store_on(cluster.index)
-    return there.get(introduction.goodbye(cluster, rank)) is not None
+def _is_over(
+    roll: Roll, missing: Iterable[int], ended: float, failed: bool
+) -> bool:
+    """Whether those who have said no goodbye need the server no more."""
+    waited_s = time.monotonic() - ended
+    silent_s = [roll.silent_s(rank) for rank in missing]
+    if failed:
+        # To hear of it.
+        over = all(each > settings.SERVERS_S for each in silent_s)
+        return over or waited_s > settings.CHIEF_LOST_S
+    return all(min(waited_s, each) > settings.LOST_S for each in silent_s)
+
+
+def _ending(text: str) -> TowerError:
+    end_in_time()
+    return TowerError(text)

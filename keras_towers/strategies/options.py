@@ -109,8 +109,9 @@ class Options(StepOptions):
             batch of each then moves the weights as far as one synchronous
             step; optimizers that are invariant to the scale of gradients, such
             as Adam, are not affected.
-        stall_shutdown_s: seconds that a worker waits for others before it
-            fails; in one process, seconds in which no replica ends a step.
+        stall_shutdown_s: seconds that a worker waits for others that are slow,
+            or may be started again, before it fails; in one process, seconds in
+            which no replica ends a step.
 
     Raises:
         TowerError: a value is not allowed, or contradicts ``exact``.

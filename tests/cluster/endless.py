@@ -1,7 +1,7 @@
 """Trains until something ends it, in the strategy that its arguments name.
 
-argv: the strategy, or ``elastic``, and what else befalls the ranks:
-``HOST=EVENT``, where an event is one of ``EVENTS``.
+argv: the strategy, or one of ``OPTIONS``, or ``elastic``, and what else befalls
+the ranks: ``HOST=EVENT``, where an event is one of ``EVENTS``.
 """
 
 import ctypes
@@ -41,6 +41,7 @@ EVENTS = {
     "dies-at-the-start": die_at_the_start,
     "has-another-keras": other_keras,
 }
+OPTIONS = {"SyncReplicasStrategy:1": {"replicas_to_aggregate": 1}}
 AT_THE_START = ("dies-at-the-start", "has-another-keras")
 
 
@@ -95,7 +96,7 @@ if __name__ == "__main__":
     if NAME == "elastic":
         go_on()
     else:
-        strategy = getattr(kt, NAME)()
+        strategy = getattr(kt, NAME.partition(":")[0])(**OPTIONS.get(NAME, {}))
         model = make()
         with strategy:
             fit(model)

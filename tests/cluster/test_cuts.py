@@ -122,13 +122,32 @@ def test_parameter_servers_without_a_server_or_the_chief(
         assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].text
 
 
-def test_parameter_servers_without_another_worker():
+@pytest.mark.parametrize(
+    ("strategy", "event"),
+    [
+        ("SyncReplicasStrategy", "cut"),
+        ("DistributedReplicatedStrategy", "hang"),
+        ("SyncReplicasStrategy:1", "cut"),
+    ],
+)
+def test_parameter_servers_without_another_worker(strategy, event):
+    """Those that cannot do without it end, with one to spare they go on."""
+    lost = "worker 1 at host3:4000 is lost: it gives no sign of life"
     with Lab(3) as lab:
-        _, chief, other = tasks(lab, SERVED, "SyncReplicasStrategy")
+        server, chief, other = tasks(lab, SERVED, strategy)
         trained([chief, other])
-        lab.hosts[2].cut()
-        chief.says("worker 1 at host3:4000 does not answer", 1, NOTICED_S)
-        assert other.ends() == AGAIN
+        getattr(lab.hosts[2], event)()
+        begun = time.monotonic()
+        if strategy.endswith(":1"):
+            chief.says(lost, 1, NOTICED_S)
+            trained([chief])
+        else:
+            assert chief.ends() == server.ends() == 1
+            assert f"worker 0 has to end: {lost}" in chief.lines[-1]
+            assert lost in server.lines[-1]
+        if event == "cut":
+            assert other.ends() == AGAIN
+        assert time.monotonic() - begun < NOTICED_S
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import dataclasses
 import socket
 import threading
 
+from keras_towers import settings
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.parameter_servers import introduction
+from keras_towers.parameter_servers import introduction, roll
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.store import ServerStore
-from keras_towers.replicas.servers import workers as workers_lib
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -60,8 +60,6 @@ class Job:
     def __init__(self, name, workers, monkeypatch):
         monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
         monkeypatch.setattr(introduction, "_COMMON", name)
-        # At these addresses connections are taken, and closed.
-        monkeypatch.setattr(workers_lib, "answers", is_reachable)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
         for port in self._ports:
@@ -71,11 +69,18 @@ class Job:
         )
         self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
         introduction.introduce(Cluster(self._jobs, "ps", 0), 0)
+        # At these addresses connections are taken, and closed.
+        self._connected = set()
+        monkeypatch.setattr(roll, "answers", self._answers)
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
 
     def connect(self, rank, starts=1):
         """Return the connection of a worker, which has introduced itself."""
         cluster = Cluster(self._jobs, "worker", rank)
         introduction.introduce(cluster, 0)
+        self._connected.add(cluster.address)
         return Connected(cluster, f"{self._name}/", starts)
 
     def kill(self, rank):
@@ -85,10 +90,27 @@ class Job:
             self._ports[rank].shutdown(socket.SHUT_RDWR)
         self._ports[rank].close()
 
+    def hang(self, rank):
+        """Connections are taken still, and nobody answers."""
+        self._connected.discard(self._jobs["worker"][rank])
+
     def close(self):
         """Close all addresses."""
+        self._ended.set()
+        self._watch.join()
         for rank in range(len(self._ports)):
             self.kill(rank)
+
+    def _answers(self, address):
+        return address in self._connected and is_reachable(address)
+
+    def _look(self):
+        """Tell the workers who is missed, as a server does."""
+        store = ServerStore(DEVICE)
+        workers = roll.Roll(self._jobs["worker"], store)
+        while not self._ended.wait(settings.BEAT_S):
+            workers.look()
+            roll.tell_of(store, f"{self._name}/", workers.missed())
 
 
 def _take(port):

@@ -12,13 +12,13 @@ from keras_towers.replicas.servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 
-def of(job, *ranks, stall_shutdown_s=3):
+def of(job, *ranks, stall_shutdown_s=3, fit=1, spare=0):
     """The workers of some ranks of a job, each of which sees the others."""
     found = []
     for rank in ranks:
         connection = job.connect(rank)
         peers = ServerPeers(connection, connection.prefix, stall_shutdown_s)
-        found.append(Workers(peers, 1))
+        found.append(Workers(peers, fit, spare))
     return found
 
 
@@ -137,3 +137,28 @@ def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
     # What is not part of a step goes on.
     again.watching()()
     assert again.ended_after() == 12
+
+
+def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
+    caplog.set_level("INFO", "keras_towers")
+    it = job(4)
+    chief, worker, has_left, _ = of(it, *range(4), stall_shutdown_s=60)
+    (goes_on,) = of(it, 1, stall_shutdown_s=60, spare=1)
+    has_left.leave()
+    it.hang(2)
+    looks = [one.watching() for one in (chief, worker, goes_on)]
+    meanwhile(2, *looks)
+    # One whose process has ended may come back; a host or one that hangs not.
+    it.kill(3)
+    meanwhile(2, *looks)
+    assert "worker 3 at 127.0.0.1" in caplog.text
+    assert "has ended: if worker 0 cannot do without it" in caplog.text
+    it.hang(1)
+    meanwhile(2, looks[2])
+    said = r"worker 0 has to end: worker 1 at \S+ is lost: it gives no sign"
+    with pytest.raises(TowerError, match=said):
+        meanwhile(3, looks[0])
+    # A fit begins with all of them.
+    (goes_on,) = of(it, 0, fit=2, spare=1)
+    with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
+        goes_on.watching(needs_all=True)()

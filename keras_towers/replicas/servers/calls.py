@@ -97,9 +97,10 @@ class ServedCalls(TowerCalls):
                 "model there, or fit again afterwards."
             )
         self._fits += 1
-        session.workers = workers = Workers(self._peers, self._fits)
+        workers = Workers(self._peers, self._fits, session.spare)
+        session.workers = workers
         try:
-            with self._peers.looking(workers.watching()):
+            with self._peers.looking(workers.watching(needs_all=True)):
                 return super().run(kind, original, model, args, kwargs)
         except BaseException as error:
             workers.fail(error)

@@ -37,6 +37,7 @@ class DirectSession(Session):
         self.in_step = sync and self._split
         self._sync = sync
         size = self.connection.size
+        self.spare = 0 if sync else size
         self._barriers = (
             [Barrier(f"{self.name}/barrier", self._server, self.rank, size)]
             if sync

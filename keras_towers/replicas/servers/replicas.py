@@ -53,6 +53,7 @@ class ReplicaSession(Session):
         self.retrace()
         self._also = also
         aggregate, size = rounds.aggregate, rounds.replicas
+        self.spare = max(0, size - aggregate)
         # With backup replicas those that are late are waited for no longer
         # than until there are no updates that they could be part of.
         self._until_left = (
@@ -225,7 +226,8 @@ class ReplicaSession(Session):
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
         with self.connection.naming_lost_servers():
-            return remote.run(function, look=self._look)
+            # What is looked at may change meanwhile.
+            return remote.run(function, look=lambda: self._look())
 
     def _abandon(self) -> None:
         raise TowerError("the fit has failed")

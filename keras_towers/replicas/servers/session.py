@@ -32,6 +32,8 @@ class Session:
 
     workers: Workers
     in_step: bool = False
+    # How many lost workers a step can do without.
+    spare: int = 0
 
     def __init__(self, peers: ServerPeers, number: int, split: bool):
         self.connection: Connection = peers.connection

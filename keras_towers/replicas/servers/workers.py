@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,12 +12,13 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.addresses import answers
 from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import wait
+from keras_towers.meeting.watch import SILENT
 from keras_towers.parameter_servers import introduction, remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.parameter_servers.roll import Missed, missed
 
 
 class FitEnded(Exception):
@@ -27,38 +28,41 @@ class FitEnded(Exception):
 class Watch(Liveness):
     """The workers' signs of life, for as long as this worker waits."""
 
-    def __init__(
-        self, connection: Connection, sign_of: Callable[[int], int | None]
-    ):
-        self._connection = connection
+    def __init__(self, connection: Connection, name: str):
+        self._store, self._prefix = connection.store, connection.prefix
+        self._key = f"{name}/pulse"
+        self._pulses: dict[int, int] = {}
+        self.missed: dict[int, Missed] = {}
         ranks = range(connection.size)
-        super().__init__(ranks, sign_of)
-        self._reached = Liveness.of_answers(ranks, self.reaches)
+        super().__init__(ranks, lambda rank: self._pulses.get(rank))
 
-    def is_gone(self, rank: int) -> bool:
-        """Whether a worker has not answered for long."""
-        self._reached.look(rank)
-        return self._reached.silent_s(rank) > settings.LOST_S
+    def look(self, *ranks: int) -> None:
+        ranks = ranks or tuple(self.signs)
+        self._pulses = self._store.by_rank(self._key, ranks)
+        self.missed = missed(self._store, self._prefix)
+        super().look(*ranks)
 
-    def reaches(self, rank: int) -> bool:
-        """Whether a worker answers."""
-        return answers(self._connection.cluster.workers[rank])
+    def gone(self) -> dict[int, Missed]:
+        """The workers that have not answered for long, when looked at last."""
+        return {r: one for r, one in self.missed.items() if one.is_gone}
 
 
 class Workers:
     """The workers of one ``fit``, as one of them sees them."""
 
-    def __init__(self, peers: ServerPeers, fit: int):
+    def __init__(self, peers: ServerPeers, fit: int, spare: int = 0):
+        """Of a fit that goes on without so many lost workers."""
         self._connection = connection = peers.connection
         self._name = name = f"{peers.prefix}/fit_{fit}"
         self._stall_shutdown_s = peers.stall_shutdown_s
+        self._spare = spare
         self._rank = connection.rank
         self._others = [r for r in range(connection.size) if r != self._rank]
         self._store = connection.store
         # With the number of the chief's steps.
         self._ended = f"{name}/ended"
         self._last_beat = -settings.BEAT_S
-        self._watch = self._begin_to_watch()
+        self._told: set[int] = set()
 
     def begin(self) -> bool:
         """Tell that this worker trains."""
@@ -68,10 +72,7 @@ class Workers:
         return back
 
     def _begin_to_watch(self) -> Watch:
-        return Watch(
-            self._connection,
-            lambda rank: self._store.get(f"{self._name}/pulse-{rank}"),
-        )
+        return Watch(self._connection, self._name)
 
     def beat(self) -> None:
         """Tell that this worker goes on, not more often than need be."""
@@ -80,6 +81,27 @@ class Workers:
             return
         self._last_beat = now
         self._store.put(self._own("pulse"), time.time_ns())
+        self._tell_of_gone()
+
+    def _tell_of_gone(self) -> None:
+        """Tell once of each other worker that does not answer any more."""
+        gone = missed(self._store, self._connection.prefix)
+        for rank, one in gone.items():
+            if rank in self._told or rank == self._rank or not one.is_gone:
+                continue
+            self._told.add(rank)
+            if one.is_lost:
+                tell(f"{self._lost([rank])}; fit goes on where it can")
+                continue
+            tell(
+                f"{self._who(rank)} at {self._at(rank)} has ended: if "
+                f"{self._who(self._rank)} cannot do without it, it waits for "
+                f"it to come back, for {self._stall_shutdown_s:g} s at most"
+            )
+
+    def _lost(self, ranks: Iterable[int]) -> str:
+        named = (f"{self._who(rank)} at {self._at(rank)}" for rank in ranks)
+        return f"{', '.join(named)} {SILENT}"
 
     def leave(self) -> None:
         """Tell that this one has left."""
@@ -136,8 +158,7 @@ class Workers:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
-        # It may not have been started yet.
-        if watch.is_gone(0) and introduction.has_come(0):
+        if 0 in watch.gone():
             system.end_in_time()
             raise TowerError(
                 "the chief cannot be reached any more at "
@@ -150,31 +171,37 @@ class Workers:
         if self._rank > 0:
             self._look_at_chief(self._begin_to_watch())
 
-    def watching(self, in_step: bool = False) -> Callable[[], None]:
+    def watching(
+        self, in_step: bool = False, needs_all: bool = False
+    ) -> Callable[[], None]:
         """Return what to call every now and then while this worker waits."""
         watch = self._watch = self._begin_to_watch()
-        told: set[int] = set()
+        spare = 0 if needs_all else self._spare
 
         def look() -> None:
-            for rank in self._others:
-                if rank and rank not in told and watch.is_gone(rank):
-                    told.add(rank)
-                    tell(
-                        f"{self._who(rank)} at {self._at(rank)} does not "
-                        "answer any more: if "
-                        f"{self._who(self._rank)} cannot do without it, it "
-                        "waits for it to come back, for "
-                        f"{self._stall_shutdown_s:g} s at most"
-                    )
-            if self._rank == 0:
+            if self._rank > 0:
+                self._look_at_chief(watch)
+                if in_step and self.ended_after() is not None:
+                    raise FitEnded
+            else:
                 self.beat()
                 watch.look()
-                return
-            self._look_at_chief(watch)
-            if in_step and self.ended_after() is not None:
-                raise FitEnded
+            gone = watch.gone()
+            lost = [r for r in self._others if r in gone and gone[r].is_lost]
+            if len(lost) > spare:
+                self._check_needed(lost, spare)
 
         return look
+
+    def _check_needed(self, lost: Sequence[int], spare: int) -> None:
+        left = self._of_all("left")
+        needed = [rank for rank in lost if rank not in left]
+        if len(needed) > spare:
+            system.end_in_time()
+            raise TowerError(
+                f"{self._who(self._rank)} has to end: {self._lost(needed)}. "
+                "Start all tasks of the job again, from a backup."
+            )
 
     def losing(self, lost: Callable[[int], None]) -> Callable[[], None]:
         """Return what to call every now and then, to learn who is lost."""
@@ -225,7 +252,7 @@ class Workers:
                 tell(f"the chief waits for {who} to end its fit")
 
     def _trouble(self, watch: Watch, rank: int) -> str:
-        if watch.is_gone(rank):
+        if rank in watch.gone():
             return "cannot be reached any more"
         silent_s = watch.silent_s(rank)
         if silent_s > self._stall_shutdown_s:
@@ -248,13 +275,14 @@ class Workers:
     def _stalled(self) -> TowerError:
         """Say who may be the reason of a wait that was too long."""
         timeout_s = self._stall_shutdown_s
+        self._watch.look()
         failed = self._of_all("failed")
         told = []
         for rank in self._others:
             silent_s = self._watch.silent_s(rank)
             if failed.get(rank):
                 told.append(f"{self._who(rank)} has failed ({failed[rank]})")
-            elif not self._watch.reaches(rank):
+            elif rank in self._watch.missed:
                 told.append(f"{self._who(rank)} cannot be reached any more")
             elif silent_s > min(settings.LOST_S, timeout_s / 2):
                 told.append(
