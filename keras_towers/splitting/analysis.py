@@ -246,7 +246,9 @@ def _added_up(rows: Value, places: Value) -> Value:
         return other("adds rows of a gradient up by the indices of others")
     uniform = rows.rows.uniform or places.rows.uniform
     drawn = rows.rows.draw is not None or places.rows.draw is not None
-    if drawn or not (uniform or rows.rows.place == places.rows.place):
+    if drawn or rows.rows.unit != places.rows.unit:
+        return other("adds rows of a gradient up by the indices of others")
+    if not (uniform or rows.rows.place == places.rows.place):
         return other("adds rows of a gradient up by the indices of others")
     return total(rows.degree)
 
@@ -272,7 +274,9 @@ def _why_no_rows(value: Value) -> str | None:
     if value.reason is not None:
         return value.reason.text
     rows = value.rows
-    if rows is None or rows.axis or (rows.outer > 1 and not rows.uniform):
+    if rows is None or rows.axis or rows.unit is not None:
+        return "has no row for each example, one after the other"
+    if rows.outer > 1 and not rows.uniform:
         return "has no row for each example, one after the other"
     return None if value.is_free else "scales with the number of examples"
 

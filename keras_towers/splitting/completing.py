@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers.splitting.folding import LARGEST
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import EXAMPLES, Size
+from keras_towers.splitting.sizes import Size, grows
 from keras_towers.splitting.values import (
     Kind,
     Value,
@@ -81,14 +81,15 @@ def completed(
             if size is not None:
                 return _lost(node)
             assert value.rows is not None
-            sizes.append(value.rows.count * EXAMPLES)
-        elif size is not None:
-            if isinstance(claimed, Size) and claimed.power("n"):
+            whole = value.rows.count * value.rows.of_each
+            if grows(claimed) and claimed != whole:
                 return _lost(node)
+            sizes.append(whole)
+        elif grows(claimed):
+            return _lost(node)
+        elif size is not None:
             sizes.append(size)
         else:
-            if isinstance(claimed, Size) and claimed.power("n"):
-                return _lost(node)
             sizes.append(claimed if isinstance(claimed, (int, Size)) else None)
     if None in sizes and not _may_be_open(value, given):
         return _lost(node)

@@ -63,7 +63,7 @@ def _gathered(value: Value) -> Value:
         raise DoesNotSplit("gathers what is no example of the batch")
     if value.rows.draw is not None and value.rows.count > 1:
         raise NotFollowed("gathers random numbers of examples")
-    if value.rows.axis or value.rows.outer > 1:
+    if value.rows.axis or value.rows.outer > 1 or value.rows.unit is not None:
         raise DoesNotSplit("gathers along another axis than that of examples")
     shape = value.shape
     if shape is not None:
@@ -84,6 +84,8 @@ def _granted_input(value: Value) -> Value:
     """Examples, as if all were alike: then towers compute the same."""
     if value.rows is None:
         return value.with_(shape=value.shape)
+    if value.rows.unit is not None:
+        raise NotFollowed("takes statistics of parts of the examples")
     rows = Rows(value.rows.axis, 1, value.rows.count, uniform=True)
     return value.with_(rows=rows, shape=value.shape)
 
@@ -91,7 +93,7 @@ def _granted_input(value: Value) -> Value:
 def _gradient_of_granted_input(value: Value) -> Value:
     if value.rows is None:
         return value.with_(shape=value.shape)
-    if value.rows.count > 1:
+    if value.rows.count > 1 or value.rows.unit is not None:
         raise NotFollowed("takes statistics of several rows of each example")
     return value.with_(rows=Rows(value.rows.axis), shape=value.shape)
 

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from keras_towers.splitting import (
     control_flow,
     exchanges,
-    own_numbers,
-    own_picks,
+    places,
     sparse,
     variables,
 )
@@ -19,6 +18,7 @@ from keras_towers.splitting.folding import folded
 from keras_towers.splitting.layouts import Layouts
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules import RULES, effects
+from keras_towers.splitting.sizes import Size, own
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -144,6 +144,9 @@ class Interpreter:
         self.unknown: set[str] = set()
         self.layouts = Layouts()
         self.count = 0
+        # Tells what a tensor is in one run of its graph from another.
+        self._frame: Any = None
+        self._units: dict[Any, Size] = {}
         self.in_rounds = False
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
@@ -152,7 +155,8 @@ class Interpreter:
             tensor.name: value
             for tensor, value in zip(graph.inputs, inputs, strict=True)
         }
-        outermost = self._at is None
+        outermost, before = self._at is None, self._frame
+        self._frame = object()
         for operation in in_order(graph.get_operations(), values):
             self.count += 1
             if outermost:
@@ -162,6 +166,7 @@ class Interpreter:
                 outputs = self._of_effects(operation, values, outputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values.setdefault(tensor.name, value)
+        self._frame = before
         return values
 
     def _of_effects(
@@ -207,21 +212,30 @@ class Interpreter:
         if node.type not in _BY_ROUND:
             given = [_numbered(value) for value in given]
         try:
-            picked = own_numbers.picked(
-                node, given, values
-            ) or own_picks.added_up(node, given, values)
-            result = self._apply(node, given) if picked is None else picked
+            outputs = self.applied(node, given, values)
         except DoesNotSplit as error:
-            result = other(str(error), operation, error.is_open)
-        outputs = (
-            list(result)
-            if isinstance(result, Sequence)
-            else [result] * node.num_outputs
-        )
-        return [
+            lost = other(str(error), operation, error.is_open)
+            outputs = [lost] * node.num_outputs
+        outputs = [
             completed(node, index, self._in_round(node, index, v, given), given)
             for index, v in enumerate(outputs[: node.num_outputs])
         ]
+        return places.bounded(node, given, outputs)
+
+    def applied(
+        self, node: Node, given: list[Value], values: Mapping[str, Value]
+    ) -> list[Value]:
+        """Return what an operation returns, before it is completed."""
+        found = places.followed(self, node, given, values)
+        result = self._apply(node, given) if found is None else found
+        if isinstance(result, Sequence):
+            return list(result)
+        return [result] * node.num_outputs
+
+    def unit(self, what: str, tensor: Any) -> Size:
+        """Return how many entries examples have by what a tensor holds."""
+        key = (what, self._frame, tensor.graph, tensor.name)
+        return self._units.setdefault(key, own(str(len(self._units))))
 
     def _in_round(
         self, node: Node, index: int, value: Value, given: Sequence[Value]

@@ -10,6 +10,7 @@ import numpy as np
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    NotFollowed,
     Shape,
     Value,
     common,
@@ -72,6 +73,8 @@ def _either(a: Value, b: Value) -> Value:
         raise DoesNotSplit("holds examples along one axis or another")
     if a.rows.count != b.rows.count:
         raise DoesNotSplit("holds different numbers of rows of an example")
+    if a.rows.unit != b.rows.unit:
+        raise NotFollowed("holds entries of one kind or another")
     if a.rows.draw != b.rows.draw:
         raise DoesNotSplit("is either random numbers or something else")
     if a.rows.place != b.rows.place and not (a.rows.uniform or b.rows.uniform):

@@ -35,4 +35,4 @@ class Layouts:
         if rows.draw is None:
             return rows
         order = self._orders.setdefault(rows.draw, (1, rows.count))
-        return Rows(rows.axis, *order)
+        return rows.in_order(*order)

@@ -82,6 +82,8 @@ class Size:
         return UNKNOWN
 
     def __add__(self, other: Any) -> Dimension:
+        if self == ONE_MORE and other == -1:
+            return EXAMPLES
         if isinstance(other, Size) and other.powers == self.powers:
             return _size(self.number + other.number, dict(self.powers))
         return UNKNOWN if isinstance(other, (Size, Unknown)) or other else self
@@ -120,6 +122,9 @@ Dimension: TypeAlias = "int | bool | float | Fraction | Size | Unknown"
 _EXAMPLES = "n"
 # The number of examples of a tower.
 EXAMPLES = Size(1, ((_EXAMPLES, 1),))
+_OWN = "*"
+# The number of ends of a tower's ragged rows, which is one more.
+ONE_MORE = Size(1, ((f"{_OWN}ends", 1),))
 
 
 def symbol(name: str) -> Size:
@@ -127,18 +132,62 @@ def symbol(name: str) -> Size:
     return Size(1, ((name, 1),))
 
 
+def own(name: str) -> Size:
+    """Return a size that follows from what a tower's examples hold.
+
+    That of one device is the sum of those of the towers.
+    """
+    return Size(1, ((_OWN + name, 1),))
+
+
+def is_own(size: Any) -> bool:
+    """Whether a size follows from what a tower's examples hold."""
+    return isinstance(size, Size) and any(
+        symbol.startswith(_OWN) for symbol, _ in size.powers
+    )
+
+
 def degree_of(size: Any) -> int | None:
     """Return the power of the number of examples; None if it is not known."""
-    if isinstance(size, Unknown):
+    if isinstance(size, Unknown) or is_own(size):
         return None
     return size.power(_EXAMPLES) if isinstance(size, Size) else 0
 
 
-def examples_in(size: Any) -> int | None:
-    """Return m for a size of m times the number of examples, or None."""
-    if isinstance(size, Size) and size.powers == EXAMPLES.powers:
+def grows(size: Any) -> bool:
+    """Whether a size depends on the examples of a tower."""
+    return isinstance(size, Size) and degree_of(size) != 0
+
+
+def times_in(size: Any, unit: Size) -> int | None:
+    """Return m for a size of m times another, or None."""
+    if isinstance(size, Size) and size.powers == unit.powers:
         return size.number if isinstance(size.number, int) else None
     return None
+
+
+def examples_in(size: Any) -> int | None:
+    """Return m for a size of m times the number of examples, or None."""
+    return times_in(size, EXAMPLES)
+
+
+def units_in(size: Any) -> tuple[Size | None, int] | None:
+    """Return of what there are how many in an axis, or None.
+
+    It is None for the examples, or how many entries all of them have together.
+    """
+    if not isinstance(size, Size) or not isinstance(size.number, int):
+        return None
+    if size.powers == EXAMPLES.powers:
+        return None, size.number
+    return (Size(1, size.powers), size.number) if is_summed(size) else None
+
+
+def is_summed(size: Any) -> bool:
+    """Whether the size of one device is the sum of those of the towers."""
+    if not is_own(size) or size.powers == ONE_MORE.powers:
+        return False
+    return [power for _, power in size.powers] == [1]
 
 
 def _size(number: Any, powers: dict[str, int]) -> Dimension:
@@ -170,7 +219,8 @@ def compared(
 ) -> bool | Unknown:
     """Compare sizes by an operator, such as ``operator.lt``.
 
-    A symbol is 1 or more, and nothing else is known of it.
+    A symbol is 1 or more, or 0 if it is a tower's own, and nothing else is
+    known of it.
     """
     if UNKNOWN in (a, b):
         return UNKNOWN
@@ -183,7 +233,9 @@ def compared(
             results |= _of_equal(compare, *lists)
         return results.pop() if len(results) == 1 else UNKNOWN
     if isinstance(difference, Size):
-        return compare(difference.number, 0)
+        results = {compare(difference.number, 0)}
+        results |= {compare(0, 0)} if is_own(difference) else set()
+        return results.pop() if len(results) == 1 else UNKNOWN
     return compare(difference, 0)
 
 
@@ -199,7 +251,8 @@ def _ends(size: Any) -> tuple[Any, Any] | None:
     """The smallest and the largest value of a symbol; None for a number."""
     if not isinstance(size, Size):
         return None
-    ends = size.number, size.number * float("inf")
+    least = 0 if is_own(size) else size.number
+    ends = least, size.number * float("inf")
     rises = all(power > 0 for _, power in size.powers)
     return ends if rises else (-float("inf"), float("inf"))
 

@@ -29,9 +29,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keras_towers.splitting.sizes import (
+    EXAMPLES,
     UNKNOWN,
     Size,
     degree_of,
+    is_summed,
 )
 
 Degree: TypeAlias = "int | Fraction | None"
@@ -80,6 +82,8 @@ class Rows:
             block, but any other division would be as true.
         draw: tells the random numbers which the tensor consists of. Their order
             is not known before they are used: see ``Layouts``.
+        unit: None, or of what there are as many in the place of an example as
+            follow from it, such as values of ragged rows: all of them together.
     """
 
     axis: int
@@ -87,11 +91,25 @@ class Rows:
     inner: int = 1
     uniform: bool = False
     draw: Any = None
+    unit: Size | None = None
 
     @property
     def count(self) -> int:
-        """The number of rows of each example."""
+        """The number of rows of each example, or unit."""
         return self.outer * self.inner
+
+    @property
+    def of_each(self) -> Size:
+        """The number of examples, or units."""
+        return EXAMPLES if self.unit is None else self.unit
+
+    def at(self, axis: int) -> Rows:
+        """Return the same rows along another axis."""
+        return dataclasses.replace(self, axis=axis)
+
+    def in_order(self, outer: int, inner: int) -> Rows:
+        """Return as many rows in an order that is known."""
+        return Rows(self.axis, outer, inner, unit=self.unit)
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -127,6 +145,7 @@ class Value:
         known: its entries, as far as they are known: an array of objects.
         key: of HANDLE: what it is a handle of.
         items: of OPTIONAL: what it holds.
+        meaning: of whole numbers: what they say of where entries are.
     """
 
     kind: Kind
@@ -137,18 +156,17 @@ class Value:
     known: Any = dataclasses.field(default=None, compare=False)
     key: Any = None
     items: tuple[Any, ...] = ()
+    meaning: Any = None
 
     def with_(self, **changes: Any) -> Value:
         """Return the value of a tensor of other entries and another shape."""
-        changes = {"known": None, "shape": None, **changes}
+        changes = {"known": None, "shape": None, "meaning": None, **changes}
         return dataclasses.replace(self, **changes)
 
     def moved(self, axis: int, **changes: Any) -> Value:
         """Return the same rows along another axis."""
         assert self.rows is not None
-        return self.with_(
-            rows=dataclasses.replace(self.rows, axis=axis), **changes
-        )
+        return self.with_(rows=self.rows.at(axis), **changes)
 
     @property
     def is_free(self) -> bool:
@@ -201,10 +219,11 @@ def examples(
     *,
     uniform: bool = False,
     draw: Any = None,
+    unit: Size | None = None,
     **details: Any,
 ) -> Value:
     """Return a value with rows for each example."""
-    rows = Rows(axis, outer, inner, uniform, draw)
+    rows = Rows(axis, outer, inner, uniform, draw, unit)
     return Value(Kind.ROWS, degree, rows, **details)
 
 
@@ -225,6 +244,8 @@ def of_known(entries: Any) -> Value:
     """Return the value of a tensor whose entries are known: sizes, numbers."""
     known = np.asarray(entries, dtype=object)
     details: dict[str, Any] = {"known": known, "shape": known.shape}
+    if known.size == 1 and is_summed(known.flat[0]):
+        return total(**details)
     degrees = {degree_of(entry) for entry in known.flat if not _is_zero(entry)}
     if not degrees:
         return same(None, **details)

@@ -16,13 +16,21 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.splitting.interpreter import Interpreter
-from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN, Size
+from keras_towers.splitting.places import of_ragged
+from keras_towers.splitting.sizes import (
+    ONE_MORE,
+    UNKNOWN,
+    Size,
+    is_summed,
+)
 from keras_towers.splitting.values import Kind, Rows, Value
 from tests.splitting.kit_numbers import Made, assert_alike, made, whole_of
 
 # Numbers of examples of the towers: uneven, and one that is alone.
 TOWERS = ((5, 2), (2, 3, 1))
 _SPECIAL = (tf.resource, tf.variant)
+# The last ones return other axes where a size is 1: a sum over them is none.
+_NOT_COMPARED = ("Placeholder", "Const", "BroadcastGradientArgs")
 # Graphs run as they were analysed, and are too small to be worth rewriting.
 _AS_IT_IS = tf.compat.v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -46,8 +54,8 @@ class Given:
     @property
     def described(self) -> Value:
         rows = self.value.rows
-        count = 1 if rows is None else rows.count
-        sizes = [count * EXAMPLES if s == -1 else s for s in self.shape]
+        size: Any = ONE_MORE if rows is None else rows.count * rows.of_each
+        sizes = [size if s == -1 else s for s in self.shape]
         return dataclasses.replace(self.value, shape=tuple(sizes))
 
 
@@ -63,6 +71,15 @@ def rows(
     """An input with rows of examples where the shape has -1."""
     place = Rows(shape.index(-1), outer, inner, uniform, draw)
     return Given(Value(Kind.ROWS, degree, place), shape, **options)
+
+
+def ragged(*shape: int, **options: Any) -> tuple[Given, Given]:
+    """Inputs that are the entries and the row splits of ragged rows."""
+    values, splits = of_ragged(0, shape)
+    return (
+        Given(values, (-1, *shape), **options),
+        Given(splits, (-1,), dtype="int64"),
+    )
 
 
 def same(*shape: int, degree: Any = 0, **options: Any) -> Given:
@@ -107,8 +124,7 @@ def traced(function: Callable[..., Any], *given: Given) -> Traced:
     graph.outputs = outputs + [
         tensor
         for operation in graph.get_operations()
-        if operation.type not in ("Placeholder", "Const")
-        and graph.is_fetchable(operation)
+        if operation.type not in _NOT_COMPARED and graph.is_fetchable(operation)
         for tensor in operation.outputs
         if tensor.dtype not in _SPECIAL
     ]
@@ -168,15 +184,17 @@ def compare(
     parts = [
         trace.run(*(one.parts[k] for one in inputs)) for k in range(len(counts))
     ]
+    # What sizes that follow from the data are, on one device and the towers.
+    sizes: list[dict[str, int]] = [{} for _ in (whole, *parts)]
     for index, given in enumerate(trace.values):
         value = _in_order(trace, given)
         actual = np.asarray(whole[index])
         mine = [np.asarray(part[index]) for part in parts]
         said = f"{value} of towers with {counts}"
-        for array, count in zip(
-            (actual, *mine), (sum(counts), *counts), strict=True
+        for array, count, own in zip(
+            (actual, *mine), (sum(counts), *counts), sizes, strict=True
         ):
-            _check_sizes(value, array, count)
+            _check_sizes(value, array, count, own)
         expected = whole_of(value, mine, counts, tolerance, said)
         if expected is None:
             continue
@@ -192,7 +210,9 @@ def _in_order(trace: Traced, value: Value) -> Value:
     return dataclasses.replace(value, rows=place)
 
 
-def _check_sizes(value: Value, array: Any, count: int) -> None:
+def _check_sizes(
+    value: Value, array: Any, count: int, sizes: dict[str, int]
+) -> None:
     """Check the shape and the entries that are known."""
     if count == 1 or (value.kind is Kind.OTHER and not value.grows):
         # One example is broadcast, which changes the shapes of nothing else.
@@ -205,6 +225,9 @@ def _check_sizes(value: Value, array: Any, count: int) -> None:
         pairs += list(zip(value.known.flat, array.flat, strict=True))
     for said, actual in pairs:
         number = evaluated(said, count)
+        if is_summed(said):
+            own = sizes.setdefault(said.powers[0][0], actual // said.number)
+            number = said.number * own
         assert number is None or number == actual, (value, said, actual)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.splitting.places import Ends
 from keras_towers.splitting.values import Kind, Rows, Value
 
 _WORDS = ["a", "B c", "12", " d ", "eeE", "7"]
@@ -37,6 +39,12 @@ def made(
         order: returns the order of the rows of a draw.
     """
     value = given.value
+    if isinstance(value.meaning, Ends):
+        lengths = _lengths(value.meaning.unit, sum(counts))
+        return Made(
+            _ends(lengths, given),
+            [_ends(part, given) for part in _split(lengths, counts)],
+        )
     if value.kind is Kind.ROWS:
         return _rows(given, counts, generator, order)
     whole = sum(counts)
@@ -53,6 +61,20 @@ def made(
     return Made(_as(sum(bases) * last, bases[0]), parts)
 
 
+def _lengths(unit: Any, count: int) -> Any:
+    """How many entries each example has; the same for all that ask."""
+    generator = np.random.default_rng([zlib.crc32(str(unit).encode()), count])
+    return generator.integers(0, 4, count)
+
+
+def _split(rows: Any, counts: Sequence[int], axis: int = 0) -> list[Any]:
+    return np.split(rows, np.cumsum(counts)[:-1], axis)
+
+
+def _ends(lengths: Any, given: Any) -> Any:
+    return np.cumsum([0, *lengths]).astype(given.dtype)
+
+
 def _rows(
     given: Any,
     counts: Sequence[int],
@@ -65,18 +87,25 @@ def _rows(
         outer, inner = order(place.draw) or (1, place.count)
     ahead, behind = given.shape[: place.axis], given.shape[place.axis + 1 :]
     whole = sum(counts)
+    scales = [_scale(given, count, whole) for count in counts]
+    own = _scale(given, whole, whole)
+    if place.unit is not None:
+        lengths = _lengths(place.unit, whole)
+        counts = [int(sum(part)) for part in _split(lengths, counts)]
+        whole = sum(counts)
     sizes = (1, 1, 1) if place.uniform else (outer, whole, inner)
     base = _random(given, (*ahead, *sizes, *behind), generator)
     shape = (*ahead, outer, whole, inner, *behind)
     base = np.broadcast_to(base, shape)
     axis = len(ahead) + 1
-    parts = np.split(base, np.cumsum(counts)[:-1], axis)
-    flat = (*ahead, -1, *behind)
+    parts = _split(base, counts, axis)
     return Made(
-        _as(base * _scale(given, whole, whole), base).reshape(flat),
+        _as(base * own, base).reshape(*ahead, outer * whole * inner, *behind),
         [
-            _as(part * _scale(given, count, whole), base).reshape(flat)
-            for part, count in zip(parts, counts, strict=True)
+            _as(part * scale, base).reshape(
+                *ahead, outer * count * inner, *behind
+            )
+            for part, scale, count in zip(parts, scales, counts, strict=True)
         ],
     )
 
@@ -177,12 +206,14 @@ def _joined(
     blocks = []
     for part, count in zip(parts, counts, strict=True):
         ahead, behind = part.shape[:axis], part.shape[axis + 1 :]
+        if place.unit is not None:
+            count = part.shape[axis] // place.count
         assert part.shape[axis] == place.count * count, (said, part.shape)
-        if place.uniform:
+        if place.uniform and part.shape[axis]:
             first = np.broadcast_to(np.take(part, [0], axis), part.shape)
             assert_alike(part, first, 1e-5, f"{said}: not uniform")
         blocks.append(
             part.reshape(*ahead, place.outer, count, place.inner, *behind)
         )
     joined = np.concatenate(blocks, axis + 1)
-    return joined.reshape(*ahead, -1, *behind)
+    return joined.reshape(*ahead, sum(p.shape[axis] for p in parts), *behind)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.splitting.hostile.table import CASES
-from tests.splitting.hostile.test_hostile import tried
+from tests.splitting.hostile.trial import tried
 
 NAMES = ["sparse_product_of_rows", "dense_of_sparse", "sparse_softmax_of_all"]
 

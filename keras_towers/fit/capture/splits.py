@@ -20,6 +20,7 @@ from keras_towers.splitting import (
     analyse,
 )
 from keras_towers.splitting.growing import of_batch
+from keras_towers.splitting.places import of_ragged
 from keras_towers.splitting.sparse import of_sparse
 from keras_towers.splitting.values import Value, handle, other, same
 
@@ -37,7 +38,12 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
             parts = trace.graph.inputs[len(inputs) : len(inputs) + 3]
             inputs += of_sparse([part.op for part in parts], list(leaf.shape))
             continue
-        for part in checks.leaves_of(leaf):
+        parts = checks.leaves_of(leaf)
+        if isinstance(leaf, tf.RaggedTensor) and _is_plain(leaf):
+            begin = len(inputs)
+            inputs += of_ragged(index, trace.graph.inputs[begin].shape[1:])
+            continue
+        for part in parts:
             if not isinstance(part, tf.Tensor):
                 continue
             # Each example may have another number of entries.
@@ -65,6 +71,13 @@ def analysed(trace: TracedStep, predicts: bool = False) -> Analysis:
 def results_of(trace: TracedStep, predicts: bool = False) -> Iterator[Result]:
     """Return the results of a traced step; see ``analysed``."""
     return _outputs(trace) if predicts else _results(trace)
+
+
+def _is_plain(leaf: tf.RaggedTensor) -> bool:
+    """Whether it consists of entries, and of one tensor of row splits."""
+    values = leaf.values
+    flat = isinstance(values, tf.Tensor) and values.shape.rank is not None
+    return flat and values.shape[0] is None
 
 
 def owners_of(trace: TracedStep) -> dict[str, Any]:

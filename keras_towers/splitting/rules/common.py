@@ -9,7 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, Size, broadcast, examples_in
+from keras_towers.splitting.sizes import (
+    UNKNOWN,
+    Size,
+    broadcast,
+    grows,
+    times_in,
+    units_in,
+)
 from keras_towers.splitting.values import (
     Degree,
     DoesNotSplit,
@@ -19,7 +26,6 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
-    examples,
     same,
     total,
 )
@@ -27,6 +33,9 @@ from keras_towers.splitting.values import (
 Rule: TypeAlias = "Callable[..., Value | Sequence[Value]]"
 RULES: dict[str, Rule] = {}
 
+_OTHER_UNITS = (
+    "combines entries of examples of which there may be different numbers"
+)
 _EXAMPLES_AND_SUMS = "gives every example a sum or mean over the batch"
 
 
@@ -120,11 +129,11 @@ def rows_of(value: Value) -> Rows:
     return value.rows
 
 
-def multiple(size: Any) -> int:
-    """Return how many rows each example has in an axis of this size."""
-    count = examples_in(size)
+def multiple(size: Any, rows: Rows) -> int:
+    """Return how many rows each unit has in an axis of this size."""
+    count = times_in(size, rows.of_each)
     if not count:
-        raise DoesNotSplit(f"makes {size} rows of n examples")
+        raise DoesNotSplit(f"makes {size} rows of {rows.of_each} examples")
     return count
 
 
@@ -161,18 +170,14 @@ def aligned(
             continue
         rows = rows_of(value)
         if rows.axis >= 0:
-            rows = Rows(
-                rows.axis + rank - own,
-                rows.outer,
-                rows.inner,
-                rows.uniform,
-                rows.draw,
-            )
+            rows = rows.at(rows.axis + rank - own)
         with_rows.append((value, rows))
         if found is None:
             found = rows
         elif found.axis != rows.axis:
             raise DoesNotSplit("combines every example with every other")
+        elif found.unit != rows.unit:
+            raise NotFollowed(_OTHER_UNITS)
         elif found.count != rows.count:
             raise DoesNotSplit(
                 "combines different numbers of rows of an example"
@@ -188,7 +193,7 @@ def aligned(
     if not _is_open(found):
         for _, rows in with_rows:
             node.layouts.use(rows, found.outer, found.inner)
-        found = Rows(*found.place)
+        found = found.in_order(found.outer, found.inner)
     elif len({rows.draw for _, rows in with_rows} - {None}) > 1:
         # Several draws, which nothing has given an order yet.
         found = node.layouts.resolved(
@@ -207,6 +212,8 @@ def _is_open(rows: Rows) -> bool:
 def one_order(node: Node, values: Iterable[Value]) -> Rows:
     """Return the rows that several values have along one axis."""
     every = [value.rows for value in values if value.rows is not None]
+    if len({rows.unit for rows in every}) > 1:
+        raise NotFollowed(_OTHER_UNITS)
     if len({rows.count for rows in every}) > 1:
         raise DoesNotSplit("combines different numbers of rows of an example")
     known = [rows for rows in every if not _is_open(rows)]
@@ -245,7 +252,7 @@ def spread(node: Node, value: Value, shape: Shape | None) -> Value:
     grown = [
         axis
         for axis, size in enumerate(shape)
-        if isinstance(size, Size) and size.power("n") or size is UNKNOWN
+        if grows(size) or size is UNKNOWN
     ]
     if not grown:
         return value.with_(shape=shape)
@@ -255,8 +262,11 @@ def spread(node: Node, value: Value, shape: Shape | None) -> Value:
         raise DoesNotSplit("repeats every example for every other")
     if len(grown) > 1:
         raise DoesNotSplit("makes a matrix of all pairs of examples")
-    count = multiple(shape[grown[0]])
-    return examples(grown[0], 1, count, value.degree, uniform=True, shape=shape)
+    found = units_in(shape[grown[0]])
+    if found is None or not found[1]:
+        raise DoesNotSplit(f"makes {shape[grown[0]]} rows of n examples")
+    rows = Rows(grown[0], 1, found[1], uniform=True, unit=found[0])
+    return Value(Kind.ROWS, value.degree, rows, shape=shape)
 
 
 def dropped(value: Value, axes: Sequence[int]) -> Value:

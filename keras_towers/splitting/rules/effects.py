@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_towers.splitting.joining import nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import rule
-from keras_towers.splitting.sizes import UNKNOWN, Size, examples_in
+from keras_towers.splitting.sizes import UNKNOWN, examples_in, grows
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -59,11 +59,7 @@ def drawn(node: Node, target: Value) -> Value:
         raise DoesNotSplit(
             "draws as many random numbers as follow from the data"
         )
-    grown = [
-        a
-        for a, s in enumerate(shape)
-        if isinstance(s, Size) and s.power("n") or s is UNKNOWN
-    ]
+    grown = [a for a, s in enumerate(shape) if grows(s) or s is UNKNOWN]
     if not grown:
         return same(shape=shape)
     if len(grown) > 1:

@@ -21,7 +21,6 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
-    examples,
     product,
     same,
     total,
@@ -238,7 +237,7 @@ def _blocks(node: Node, value: Value, sizes: Value, ends: Value) -> Value:
         return value.with_()
     rows = node.layouts.resolved(rows)
     if node.type == "SpaceToBatchND":
-        return examples(0, times * rows.outer, rows.inner, value.degree)
+        return value.with_(rows=rows.in_order(times * rows.outer, rows.inner))
     if rows.outer % times:
         raise DoesNotSplit("makes blocks of rows of several examples")
-    return examples(0, rows.outer // times, rows.inner, value.degree)
+    return value.with_(rows=rows.in_order(rows.outer // times, rows.inner))

@@ -19,10 +19,8 @@ from keras_towers.splitting.rules.common import (
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
-    Rows,
     Value,
     common,
-    examples,
 )
 
 
@@ -65,9 +63,11 @@ def _joined(node: Node, *values: Value) -> Value:
     degree = common((p.degree for p in parts), "joins")
     if len(along_axis) < len(parts):
         raise DoesNotSplit("joins examples with rows that are no examples")
-    place = [rows_of(p) for p in parts]
+    first, *rest = place = [rows_of(p) for p in parts]
+    if any(rows.unit != first.unit for rows in rest):
+        raise DoesNotSplit("joins the rows of examples in different orders")
     if all(rows.uniform for rows in place):
-        place = [Rows(r.axis, 1, r.inner) for r in place]
+        place = [r.in_order(1, r.inner) for r in place]
     place = [node.layouts.resolved(rows) for rows in place]
     inner = {rows.inner for rows in place if not rows.uniform}
     if len(inner) != 1:
@@ -77,4 +77,5 @@ def _joined(node: Node, *values: Value) -> Value:
         raise DoesNotSplit("joins the rows of examples in different orders")
     outer = sum(rows.count // each for rows in place)
     shape = replaced(along_axis[0].shape, axis, size)
-    return examples(axis, outer, each, degree, shape=shape)
+    rows = first.in_order(outer, each)
+    return Value(Kind.ROWS, degree, rows, shape=shape)

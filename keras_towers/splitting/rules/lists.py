@@ -67,7 +67,7 @@ def _elements(node: Node, value: Value, shape: Value) -> Value:
     if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
         return _with_length(value.with_(shape=rest), length)
     if rows_of(value).axis == 0:
-        if rows_of(value).count > 1:
+        if rows_of(value).count > 1 or rows_of(value).unit is not None:
             raise DoesNotSplit("loops over the rows of examples")
         return _with_length(value.moved(-1, shape=rest), EXAMPLES)
     moved = value.moved(rows_of(value).axis - 1, shape=rest)

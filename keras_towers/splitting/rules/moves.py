@@ -27,7 +27,7 @@ from keras_towers.splitting.sizes import (
     UNKNOWN,
     Size,
     degree_of,
-    examples_in,
+    units_in,
 )
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -36,7 +36,6 @@ from keras_towers.splitting.values import (
     Rows,
     Shape,
     Value,
-    examples,
 )
 
 
@@ -56,20 +55,20 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
         raise NotFollowed(
             "reshapes so that the rows of examples cannot be followed"
         )
-    grown = [axis for axis, size in enumerate(shape) if examples_in(size)]
+    grown = [axis for axis, size in enumerate(shape) if units_in(size)]
     if len(grown) != 1:
         raise NotFollowed(
             "reshapes so that the rows of examples cannot be followed"
         )
     axis = grown[0]
-    count = multiple(shape[axis])
+    count = multiple(shape[axis], rows)
     ahead, ahead_now = _entries(before[: rows.axis]), _entries(shape[:axis])
     if rows.uniform and count == rows.count and ahead == ahead_now:
         return value.moved(axis, shape=shape)
     if rows.draw is not None:
         outer = _outer_of_draw(node, rows, ahead, ahead_now, count)
         node.layouts.use(rows, outer, rows.count // outer)
-        rows = Rows(rows.axis, outer, rows.count // outer)
+        rows = rows.in_order(outer, rows.count // outer)
     blocks = ahead * rows.outer
     if blocks % ahead_now or count % (blocks // ahead_now):
         raise DoesNotSplit(
@@ -79,10 +78,11 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
     if rows.uniform:
         # Entries are alike along this axis only.
         if ahead != ahead_now or count != rows.count:
-            rows = Rows(rows.axis, rows.outer, rows.inner)
+            rows = rows.in_order(rows.outer, rows.inner)
         else:
             return value.moved(axis, shape=shape)
-    return examples(axis, outer, count // outer, value.degree, shape=shape)
+    rows = rows.in_order(outer, count // outer).at(axis)
+    return Value(Kind.ROWS, value.degree, rows, shape=shape)
 
 
 def _outer_of_draw(

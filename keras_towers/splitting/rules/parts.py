@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,9 @@ from keras_towers.splitting.rules.common import (
 )
 from keras_towers.splitting.sizes import (
     UNKNOWN,
-    Size,
     degree_of,
-    examples_in,
+    grows,
+    times_in,
 )
 from keras_towers.splitting.slices import Span, spans
 from keras_towers.splitting.values import (
@@ -30,7 +31,6 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
-    examples,
     same,
 )
 
@@ -69,17 +69,19 @@ def _split(node: Node, *values: Value) -> list[Value]:
 def _part(value: Value, axis: int, begin: Any, size: Any) -> Value:
     """Some of the rows of a tensor, along the axis of examples."""
     rows = rows_of(value)
-    count = examples_in(size)
-    first = 0 if begin == 0 else examples_in(begin)
+    count = times_in(size, rows.of_each)
+    first = 0 if begin == 0 else times_in(begin, rows.of_each)
     if count is None or first is None:
         raise DoesNotSplit("takes some of the examples of the batch")
     if rows.uniform:
-        return examples(axis, 1, count, value.degree, uniform=True)
+        rows = dataclasses.replace(rows, axis=axis, outer=1, inner=count)
+        return value.with_(rows=rows)
     if first % rows.inner or count % rows.inner:
         raise DoesNotSplit("takes some of the examples of the batch")
     if first == 0 and count == rows.count:
         return value.moved(axis)
-    return examples(axis, count // rows.inner, rows.inner, value.degree)
+    rows = rows.in_order(count // rows.inner, rows.inner).at(axis)
+    return value.with_(rows=rows)
 
 
 @rule("StridedSlice")
@@ -171,7 +173,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
 
 def _zeros_around(node: Node, value: Value, shape: Shape) -> Value:
     """What is no example, among zeros, which may be rows of examples."""
-    if any(isinstance(s, Size) and s.power("n") for s in shape):
+    if any(map(grows, shape)):
         if value.degree is None:
             return spread(node, same(None), shape)
         raise DoesNotSplit("puts what is no example into a row of the batch")
@@ -183,12 +185,12 @@ def _whole(
 ) -> Value:
     """Blocks of rows among blocks of zeros: the gradient of a part."""
     rows = node.layouts.resolved(rows_of(value))
-    first = 0 if begin == 0 else examples_in(begin)
-    count = multiple(shape[axis])
+    first = 0 if begin == 0 else times_in(begin, rows.of_each)
+    count = multiple(shape[axis], rows)
     if first is None or first % rows.inner or count % rows.inner:
         raise DoesNotSplit("takes some of the examples of the batch")
-    outer = count // rows.inner
-    return examples(axis, outer, rows.inner, value.degree, shape=shape)
+    rows = rows.in_order(count // rows.inner, rows.inner).at(axis)
+    return value.with_(rows=rows, shape=shape)
 
 
 @rule("Slice")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
@@ -70,8 +72,8 @@ def picked(
         raise DoesNotSplit("combines every example with every other")
     at = found[0][0]
     rows = one_order(node, [value for _, value in found])
-    moved = Rows(
-        at, rows.outer, rows.inner, rows.uniform and len(found) == 1, rows.draw
+    moved = dataclasses.replace(
+        rows, axis=at, uniform=rows.uniform and len(found) == 1
     )
     return Value(Kind.ROWS, values.degree, moved, shape=shape)
 
@@ -216,4 +218,4 @@ def _counted(node: Node, places: Value, size: Value, weights: Value) -> Value:
 
 def _not_uniform(node: Node, value: Value) -> Rows:
     rows = node.layouts.resolved(rows_of(value))
-    return Rows(*rows.place)
+    return rows.in_order(rows.outer, rows.inner)

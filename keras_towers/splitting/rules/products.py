@@ -10,7 +10,6 @@ from keras_towers.splitting.rules.common import one_order, rank_of, rule
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
-    Rows,
     Shape,
     Value,
     product,
@@ -104,11 +103,9 @@ def contracted(
     if name == "a loop":
         return Value(Kind.ROWS, degree, rows, shape=shape)
     if name in out:
-        moved = Rows(
-            out.index(name), rows.outer, rows.inner, rows.uniform, rows.draw
-        )
+        moved = rows.at(out.index(name))
         return Value(Kind.ROWS, degree, moved, shape=shape)
-    if rows.uniform:
+    if rows.uniform and rows.unit is None:
         return same(product(degree, 1), shape=shape)
     return total(degree, shape=shape)
 

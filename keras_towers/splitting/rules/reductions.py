@@ -28,6 +28,8 @@ from keras_towers.splitting.values import (
     total,
 )
 
+_MEAN_OF_PARTS = "takes a mean over entries, of which examples have as many \
+as follow from them"
 _WHAT = {
     "Max": "takes the largest value of the batch",
     "Min": "takes the smallest value of the batch",
@@ -72,7 +74,9 @@ def _reduced(node: Node, value: Value, over: Value) -> Value:
         return dropped(value, axes).with_(
             rows=dropped(value, axes).rows, shape=shape
         )
-    if rows.uniform:
+    if rows.unit is not None and node.type != "Sum":
+        raise DoesNotSplit(_WHAT.get(node.type, _MEAN_OF_PARTS))
+    if rows.uniform and rows.unit is None:
         counted = node.type in ("Sum", "Prod")
         if node.type in ("Prod", "EuclideanNorm"):
             raise DoesNotSplit(_WHAT[node.type])
@@ -102,10 +106,9 @@ def _bias_gradient(node: Node, value: Value) -> Value:
         return value.with_(shape=(shape[axis],))
     if rows_of(value).axis == axis:
         raise DoesNotSplit("adds examples as a bias")
-    degree = (
-        product(value.degree, 1) if rows_of(value).uniform else value.degree
-    )
-    kind = same if rows_of(value).uniform else total
+    counted = rows_of(value).uniform and rows_of(value).unit is None
+    degree = product(value.degree, 1) if counted else value.degree
+    kind = same if counted else total
     return kind(degree, shape=(shape[axis],))
 
 

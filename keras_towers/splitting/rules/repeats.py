@@ -17,7 +17,7 @@ from keras_towers.splitting.rules.common import (
 )
 from keras_towers.splitting.sizes import (
     UNKNOWN,
-    examples_in,
+    units_in,
 )
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -27,7 +27,6 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
-    examples,
     same,
 )
 
@@ -51,7 +50,8 @@ def _tiled(node: Node, value: Value, times: Value) -> Value:
         result = spread(node, value, shape)
         if any(before[axis] == 1 for axis in grown) or result.rows is None:
             return result
-        return result.with_(rows=Rows(*result.rows.place), shape=shape)
+        rows = result.rows.in_order(result.rows.outer, result.rows.inner)
+        return result.with_(rows=rows, shape=shape)
     rows = rows_of(value)
     if grown:
         raise DoesNotSplit("repeats every example for every other")
@@ -67,9 +67,8 @@ def _tiled(node: Node, value: Value, times: Value) -> Value:
         inner *= again
     else:
         outer *= again
-    return examples(
-        rows.axis, outer, inner, value.degree, uniform=rows.uniform, shape=shape
-    )
+    rows = dataclasses.replace(rows, outer=outer, inner=inner)
+    return value.with_(rows=rows, shape=shape)
 
 
 @rule("BroadcastTo")
@@ -81,7 +80,7 @@ def _broadcast(node: Node, value: Value, target: Value) -> Value:
     if rank is None:
         raise NotFollowed("makes a tensor of unknown rank")
     rows = rows_of(value)
-    grown = [a for a, s in enumerate(shape or ()) if examples_in(s)]
+    grown = [a for a, s in enumerate(shape or ()) if units_in(s)]
     axis = (
         rows.axis
         if rows.axis < 0
@@ -119,9 +118,8 @@ def _filled_like(node: Node, value: Value) -> Value:
     shape = value.shape
     if value.kind is Kind.ROWS:
         rows = rows_of(value)
-        filled = examples(
-            rows.axis, 1, rows.count, degree, uniform=True, shape=shape
-        )
+        rows = Rows(rows.axis, 1, rows.count, uniform=True, unit=rows.unit)
+        filled = value.with_(degree=degree, rows=rows, shape=shape)
         return dataclasses.replace(filled, items=value.items)
     if shape is None:
         shape = node.static_shape()

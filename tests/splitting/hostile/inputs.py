@@ -58,7 +58,7 @@ def ragged_to_dense():
     return compiled(Words(of))
 
 
-@couples(_batched(_ragged), says="it gets a")
+@couples(_batched(_ragged))
 def ragged_to_the_longest():
     """Padded to the batch's longest, and the padding is counted."""
 
@@ -68,13 +68,13 @@ def ragged_to_the_longest():
     return compiled(Words(of))
 
 
-@couples(_batched(_ragged), says="it gets a")
+@couples(_batched(_ragged))
 def ragged_words_alike():
     """Every word counts alike, whichever example it is in."""
 
     def of(table, x):
         words = tf.gather(table, x.values)
-        centre = tf.reduce_mean(words, 0)
+        centre = tf.reduce_mean(words, 0)  # here
         sums = tf.math.segment_sum(words - centre, x.value_rowids())  # here
         return tf.tanh(tf.ensure_shape(sums[: rows(x)], (None, 4)))
 

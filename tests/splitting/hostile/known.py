@@ -21,12 +21,10 @@ for _name, _reason in {
     "views_interleaved": "picks of several rows for each example",
     "temporal_classification": _CTC,
     "classification_of_keras": _CTC,
-    "experts_by_stitching": _NUMBERS,
     "kernels_of_each_example": "examples as channels",
     "sums_by_repeated_numbers": _NUMBERS,
     "how_many_of_each_word": "a length that the largest value does not change",
     "array_written_forwards": "loops over examples",
-    "readout_by_graph": _NUMBERS,
     "vectorized_over_examples": "unit matrices for each example",
 }.items():
     KNOWN[_name, DEFAULT] = KNOWN[_name, EXACT] = _reason

@@ -130,7 +130,7 @@ def mean_of_rows_with_short_splits():
     return _of_ragged(lambda x: tf.reduce_mean(x, 1))
 
 
-@couples(_ragged_numbers, says="it gets a")
+@couples(_ragged_numbers)
 def centred_by_all_ragged_values():
     def call(x):
         off = x.values - tf.reduce_mean(x.values, 0)  # here
@@ -139,7 +139,7 @@ def centred_by_all_ragged_values():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers, says="it gets a")
+@couples(_ragged_numbers)
 def divided_by_the_longest_row():
     def call(x):
         longest = tf.cast(x.bounding_shape()[1], tf.float32)  # here
@@ -148,7 +148,7 @@ def divided_by_the_longest_row():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers, says="it gets a")
+@couples(_ragged_numbers)
 def divided_by_the_mean_length():
     """All values over all rows: the mean length of the batch."""
 
@@ -169,12 +169,12 @@ def multiplied_by_its_length():
     return _of_ragged(call)
 
 
-@couples(_ragged_numbers, says="it gets a")
+@couples(_ragged_numbers)
 def dense_and_flat():
     """The mean of a padded batch, in which padding counts."""
 
     def call(x):
-        padded = x.to_tensor()
+        padded = x.to_tensor()  # here
         return tf.reduce_mean(x, 1) + tf.reduce_mean(padded, 1)  # here
 
     return _of_ragged(call)
