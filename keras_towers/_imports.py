@@ -1,4 +1,4 @@
-"""Imports: what ours need is checked before them, and Keras's is noticed."""
+"""Checks before imports that need TensorFlow, and a hook after Keras's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_before_imports() -> None:
 
 
 class _Check(MetaPathFinder):
-    """Finds nothing, but is asked for every module first."""
+    """A finder that is asked for every module first, and finds none."""
 
     def find_spec(
         self,

@@ -1,4 +1,4 @@
-"""TensorFlow's strategies, with the types that TensorFlow does not tell."""
+"""TensorFlow's strategies, with types that TensorFlow does not declare."""
 
 from __future__ import annotations
 

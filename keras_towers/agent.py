@@ -1,4 +1,4 @@
-"""Runs one process of a job on its host, and leaves nothing of it behind.
+"""Runs one process of a job on its host, and ends all of its descendants.
 
 It runs standalone, as ``python -I -S agent.py``, and reads its order, a line of
 JSON, from stdin. Further lines are signals to pass on; 0 is a sign of life.
@@ -119,7 +119,7 @@ def share_cores(environment: dict[str, str], local_size: int) -> None:
 
 
 def _obey(order: dict, child: subprocess.Popen) -> None:
-    """Pass on the signals that stdin names; end everything when it is over."""
+    """Pass on the signals that stdin names; end all processes after stdin."""
     # Nobody would see what it says: the launcher is gone.
     while select.select([0], [], [], order["lost_s"])[0]:
         told = os.read(0, 65536)

@@ -113,7 +113,7 @@ class VariablesState(ObjectState):
         raise NotImplementedError
 
     def _shared(self) -> list[keras.Variable]:
-        """Return those that are the same on all ranks."""
+        """Return the variables that are the same on all ranks."""
         return self._variables()
 
     def save(self) -> None:

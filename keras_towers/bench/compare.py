@@ -58,7 +58,7 @@ class Comparison:
         processes: str | None,
         strategies: str,
     ) -> Self:
-        """Check comma-separated options of a command; look at the machine."""
+        """Make a comparison from comma-separated options of a command."""
         sources = _models(models)
         given = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
         numbers = {
@@ -147,7 +147,7 @@ class Comparison:
         report.show_failures(console, self.samples)
 
     def document(self) -> dict[str, Any]:
-        """Return all that is known, as written to JSON."""
+        """Return options, machine and results, as written to JSON."""
         settings = {
             **asdict(self.setting),
             "models": self.models,
@@ -166,14 +166,14 @@ class Comparison:
         return json.loads(json.dumps(document, default=asdict))
 
     def write(self, path: Path | None) -> None:
-        """Write the document, if to anywhere."""
+        """Write the document to a file, if one is given."""
         if path:
             text = json.dumps(self.document(), indent=1)
             path.write_text(text + "\n", encoding="utf-8")
 
 
 def check_file(path: Path | None) -> None:
-    """Check that a file can be written, before there is anything to write."""
+    """Check that a file can be written, before anything is measured."""
     if path and path.is_dir():
         raise TowerError(f"{path} is a folder; name a file in it")
     if path and not path.absolute().parent.is_dir():

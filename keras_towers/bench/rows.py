@@ -20,7 +20,7 @@ _ENGINES = ("byteps", "horovod")
 
 
 class Runs(StrEnum):
-    """Where the replicas of a row are."""
+    """The place of a row's replicas."""
 
     ONE = "one device"
     DEVICES = "devices"

@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """All but the number of the repeat."""
+        """The key that all repeats of the cell have in common."""
         return self.model, self.replicas, self.row
 
     @property
@@ -190,7 +190,7 @@ def run_workers(
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's variables, without those of a job around it."""
+    """Return this process's variables, without those of a surrounding job."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -119,7 +119,7 @@ def _recorder(times: Times, waits: bool) -> Any:
             times.epochs.append(time.perf_counter())
 
     class WaitingRecorder(Recorder):
-        """Also reads each loss; Keras waits for callbacks that do."""
+        """Reads each loss, too, for which Keras has to wait."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             nonlocal total

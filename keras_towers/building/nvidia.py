@@ -1,6 +1,7 @@
 """NVIDIA's compiler, CUDA runtime and NCCL, for builds for GPUs.
 
-An engine has to use those of TensorFlow in the same process: pip's come first.
+An engine shares a process with TensorFlow, whose libraries are pip's if pip has
+installed any: these come first.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def find_nccl(variables: str) -> Tool:
 
 
 def linkable(home: str, folder: Path) -> tuple[str, str]:
-    """Make a library of pip's one to link to: its folder, and its rpath."""
+    """Make a library of pip's one to link to; return its folder and rpath."""
     # It lacks the file name that linkers look for, and no loader looks into
     # its folder, which is at ../../nvidia from that of an engine's library.
     found = re.fullmatch(r".*/(nvidia/\w+)", home)
@@ -116,13 +117,13 @@ def linkable(home: str, folder: Path) -> tuple[str, str]:
 
 
 def rpath(places: Sequence[str]) -> str:
-    """The option of a linker for where a loader is to look; maybe empty."""
+    """Return the linker's option for a loader's search path, maybe empty."""
     named = [f"-rpath,{place}" for place in places if place]
     return ",".join(("-Wl", *named)) if named else ""
 
 
 def headers_of_parts(home: str) -> list[str]:
-    """Folders of headers that those of pip's CUDA runtime include."""
+    """Folders of headers that the headers of pip's CUDA runtime include."""
     return [*filter(None, _parts())] if home == _package(_RUNTIME) else []
 
 

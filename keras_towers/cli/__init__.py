@@ -36,7 +36,7 @@ def refusing(command: str) -> Iterator[None]:
 def _refusing_call(
     name: str | None, args: Any, parent: Any = None, **extra: Any
 ) -> Iterator[None]:
-    """Refuse an unknown option or a wrong value as all else is refused."""
+    """Refuse unknown options and wrong values like all other mistakes."""
     try:
         yield
     except _UsageError as error:
@@ -52,12 +52,12 @@ class Command(TyperCommand):
     """A subcommand."""
 
     def make_context(self, *call: Any, **extra: Any) -> Any:
-        """Read its arguments."""
+        """Read the arguments."""
         with _refusing_call(*call, **extra):
             return super().make_context(*call, **extra)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return how to call it; Typer may put what is required in braces."""
+        """Return the usage, without Typer's braces around what is required."""
         return [p.strip("{}") for p in super().collect_usage_pieces(ctx)]
 
 
@@ -65,7 +65,7 @@ class Commands(TyperGroup):
     """Subcommands, of which an unknown name lists the known ones."""
 
     def make_context(self, *call: Any, **extra: Any) -> Any:
-        """Read what comes before the subcommand."""
+        """Read the arguments before the subcommand."""
         # Without any argument, Typer shows the help.
         with _refusing_call(*call, **extra) if call[1] else nullcontext():
             return super().make_context(*call, **extra)

@@ -67,7 +67,7 @@ def doctor(
 
 
 def _self_test(findings: list[Finding]) -> list[tuple[Finding, str]]:
-    """Run it, as far as what it needs was found to work."""
+    """Run the self-test over the engines that work; say why others are not."""
     from keras_towers.bench import self_test
 
     horovod = next((f for f in findings if f.name == "Horovod"), None)

@@ -1,7 +1,7 @@
 """Turns an existing optimizer into one that reduces its gradients first.
 
-Only its class changes: ``apply`` reduces, and calls the original one. So all
-else that it does sees the reduced gradient, as in a single process.
+Only its class changes: ``apply`` reduces, and calls the original one. Clipping,
+decay and averages thus see the reduced gradient, as in a single process.
 """
 
 from __future__ import annotations

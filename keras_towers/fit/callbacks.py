@@ -93,7 +93,7 @@ _SAVES = "_saves_by_itself"
 def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
-    """Let a callback write its files on this rank, whatever others do."""
+    """Let a callback write its files on this rank, whatever other ranks do."""
     for name in _EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
@@ -134,7 +134,7 @@ class ObservesFit(keras.callbacks.Callback):
 
 
 class Start(NamedTuple):
-    """Epoch, batches done in it, and seed with which a ``fit`` starts."""
+    """The epoch, batches done in it, and seed with which a ``fit`` starts."""
 
     epoch: int
     batch: int

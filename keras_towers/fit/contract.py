@@ -49,10 +49,7 @@ TRAINING = ("fit", "train_on_batch")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepOptions:
-    """The options of a strategy that its steps heed.
-
-    ``keras_towers.strategies.options.Options`` says what they mean.
-    """
+    """Options that steps heed; ``strategies.options.Options`` explains them."""
 
     average: bool = True
     batches: Batches = "split"
@@ -71,13 +68,13 @@ class TowerConfig(StepOptions):
         strategy: the ``tf.distribute.Strategy`` itself.
         devices: one device for each tower of this process.
         transport: connects the processes within a step.
-        others: connects processes that train with this one without such a
-            connection; None: there are none but those of ``transport``.
-        gradient_factor: what the gradients of this process are multiplied by
-            before they leave it.
+        others: connects processes that train together but exchange nothing
+            within a step; None: there are none but those of ``transport``.
+        gradient_factor: multiplies the gradients of this process before they
+            leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        replicas_are_called: what a replica is called in messages.
+        replicas_are_called: the word for a replica in messages.
     """
 
     strategy: Strategy
@@ -120,12 +117,7 @@ class TowerConfig(StepOptions):
 
 @dataclasses.dataclass(eq=False)
 class NamedGradients:
-    """The gradients of N variables.
-
-    Attributes:
-        names: the names of the variables.
-        grads: their gradients; None for a missing one.
-    """
+    """The gradients of N named variables; None for a missing gradient."""
 
     names: tuple[str, ...]
     grads: list[Any]
@@ -142,15 +134,10 @@ class NamedGradients:
 
 @dataclasses.dataclass(eq=False)
 class UpdateCall(NamedGradients):
-    """A call of an optimizer in a step.
-
-    Attributes:
-        optimizer: the optimizer.
-        original: its own ``apply``, taking gradients and variables.
-        variables: the N variables to update.
-    """
+    """A call of an optimizer in a step, to update N variables."""
 
     optimizer: keras.optimizers.Optimizer
+    # The optimizer's own ``apply``, of gradients and variables.
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
 
@@ -183,7 +170,7 @@ class OwnsVariables(Protocol):
         ...
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
-        """Return a ``tf.Variable``'s component on a tower of this process."""
+        """Return a ``tf.Variable``'s component on a tower, or the variable."""
         ...
 
 
@@ -254,7 +241,7 @@ class Residents(Protocol):
         ...
 
     def bind(self, model: keras.Model) -> Any:
-        """Place what a model has on the towers; return what was new."""
+        """Place a model's variables on the towers; return if any were new."""
         ...
 
     def release(self) -> None:
@@ -270,7 +257,7 @@ class Residents(Protocol):
         ...
 
     def compiled(self, model: keras.Model) -> None:
-        """Register a model that was compiled in the scope."""
+        """Register a model compiled in the scope, maybe to be trained later."""
         ...
 
     def made_variable(self, variable: keras.Variable) -> None:
@@ -306,30 +293,13 @@ class Calls(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call.
-
-        Args:
-            kind: one of ``METHODS``.
-            original: Keras's implementation of the method.
-            model: the model it is called on.
-            args: the user's positional arguments.
-            kwargs: the user's keyword arguments.
-
-        Returns:
-            What the method returns.
-        """
+        """Run a call of the method ``kind``; ``original`` is Keras's own."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Components:
-    """What a strategy is composed of.
-
-    Attributes:
-        config: the towers.
-        update: places and updates the weights.
-        calls: runs Keras's methods, and places models for them.
-    """
+    """The components of a strategy."""
 
     config: TowerConfig
     update: Update

@@ -50,7 +50,7 @@ def differs(
 
 
 def is_news(key: Hashable) -> bool:
-    """Whether something is to be said now, as it has not been said yet."""
+    """Whether a message is new, by its key; note the key."""
     # Not where steps run only to hear what there is to tell.
     if _heard is not None or key in _said:
         return False
@@ -60,7 +60,7 @@ def is_news(key: Hashable) -> bool:
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[Told]]:
-    """Hear what a block has to tell, also if it was told before."""
+    """Collect the differences in a block, also those told before."""
     global _heard
     before, _heard = _heard, []
     try:

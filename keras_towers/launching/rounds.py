@@ -90,7 +90,7 @@ class Rounds:
             time.sleep(settings.POLL_S)
 
     def _comes(self, key: str, connection: socket.socket) -> bool:
-        """Note that a worker is there; whether all of its round are."""
+        """Note that a worker has come; return whether all of its round have."""
         self._here[key] = connection
         if not self._told and (
             self._here.keys() != self.plan.keys()
@@ -102,7 +102,7 @@ class Rounds:
 
 
 def _closed(connection: socket.socket) -> bool:
-    """Whether who asked is gone: killed, as a rule."""
+    """Whether the worker that asked is gone, as a rule killed."""
     look = select.poll()
     try:
         look.register(connection, select.POLLIN)

@@ -115,7 +115,7 @@ class Running:
         return self._done.is_set() and bool(self._errors)
 
     def cancel(self) -> bool:
-        """Break it off; return False if it had ended."""
+        """Break the function off; return False if it had ended."""
         if self._done.is_set():
             return False
         self._manager.start_cancel()

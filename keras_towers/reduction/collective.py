@@ -100,12 +100,7 @@ class CollectiveAllReduce:
     def __call__(
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
-        """Sum the gradients of the towers.
-
-        Raises:
-            TowerError: other devices than those that this object was created
-                for, or gradients that do not match.
-        """
+        """Sum the towers' gradients, on the devices of this object."""
         if not same_devices(devices, self.devices):
             raise TowerError(
                 f"This reduction was created for {', '.join(self.devices)}, "
@@ -165,12 +160,10 @@ _names = itertools.count()
 def nccl_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum dense gradients on K physical GPUs of this process with NCCL.
+    """Sum dense gradients on K physical GPUs of this process with NCCL."""
 
-    ``reduce_in_graph`` says which are summed otherwise. Ports mode "nccl" of
-    tensorpack's ``SyncMultiGPUTrainerReplicated``.
-    """
-
+    # ``reduce_in_graph`` sums other gradients. Ports mode "nccl" of
+    # tensorpack's ``SyncMultiGPUTrainerReplicated``.
     def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         name = f"keras_towers_{next(_names)}"
         sums = []
@@ -193,11 +186,7 @@ def nccl_all_reduce(
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
-    """Whether NCCL can sum over these devices, and why (not), as a clause.
-
-    It needs a TensorFlow built with GPU support and at least two different
-    physical GPUs: NCCL refuses two ranks on one GPU.
-    """
+    """Whether NCCL can sum over these devices, and why (not), as a clause."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     for device, spec in zip(devices, specs, strict=True):
         if spec.device_type != "GPU":
@@ -212,6 +201,7 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
         index = spec.device_index or 0
         if index >= len(physical):
             return False, f"{device} does not exist"
+        # NCCL refuses two ranks on one GPU.
         other = seen.setdefault(physical[index], device)
         if other is not device:
             return False, f"{other} and {device} are on the same physical GPU"

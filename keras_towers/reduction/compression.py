@@ -184,12 +184,7 @@ _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
 def resolve(
     compression: CompressionName | CommunicationHook | None,
 ) -> CommunicationHook:
-    """Return the hook for a user's choice; None: ``all_reduce``.
-
-    Example:
-        >>> resolve("bf16") is bf16_shards
-        True
-    """
+    """Return the hook for a user's choice; None: ``all_reduce``."""
     if callable(compression):
         return compression
     make, _ = _NAMED[compression or "none"]

@@ -17,7 +17,7 @@ def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
 
 
 class Memory:
-    """What a link or a hook keeps of gradients from step to step."""
+    """Variables in which a link or a hook keeps values between steps."""
 
     def __init__(self) -> None:
         self._variables: dict[tuple[Any, ...], tf.Variable] = {}
@@ -28,12 +28,9 @@ class Memory:
         initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
         shape: tf.TensorShape,
     ) -> tf.Variable:
-        """Return the variable of a gradient.
-
-        Args:
-            name: the key of its sum, its index, shape and dtype, and more:
-                gradients of another model may use the same key.
-        """
+        """Return the variable of a gradient."""
+        # Gradients of another model may use the same key, so a name has index,
+        # shape and dtype, too.
         if name not in self._variables:
             with tf.init_scope(), compat.single_device_mode():
                 value = initial(shape, name[3])

@@ -30,12 +30,12 @@ def is_sparse(gradient: Gradient) -> bool:
 
 
 def dense_of(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
-    """Return those of one tower's gradients that are dense."""
+    """Return the dense ones of a tower's gradients."""
     return [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
 
 
 def sparse_of(gradients: Sequence[Gradient]) -> list[tf.IndexedSlices]:
-    """Return those of one tower's gradients that are sparse."""
+    """Return the sparse ones of a tower's gradients."""
     return [g for g in gradients if isinstance(g, tf.IndexedSlices)]
 
 
@@ -84,13 +84,7 @@ def check_floats(tensors: Sequence[tf.Tensor]) -> None:
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
-    """Refuse gradients that would sum to a wrong shape, or hang a collective.
-
-    Raises:
-        TowerError: the numbers of lists and devices differ, or towers differ
-            in the number of gradients or in the kind, dtype or static shape of
-            a gradient; the message has its index.
-    """
+    """Refuse gradients that sum to a wrong shape, or hang a collective."""
     if not grads or len(grads) != len(devices):
         raise TowerError(
             f"There are gradients of {len(grads)} towers for {len(devices)} "

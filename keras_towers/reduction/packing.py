@@ -167,16 +167,12 @@ class PackingPlan:
 def pack(
     packer: GradientPacker, like: Sequence[tf.Tensor] | None = None
 ) -> Link:
-    """Sum a few buffers instead of many gradients.
-
-    Args:
-        packer: decides how gradients are packed.
-        like: tensors whose static shapes it goes by, if not those it packs.
-    """
+    """Sum a few buffers instead of many gradients."""
 
     def link(
         tensors: Sequence[tf.Tensor], key: str
     ) -> tuple[list[tf.Tensor], Decode]:
+        # ``like`` has static shapes that the tensors may lack.
         plan = packer.plan(like or tensors)
         if plan is None:
             return list(tensors), list

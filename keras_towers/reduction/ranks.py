@@ -97,13 +97,10 @@ def sum_over_ranks(
     grads: Sequence[Summed],
     hook: CommunicationHook = all_reduce,
 ) -> list[Summed]:
-    """Sum each of N gradients over the ranks.
-
-    Dense ones go through the hook. Sparse ones become the slices of all
-    ranks, concatenated in rank order.
-    """
+    """Sum each of N gradients over the ranks, dense ones by a hook."""
     key = next_key("sum")
     totals = hook(transport, dense_of(grads), key)
+    # Sparse gradients become the slices of all ranks, in rank order.
     slices = [
         tf.IndexedSlices(
             transport.all_gather(grad.values, f"{key}.values.{n}"),

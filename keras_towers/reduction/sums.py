@@ -53,23 +53,15 @@ def reduce_each(
     dense: Callable[[int, Sequence[tf.Tensor]], Sequence[tf.Tensor]],
     sparse_on: Callable[[int], str] | None = None,
 ) -> list[list[Gradient]]:
-    """Reduce gradient by gradient, from last to first.
-
-    The backward pass computes them in this order: where ops keep their order,
-    reduction can then start before the backward pass ends.
-
-    Args:
-        grads: K lists of N gradients.
-        devices: K device names.
-        dense: returns the K sums for i and gradient i of the K towers.
-        sparse_on: returns the device on which the slices of gradient i are
-            concatenated. None: tower i mod K, which spreads the work.
-    """
+    """Reduce gradient by gradient, from last to first."""
     check_towers(grads, devices)
     if len(grads) == 1:
         return [list(grads[0])]
+    # Tower i mod K concatenates the slices of gradient i, to spread the work.
     sparse_on = sparse_on or (lambda index: devices[index % len(devices)])
     columns: list[Sequence[Gradient]] = []
+    # The backward pass computes gradients in this order: where ops keep their
+    # order, reduction can then start before the backward pass ends.
     for index, column in reversed(list(enumerate(zip(*grads, strict=True)))):
         if is_sparse(column[0]):
             columns.append(sum_slices(column, sparse_on(index), devices))

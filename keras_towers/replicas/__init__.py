@@ -15,7 +15,7 @@ from keras_towers.replicas.accumulators import GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Who computes the R gradients of an update: T replicas, by tokens."""
+    """The R gradients of an update, by T replicas that wait for tokens."""
 
     replicas: int
     aggregate: int

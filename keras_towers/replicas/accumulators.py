@@ -81,7 +81,7 @@ class Accumulator:
             return tf.cast(average, self._spec.dtype)
 
     def _left(self) -> tf.Tensor:
-        """How many gradients nobody has taken."""
+        """Return the number of gradients that nobody has taken."""
         return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:

@@ -53,7 +53,7 @@ class Averages:
         update: Callable[[UpdateCall], None],
         updated: Callable[[], None] = lambda: None,
     ):
-        """Create them; ``updated`` is traced behind all updates."""
+        """Create the accumulators; ``updated`` is traced behind all updates."""
         self._name = name
         self._group = group
         self._place = place
@@ -181,7 +181,7 @@ class Averages:
         return self._function
 
     def begin(self) -> None:
-        """Begin a ``fit`` with a new step, without what others have left."""
+        """Begin a ``fit`` with a new step, without left-over gradients."""
         # Nobody may push meanwhile. A fit that was interrupted leaves gradients
         # that have not been averaged.
         self._group.calls(
@@ -214,7 +214,7 @@ class Averages:
 
 
 def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
-    """What ``Averages.traced`` takes."""
+    """Return the arguments of a function that ``Averages.traced`` made."""
     return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 

@@ -71,12 +71,12 @@ class Coordinator(threading.Thread):
 
     @property
     def is_over(self) -> bool:
-        """Whether as many replicas have left as end the training."""
+        """Whether enough replicas have left to end the training."""
         enough = self._until_left
         return enough is not None and len(self._left) >= enough
 
     def check(self) -> None:
-        """Raise what has made an update fail that runs by itself."""
+        """Raise the error of an update that runs by itself, if any."""
 
     def settle(self, event: Event) -> None:
         """Wait until FLUSH, or ASKED, and all before it have been handled."""

@@ -13,11 +13,11 @@ class RunningUpdate(Protocol):
     """An update that waits for its gradients."""
 
     def wait(self) -> Sequence[Any]:
-        """Return how many gradients of each replica it averaged, as a list."""
+        """Return how many gradients of each replica the update averaged."""
         ...
 
     def cancel(self) -> Any:
-        """Break it off."""
+        """Break the update off."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class EarlyCoordinator(Coordinator):
         self._back: set[int] = set()
 
     def check(self) -> None:
-        """Raise what has made the update fail that runs."""
+        """Raise the error of the running update, if it has failed."""
         if self._running is not None and self._running.has_failed:
             self._running.wait()
 
@@ -82,7 +82,7 @@ class EarlyCoordinator(Coordinator):
             self._waited_for.popleft().set()
 
     def _renew(self) -> None:
-        """Begin the next update, with those that have come back."""
+        """Begin the next update, with the replicas that have come back."""
         back, self._back = self._back, set()
         self._left -= back
         here = [r not in self._left for r in range(len(self._used))]

@@ -29,7 +29,7 @@ class DroppedGradients:
 
     @contextlib.contextmanager
     def told(self, name: str, given: dict[str, Any]) -> Iterator[None]:
-        """Write what the ``fit`` in a block drops; say it at the end."""
+        """Write the dropped gradients of a ``fit``; tell them at its end."""
         with_writer(given, self._write)
         yield
         counts = self._counts()
@@ -54,7 +54,7 @@ class DroppedGradients:
 
 
 class ReplicaCall(TowerCall):
-    """A call that Keras's loop hands its batches to, by ``TrainFunction``."""
+    """A call to which Keras's loop hands its batches, by ``TrainFunction``."""
 
     refusal: str
     dropped: DroppedGradients | None = None

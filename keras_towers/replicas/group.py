@@ -96,7 +96,7 @@ class Group:
         return self._local[replica], self._pushed[replica]
 
     def by(self, run: Callable[[Any], list[Any]]) -> Group:
-        """Return the same group, with another way to run operations."""
+        """Return the same group, with another function to run operations."""
         other = copy.copy(self)
         other.calls = Functions(run)
         return other
@@ -260,7 +260,7 @@ class Group:
         return int(step)
 
     def enter(self, replica: int) -> None:
-        """Want tokens; those that a replica had when it died are no more."""
+        """Ask for tokens; those of a replica that died are lost."""
         if not self.rounds.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)

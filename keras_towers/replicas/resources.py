@@ -167,7 +167,7 @@ def done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def after_writes(begun: int = 0) -> Iterator[None]:
-    """Run what is traced in a block after the graph's writes so far."""
+    """Run operations that are traced in a block after the writes so far."""
     made = compat.get_default_graph().get_operations()[begun:]
     writes = [op for op in made if op.op_def.is_stateful]
     with tf.control_dependencies(writes):

@@ -285,7 +285,7 @@ def _chosen(store: Callable[[], None], distribution: Any) -> None:
 
 
 def _follow(strategy: BaseStrategy | None) -> None:
-    """Turn the models on another strategy than this into ordinary ones."""
+    """Turn models on any other strategy into ordinary ones."""
     last = _here.strategy
     if last is strategy:
         return

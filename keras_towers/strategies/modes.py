@@ -178,11 +178,7 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 
 def check_between_ranks(options: Options) -> None:
-    """Refuse what cannot be, or contradicts ``exact``, between ranks.
-
-    Raises:
-        TowerError: a value is not allowed, or contradicts another.
-    """
+    """Refuse options between ranks that contradict ``exact`` or each other."""
     compression, steps = options.compression, options.sync_every
     if options.exact and compression not in (None, "none"):
         raise TowerError(

@@ -89,7 +89,7 @@ class Measured:
 
     @property
     def epochs(self) -> dict[str, float]:
-        """Seconds of what is repeated in ``fit``, without any tracing."""
+        """Seconds of each part of ``fit``'s epochs, without any tracing."""
         names = ("steps", "validation", "ends of epochs")
         of = {name: self.seconds.get(name, 0.0) for name in names}
         of["validation"] -= self.first_validation

@@ -45,14 +45,7 @@ class Calls(NamedTuple):
 
 
 def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """Return begins and ends of ``OF_TOWERS``; NaN where a tower was in none.
-
-    Args:
-        stamps: of shape [steps, towers, updates, points].
-
-    Returns:
-        Of shape [steps, towers, updates, 2].
-    """
+    """Return begins and ends, [steps, towers, updates, 2], of ``OF_TOWERS``."""
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = _latest(computed, axis=1, keepdims=True)
     # Sums that only one tower reads are those of all.
@@ -70,6 +63,7 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
         "reduction": (last, sums),
         "update": (np.where(np.isnan(updated), np.nan, sums), updated),
     }
+    # NaN where a tower was in no such phase.
     return {
         name: np.stack(
             np.broadcast_arrays(begin, np.maximum(begin, end)), axis=-1

@@ -231,7 +231,7 @@ _PHASES = {
 
 
 def _others(measured: Measured) -> Iterator[str]:
-    """Yield what is not of a phase."""
+    """Yield advice that concerns no phase."""
     if measured.shares_cores:
         cores = measured.cores
         yield (

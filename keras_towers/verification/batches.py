@@ -18,7 +18,7 @@ class OneDevice:
 
     @staticmethod
     def experimental_distribute_dataset(dataset: Any) -> Any:
-        """Return it as it is."""
+        """Return the dataset as it is."""
         return dataset
 
 
@@ -29,21 +29,7 @@ def first(
     batch_size: int | None,
     number: int,
 ) -> tuple[list[Any], list[Any]]:
-    """Return up to ``number`` batches of data, as a step gets them.
-
-    And the specs for which the step is to be traced, the first that works: of
-    arrays that of any number of rows, as others may not have full batches only.
-
-    Args:
-        x: as for ``fit``.
-        y: as for ``fit``.
-        sample_weight: as for ``fit``.
-        batch_size: as for ``fit``.
-        number: how many batches to draw.
-
-    Raises:
-        TowerError: there is no data.
-    """
+    """Return up to ``number`` batches as ``fit`` gets them, and their specs."""
     if x is None:
         raise TowerError("verify got no data: give x, and y if fit gets one.")
     try:
@@ -66,20 +52,12 @@ def first(
     spec = dataset.element_spec
     if isinstance(x, tf.data.Dataset):
         return found, [spec]
+    # The first spec that works is traced; batches after these may be smaller.
     return found, [tf.nest.map_structure(_of_any_size, spec), spec]
 
 
 def for_towers(data: list[Any], spec: Any, towers: int) -> list[Any]:
-    """Return the batches that towers can share, and one of uneven shares.
-
-    Args:
-        data: batches.
-        spec: their spec; None: any.
-        towers: number of towers.
-
-    Raises:
-        TowerError: there is none.
-    """
+    """Return batches that towers can share, and one of uneven shares."""
     found = [batch for batch in data if size_of(batch) >= towers]
     if not found:
         raise TowerError(

@@ -1,4 +1,4 @@
-"""What the analysis, ``fit`` and the rehearsal say of a step, as findings."""
+"""Findings on a step: of its analysis, of ``fit``, and of the rehearsal."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Options:
 
 @dataclasses.dataclass
 class OnTowers:
-    """What a step on towers did, and what was found out before."""
+    """The runs of a step on towers, and the findings before them."""
 
     # What ``fit`` would warn of.
     told: list[told_lib.Told]
@@ -160,20 +160,13 @@ class Rehearsal:
     def on_towers(
         self, options: Options, wholes: Sequence[Run]
     ) -> tuple[OnTowers, OnTowers]:
-        """Run the steps on towers, where one device's gradients are applied.
-
-        Args:
-            options: the strategy to verify for.
-            wholes: the steps on one device.
-
-        Returns:
-            What a trace with these options says; and what the steps did, with
-            equal options but for what would differ by design.
-        """
+        """Run the steps on towers, where one device's gradients are applied."""
 
         def differs(told: Sequence[told_lib.Told]) -> bool:
             return self._is_mixed or options.without(told) != options
 
+        # A trace with the given options, and steps whose options differ from
+        # these only where results would differ by design.
         given = self._on_towers(options, wholes, differs)
         if given.error is not None or not differs(given.told):
             return given, given

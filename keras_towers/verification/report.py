@@ -1,4 +1,4 @@
-"""What `verify` finds, and how it is told."""
+"""The report of ``verify``: its findings, and their text."""
 
 from __future__ import annotations
 

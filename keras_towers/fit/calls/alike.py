@@ -77,7 +77,7 @@ def check(
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:
-    """Describe what decides on gradients and updates."""
+    """Describe the compiled settings that decide on gradients and updates."""
     compiled = getattr(model, "_compile_loss", None)
     found = {
         "loss": described(getattr(model, "loss", None)),

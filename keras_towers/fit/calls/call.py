@@ -68,7 +68,7 @@ class SeenByKeras:
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Run one step of Keras on all towers, anything else as it is."""
+        """Run a step of Keras on all towers, any other function as it is."""
         if self.call.is_step(fn):
             # A train function of the user's own, which AutoGraph rewrites.
             step = fn if isinstance(fn, _Step) else compat.as_here(fn)
@@ -137,12 +137,12 @@ class TowerCall:
 
     @property
     def trains(self) -> bool:
-        """Whether its steps train."""
+        """Whether the steps of the call train."""
         return self.kind in TRAINING
 
     @property
     def predicts(self) -> bool:
-        """Whether its steps return outputs, to be concatenated."""
+        """Whether the steps of the call return outputs, to be concatenated."""
         return self.kind.startswith("predict")
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class TowerCall:
         self.adoption.remember_function(self.model, name)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
-        """Replacement for ``_make_function``, which calls it in ``run``."""
+        """Replacement for ``_make_function``, given a marked step."""
         return self._own("_make_function")(_Step(step))
 
     def is_step(self, fn: Any) -> bool:
@@ -213,10 +213,9 @@ class TowerCall:
         """Wait for steps running in other threads, if any."""
 
     def close(self) -> None:
-        """End those threads."""
+        """End the threads that run steps, if any."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run one step on all towers."""
         if self.predicts:
             result = self._step.predict(step, batch, self.model)
         else:
@@ -225,7 +224,6 @@ class TowerCall:
         return result
 
     def iterator(self, **kwargs: Any) -> TowerEpochIterator:
-        """Create an iterator over per-tower batches."""
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"

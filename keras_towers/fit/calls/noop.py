@@ -44,7 +44,6 @@ class NoOpCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call, as ``keras_towers.fit.contract.Calls``."""
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
@@ -94,15 +93,12 @@ class _NoOpCall:
         }
 
     def iterator(self, **kwargs: Any) -> Steps:
-        """Create an iterator over steps without data."""
         return Steps(**kwargs)
 
     def is_step(self, fn: Any) -> bool:
-        """Tell that no function is a step."""
         return False
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Never reached, because no step function is made."""
         raise AssertionError("NoOpStrategy runs no step")
 
     def _begin(

@@ -1,4 +1,4 @@
-"""Callbacks of several ranks: which rank runs which, and what all take over."""
+"""Callbacks of several ranks: who runs them, and effects that all take over."""
 
 from __future__ import annotations
 
@@ -121,31 +121,31 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._any = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take over where rank 0 begins, and with which weights."""
+        """Take over rank 0's place in the epochs, and its weights."""
         begins = self._begin(self.model._initial_epoch)
         self.model._initial_epoch = begins[0]
         if self._any:
             self._adoption.copy_from_first(self.model)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Find out which callbacks there are; in ``fit`` it is known."""
+        """Find out the callbacks, unless the call is part of a ``fit``."""
         self._begin()
 
     on_predict_begin = on_test_begin
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Forget them, unless an outer loop goes on."""
+        """Forget the callbacks, unless an outer loop goes on."""
         self._depth -= 1
 
     on_test_end = on_predict_end = on_train_end
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop from before the first batch."""
+        """Take over a stop that was set before the first batch."""
         if self._any:
             self._agree("train")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop from the end of the epoch."""
+        """Take over a stop that was set at the end of the epoch."""
         self._transport.mark(f"the end of epoch {epoch + 1}")
         self._agree("train")
 

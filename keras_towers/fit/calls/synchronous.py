@@ -38,7 +38,6 @@ class TowerCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call, as ``keras_towers.fit.contract.Calls``."""
         given = callbacks.by_name(original, args, kwargs)
         resuming = callbacks.resuming(kind, given)
         if resuming is None:
@@ -173,7 +172,7 @@ def run_alone(
 
 
 def check_splits(model: keras.Model, config: TowerConfig) -> None:
-    """Check that a model can be given a part of a batch."""
+    """Check that a model can take a part of a batch."""
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise TowerError(
@@ -187,7 +186,7 @@ def check_splits(model: keras.Model, config: TowerConfig) -> None:
 
 @contextlib.contextmanager
 def causes_noted(call: TowerCall) -> Iterator[None]:
-    """Add to any error what may have caused it."""
+    """Add possible causes to any error that a call raises."""
     # Towers get parts of a batch of a fixed size: most models that were built
     # for batches of one size, as a ``Sequential`` is by its first batch, run on
     # others all the same. And a model that cannot be built on one device is

@@ -1,11 +1,11 @@
-"""What a step keeps in Python: in attributes, and what it draws there.
+"""Python state of a step: attributes, and draws from Python's generators.
 
 Towers run a step by turns: one goes on when another has to wait for it. A
 tensor that the step keeps in an attribute of its model (``self.fake = ...``)
-has to be its own tower's when it goes on, and what it counts in a Python number
-has to be what one device would have counted. What it draws from Python's and
-NumPy's random generators while it is traced becomes a constant, which has to be
-the same on all towers.
+has to be the tower's own when the tower goes on, and a Python number that the
+step counts up has to be that of one device. Draws from Python's and NumPy's
+random generators become constants of the trace, which have to be the same on
+all towers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _DEPTH = 6
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What ``take`` found."""
+    """Values that ``Attributes.take`` returned."""
 
     values: list[tuple[bool | None, dict[str, tuple[Any, Any]]]]
     # The states of the random generators, Python's and NumPy's; None if they
@@ -168,7 +168,7 @@ def _reachable(start: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_kerass(layer: Any) -> bool:
-    """Whether a layer is one of Keras, which keeps nothing of a step."""
+    """Whether a layer is one of Keras's own, which keep nothing of a step."""
     package = type(layer).__module__.partition(".")[0]
     return package == "keras" and not isinstance(layer, keras.Model)
 

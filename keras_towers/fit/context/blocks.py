@@ -53,16 +53,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 class Slot(Generic[T]):
-    """Holds at most one value per thread.
-
-    Example:
-        >>> depth: Slot[int] = Slot()
-        >>> with depth.filled(1):
-        ...     depth.get()
-        1
-        >>> depth.get() is None
-        True
-    """
+    """Holds at most one value per thread, for the length of a block."""
 
     def __init__(self) -> None:
         self._local = threading.local()

@@ -1,9 +1,10 @@
-"""Marks in a training step: when each tower has come how far.
+"""Marks in a training step: when each tower reaches which point.
 
 A mark is an operation that reads the clock once other operations have ended.
 Its times go into a queue, which is read between steps. A tower begins after
 its first mark: it has not begun before it gets a core. Nothing waits for the
-others. Marks are only in what is traced while a ``Recorder`` records.
+other marks. Marks are only in steps that are traced while a ``Recorder``
+records.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Recorder:
         self._held = 0
 
     def records(self, model: Any) -> bool:
-        """Whether these are the steps to record."""
+        """Whether a model's steps are to be recorded."""
         return model is self._model
 
     def begin_trace(self, devices: Sequence[str]) -> StepMarks:
@@ -75,14 +76,10 @@ class Recorder:
             self._held -= len(self._read.popleft())
 
     def steps(self) -> np.ndarray:
-        """Return the times of the steps that are kept, in order.
-
-        Returns:
-            Seconds since 1970, of shape [steps, towers, updates, points], with
-            NaN for points that a tower does not come to. A step with several
-            optimizers has several updates.
-        """
+        """Return kept times, s since 1970: [steps, towers, updates, points]."""
         self.read()
+        # NaN for points that a tower does not come to. A step with several
+        # optimizers has several updates.
         return _in_order(self._read)[-self._kept :]
 
 
@@ -117,7 +114,7 @@ class StepMarks:
         self.reached(tower, point, [o for o in made if o.op_def.is_stateful])
 
     def finish(self) -> None:
-        """Add the operations."""
+        """Add the operations of the marks."""
         for device, ends in zip(self._devices, self._ends, strict=True):
             host = _host_of(device)
             with tf.init_scope(), compat.single_device_mode(), tf.device(host):

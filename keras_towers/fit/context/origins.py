@@ -10,15 +10,10 @@ from keras_towers import compat
 
 
 class Origins:
-    """Searches the graph of a tower's step.
-
-    Args:
-        data: what a value may depend on: a structure of tensors, such as the
-            tower's part of the batch. None: all that the graph is given,
-            except for constants and variables.
-    """
+    """Searches the graph of a tower's step for the data behind a value."""
 
     def __init__(self, data: Any = None):
+        # Without ``data``, any input of the graph but constants and variables.
         self._data = None if data is None else _operations(data)
         # What all towers have in common; its own origins do not matter.
         self._common: set[Any] = set()

@@ -29,18 +29,15 @@ class TowerReplicaContext(compat.MirroredReplicaContext):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of towers in all processes."""
         return self._total
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Index of the tower."""
         _ask_which()
         return super().replica_id_in_sync_group
 
     @property
     def devices(self) -> Any:
-        """The device of the tower, in a tuple."""
         _ask_which()
         return super().devices
 

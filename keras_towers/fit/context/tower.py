@@ -18,9 +18,9 @@ from keras_towers.splitting.growing import Growing
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchanged:
-    """What stands for one result of an exchange, in the trace of a step."""
+    """The placeholder of a result of an exchange, in the trace of a step."""
 
-    # What it is to the analysis: see ``keras_towers.splitting``.
+    # Its meaning in the analysis: see ``keras_towers.splitting``.
     meaning: str
     # The tensor that it follows from.
     of: tf.Tensor
@@ -112,30 +112,29 @@ class Tower:
     # What uses this tower's share of the batch only, where one device would use
     # the whole: names by the option that would change that.
     alone: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    # Told why, if the trace of its step turns out to be good for this tower
-    # only; raises. None: the trace is for this tower.
+    # Raises, given the reason, where the trace of the step cannot serve other
+    # towers. None: the trace is for this tower.
     shared: Callable[[str], NoReturn] | None = None
-    # Told why, if its step turns out not to be a function up to where its
-    # optimizer begins; raises. None: it need not be.
+    # Raises, given the reason, where the step cannot be cut before its
+    # optimizer. None: the step need not be cut.
     cut: Callable[[str], NoReturn] | None = None
     # Notes an exchange of values with other towers in the trace of the step:
-    # its results, what is given, and what exchanges it when the step runs;
-    # returns what stands for the results. None: towers exchange values at once.
+    # results, values, and the function that exchanges them when the step runs;
+    # returns placeholders of the results. None: values are exchanged at once.
     exchange: Exchange | None = None
-    # Reads a ``tf.Variable`` for the step, given a function that does; None: it
-    # is read as it is.
+    # Reads a ``tf.Variable`` for the step, given a function that does; None:
+    # such variables are read as they are.
     reads: Callable[[Any, Callable[[], Any]], Any] | None = None
-    # Returns what takes the place of a loss, by its number; None: it is taken
-    # as it is.
+    # Replaces a loss, given its number; None: losses are taken as they are.
     joins: Callable[[int, tf.Tensor], tf.Tensor] | None = None
 
     def differs(self, why: str) -> None:
-        """Note that the trace of the step cannot be another tower's too."""
+        """Note that the trace of the step cannot serve another tower."""
         if self.shared is not None:
             self.shared(why)
 
     def note_alone(self, option: str, name: str) -> None:
-        """Note what uses this tower's share of the batch only."""
+        """Note an object that uses this tower's share of the batch only."""
         names = self.alone.setdefault(option, [])
         if name not in names:
             names.append(name)
@@ -163,7 +162,7 @@ class Tower:
         return 1.0 if self.live is None else tf.cast(self.live, tf.float32)
 
     def note_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Note what should be a mean over the batch, and return it."""
+        """Note a loss that should be a mean over the batch, and return it."""
         if self.joins is not None:
             loss = self.joins(len(self.losses), loss)
         self.losses.append(loss)
@@ -264,7 +263,7 @@ def short_name(device: str) -> str:
 
 
 def note_first_write() -> None:
-    """The step is about to write a variable that had no components yet."""
+    """Note that the step writes a variable that had no components yet."""
     tower = current()
     if tower is not None:
         tower.is_whole("writes a variable that the towers had in common")

@@ -27,17 +27,9 @@ def connect(
     chosen: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., Any]],
 ) -> contextlib.ExitStack:
-    """Connect ``keras.distribution`` to towers.
+    """Connect ``keras.distribution`` to towers, until the stack is closed."""
 
-    Args:
-        entered: called with a method's name and its model around each call.
-        chosen: called with the function that stores a distribution, and the
-            distribution, or None.
-        backend: the functions of Keras's TensorFlow backend, by name. Each is
-            called with the function of Keras that it replaces, or None, and
-            the arguments of the call.
-    """
-
+    # ``entered`` makes the block around each call of a model's method.
     def method(
         name: str,
         inner: Callable[..., Any],
@@ -48,6 +40,8 @@ def connect(
         with entered(name, model):
             return inner(model, *args, **kwargs)
 
+    # ``chosen`` gets the function that stores a distribution, and the
+    # distribution, or None.
     def store(inner: Callable[..., Any], name: str, value: Any) -> None:
         if name == "distribution":
             chosen(lambda: inner(name, value), value)
@@ -64,6 +58,8 @@ def connect(
         # Tracebacks show the user's lines, and Keras's are always wrapped here.
         shown = compat.traceback_utils
         undo.callback(patches.wrap(shown, "include_frame", _is_shown))
+        # Each function of ``backend`` gets the one of Keras that it replaces,
+        # or None, and the arguments of the call.
         filled_in = {
             name: functools.partial(
                 ours, getattr(compat.distribution_lib, name, None)

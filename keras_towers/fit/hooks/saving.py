@@ -92,7 +92,7 @@ def _set_active(value: bool) -> None:
 
 
 class _Saves:
-    """What this rank saves, each path counted by itself."""
+    """The files that this rank saves, with a count for each path."""
 
     def __init__(self, rank: int, size: int, board: Store):
         self._rank = rank
@@ -146,7 +146,7 @@ class _Saves:
             self._board.put(key, {"error": error})
 
     def _wait_for_readers(self, path: str, count: int) -> None:
-        """Wait for those who may still read what was saved there before."""
+        """Wait for ranks that may still read the file that was saved before."""
         until = time.monotonic() + settings.SAVE_WAIT_S
         for rank in sorted(self._others):
             if (rank, path) in self._absent:
@@ -167,7 +167,7 @@ class _Saves:
     def _take_part(
         self, path: str, count: int, write: Callable[[], Any]
     ) -> Any:
-        """Wait until rank 0 has written, or write at a path of one's own."""
+        """Wait until rank 0 has written, or write what rank 0 does not."""
         self._board.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
         while True:

@@ -76,21 +76,15 @@ def moments(
 
 
 class PooledBatchNormalization(keras.layers.BatchNormalization):
-    """``BatchNormalization`` whose statistics several processes pool.
-
-    Each computes its own, as Keras does, and how many values they are of; all
-    are then combined by the rule of Chan, Golub and LeVeque, which does not
-    cancel where the mean is large.
-    """
+    """``BatchNormalization`` whose statistics several processes pool."""
 
     def gathered(self, statistics: tf.Tensor) -> tf.Tensor:
-        """Concatenate the rows of all processes, with gradients.
-
-        Args:
-            statistics: those of this process, of shape [1, 3, channels].
-        """
+        """Concatenate all processes' [1, 3, channels], with gradients."""
         raise NotImplementedError
 
+    # Keras's statistics of each process, and the number of their values, are
+    # combined by the rule of Chan, Golub and LeVeque, which does not cancel
+    # where the mean is large.
     def _moments(
         self, inputs: tf.Tensor, mask: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:

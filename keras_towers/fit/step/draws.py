@@ -163,12 +163,9 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
 def _plan(
     name: str, shape: tf.Tensor, rows: Rows
 ) -> tuple[int | None, tuple[int, ...]] | None:
-    """Find the dimension of a draw that has the tower's examples.
-
-    Returns:
-        The axis and its blocks; None and nothing if the draw is the same on all
-        towers; None, after a warning, if there is no telling.
-    """
+    """Return the axis and blocks of a draw that are the tower's examples."""
+    # None and no blocks if the draw is the same on all towers; None, after a
+    # warning, if nobody can tell.
     found = _dimensions(shape, rows)
     axes = [a for a, d in enumerate(found or ()) if isinstance(d, tuple)]
     if found is None or None in found or len(axes) > 1:
@@ -216,11 +213,7 @@ def _dimensions(shape: tf.Tensor, rows: Rows) -> list[Dimension] | None:
 
 
 def dimensions_of(shape: Value, rank: int | None) -> list[Dimension] | None:
-    """Explain all dimensions that a shape tensor lists.
-
-    Returns:
-        One entry for each dimension; None if the rank is unknown.
-    """
+    """Explain the dimensions in a shape tensor; None: of unknown rank."""
     if shape.known is not None:
         return [_dimension(entry, shape) for entry in shape.known.flat]
     if not rank:
@@ -243,7 +236,7 @@ def _dimension(size: Any, shape: Value) -> Dimension:
 def _by_size(
     found: list[Dimension] | None, rows: Rows
 ) -> list[Dimension] | None:
-    """Take a static dimension for the rows of the examples, by its size."""
+    """Take a static dimension for that of the examples, by its size."""
     if not found or rows.static is None or not isinstance(found[0], int):
         return found
     warn(
@@ -263,7 +256,7 @@ def _by_size(
 
 
 def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
-    """Draw from a stream of this tower's own."""
+    """Draw from the tower's own stream."""
     tower = tower_lib.current()
     assert tower is not None
     tower.differs("draws from a stream of its own")

@@ -20,7 +20,7 @@ from keras_towers.transport import Transport, next_key
 
 @dataclasses.dataclass(eq=False)
 class _Piece:
-    """What one tower gives: N tensors with its rows, unless it is idle."""
+    """A tower's N tensors to be gathered, with its rows unless it is idle."""
 
     tensors: Sequence[tf.Tensor]
     live: Any
@@ -36,7 +36,7 @@ class _Piece:
 
 @dataclasses.dataclass(eq=False)
 class _Gathered:
-    """What one tower gets."""
+    """A tower's N gathered tensors."""
 
     tensors: list[tf.Tensor]
     spans: list[tuple[Any, Any]]
@@ -45,11 +45,7 @@ class _Gathered:
 def gather(
     context: Any, live: Any, transport: Transport, tensors: list[tf.Tensor]
 ) -> list[Any]:
-    """Gather tensors; the gradient is the sum of all towers' gradients.
-
-    Args:
-        tensors: N tensors of shape [rows, ...].
-    """
+    """Gather N tensors of [rows, ...]; gradients are summed over the towers."""
     told.warn_not_reduced(context.strategy)
     differentiable = [
         index
@@ -165,7 +161,7 @@ def _all_rows(
 def _rows_before(
     transport: Transport, wholes: Sequence[tf.Tensor], zero: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Numbers of rows that the ranks before this one have, per tensor."""
+    """Return the numbers of rows that the ranks before this one have."""
     counts = tf.stack([tf.shape(w, out_type=tf.int64)[0] for w in wholes])
     every = transport.all_gather((counts + zero)[tf.newaxis], next_key("rows"))
     before = tf.reduce_sum(every[: transport.rank], 0)

@@ -24,12 +24,9 @@ from keras_towers.transport import Transport
 
 
 def replica_context(what: str) -> Any:
-    """Return the replica context if this code runs on one of several towers.
-
-    Returns:
-        The context, or None where a batch is whole: outside the towers, while
-        Keras builds a model, and on towers that train on batches of their own.
-    """
+    """Return the replica context of a tower, or None for a whole batch."""
+    # A batch is whole outside of the towers, while Keras builds a model, and on
+    # towers that train on batches of their own.
     context = tf.distribute.get_replica_context()
     if context is None or compat.in_stateless_scope():
         return None
@@ -61,15 +58,9 @@ def all_reduce_sum(context: Any, values: Any) -> Any:
 
 
 def gather(context: Any, values: Any, what: str) -> Any:
-    """Concatenate the rows of all towers, in order, on every tower.
-
-    Args:
-        values: structure of tensors of shape [rows, ...].
-
-    Returns:
-        The same structure of tensors of shape [rows of all towers, ...]; what
-        is the same on all towers, as it is.
-    """
+    """Concatenate the rows of all towers, in order, on every tower."""
+    # Values are a structure of [rows, ...]; those that are the same on all
+    # towers stay as they are.
     transport = context.strategy._components.config.transport
     tower = tower_lib.current()
     if tower is not None:
@@ -104,7 +95,7 @@ def gather(context: Any, values: Any, what: str) -> Any:
 def _blocks(
     tensor: tf.Tensor, blocks: tuple[int, ...] | None, tower: Any
 ) -> list[tf.Tensor]:
-    """The blocks of rows that each tower has one after another."""
+    """Return the blocks of rows, each with rows of all examples of a tower."""
     if blocks is None:
         return []
     if len(blocks) == 1:

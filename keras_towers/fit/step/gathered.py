@@ -32,7 +32,7 @@ Blocks = tuple[int, ...]
 
 
 def note(context: Any, values: list[Any]) -> None:
-    """Record what a tower has been given."""
+    """Record gathered values, which are the same on all towers."""
     _before.setdefault(context, []).extend(values)
 
 
@@ -40,16 +40,8 @@ def note(context: Any, values: list[Any]) -> None:
 def blocks_of(
     context: Any, tower: Tower | None, value: tf.Tensor, what: str
 ) -> Blocks | None:
-    """Tell how the rows of a value are those of the tower's examples.
-
-    Args:
-        tower: the tower; None in a custom training loop.
-        value: a tensor of shape [rows, ...].
-
-    Returns:
-        For each block of rows, one after another, how many rows each example
-        has in it; None if the value is the same on all towers.
-    """
+    """Return each block's rows per example; None: the same on all towers."""
+    # Without a tower this is a custom training loop.
     before = _before.get(context, [])
     if any(value is whole for whole in before):
         return None
@@ -107,18 +99,18 @@ def _is_of_pairs(value: Value, values: Growing) -> bool:
 
 
 def _cause(value: Value) -> Any:
-    """Return the operation for which a value is not known, or None."""
+    """Return the operation that makes a value unknown, or None."""
     return None if value.reason is None else value.reason.operation
 
 
 def _joins(value: Value) -> bool:
-    """Whether a value is not known because it joins others."""
+    """Whether a value is unknown because it joins others."""
     cause = _cause(value)
     return cause is not None and cause.type == "ConcatV2"
 
 
 def _selects_own(value: Value, values: Growing, gathered: Origins) -> bool:
-    """Whether a value is not known because own rows are selected."""
+    """Whether a value is unknown only because own rows are selected."""
     cause = _cause(value)
     if cause is None:
         return False
@@ -145,10 +137,7 @@ def _unknown(value: tf.Tensor, what: str) -> TowerError:
 def _by_size(
     before: list[tf.Tensor], tower: Tower | None, value: tf.Tensor, what: str
 ) -> Blocks:
-    """Tell what can be told by their rows of values without an origin.
-
-    These are eager values, and those of a step that needs a fixed size.
-    """
+    """Tell by the number of rows, for eager values and static shapes."""
     count = value.shape[0] or 0
     mine = tower and data_lib.static_size(tower.data)
     if mine and count > mine and count % mine == 0:

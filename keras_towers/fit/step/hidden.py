@@ -1,7 +1,7 @@
-"""How a tower's rows are known to what it draws.
+"""Rows of a tower, known to its random draws.
 
-The number of its rows is hidden from static shapes, so that every dimension
-that has it can be followed. A step that needs a static number (``x.shape[0]``)
+The number of a tower's rows is hidden from static shapes, so that every
+dimension that has it can be followed. A step that needs a static number (``x.shape[0]``)
 cannot be traced like that: it is traced once more, with static shapes.
 """
 
@@ -42,7 +42,7 @@ class HiddenRows:
         start: Any,
         total: Any,
     ) -> Any:
-        """Tell a tower its rows; return its data, from which they are known."""
+        """Tell a tower its rows; return its data with their number hidden."""
         eager = tf.executing_eagerly()
         static = data_lib.static_size(data)
         shown = not eager and model in self._shown

@@ -40,12 +40,7 @@ def attribute_of_metric(
 
 
 class Logs:
-    """Computes the logs of a Keras method.
-
-    What a metric's ``result`` returned, under whatever name a step reports it,
-    is computed from the metric's state summed over the towers. Anything else is
-    taken as a mean over examples.
-    """
+    """Computes the logs of a Keras method."""
 
     def __init__(
         self,
@@ -73,6 +68,9 @@ class Logs:
 
     def of_batch(self, outputs: Sequence[Any], shares: Sequence[Any]) -> Any:
         """Compute the logs of a global batch."""
+        # A metric's result, whatever its name in the logs, comes from the state
+        # summed over the towers; any other value is taken for a mean over
+        # examples.
         results = self.metric_results()
         towers = [tf.nest.flatten(output) for output in outputs]
         merged = [

@@ -29,14 +29,7 @@ def advanced(
     blocks: tuple[int, ...],
     rejects: bool,
 ) -> tf.Tensor:
-    """Draw a tower's rows of the whole draw by starting at a later count.
-
-    Args:
-        given: its arguments, among them ``shape`` and ``counter``.
-
-    Returns:
-        The draw, of shape ``given["shape"]``.
-    """
+    """Draw a tower's rows of the whole draw by starting at a later count."""
     shape = given["shape"]
     tail = compat.constant_value_as_shape(shape)[1:]
     dtype = tf.as_dtype(_dtype(original, given))

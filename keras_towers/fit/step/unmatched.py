@@ -1,4 +1,4 @@
-"""Random draws that no tower can match with those of one device: told."""
+"""Warnings of random draws that no tower can match with one device's."""
 
 from __future__ import annotations
 

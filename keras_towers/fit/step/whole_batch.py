@@ -1,4 +1,4 @@
-"""What Keras itself computes from several examples of a batch at once.
+"""Keras's own computations from several examples of a batch at once.
 
 Some losses and image layers of Keras compare, mix or count the examples of a
 batch. With ``exact=True`` every tower computes them from the global batch, as
@@ -115,11 +115,7 @@ def _computed(
     why: str,
     obstacle: str | None = None,
 ) -> Any:
-    """Compute a tower's rows from the global batch, or tell that it is not.
-
-    Args:
-        values: a structure of the tower's tensors of shape [rows, ...].
-    """
+    """Compute a tower's rows from the global batch, or tell why not."""
     strategy, tower = contract.in_force(), tower_lib.with_a_share()
     if strategy is None or tower is None:
         return compute(values)
@@ -166,7 +162,7 @@ def _obstacle(config: contract.TowerConfig, values: Any) -> str | None:
 
 
 def _own(result: Any, rows: Rows) -> Any:
-    """A tower's rows of what was computed from the global batch."""
+    """Return a tower's rows of a result for the global batch."""
     if not result.shape.rank:
         return result
     own = rows.own(result)
@@ -254,7 +250,7 @@ def values_of_metric(
     reduce_fn: Callable,
     dtype: Any,
 ) -> Any:
-    """Replace what ``Mean`` and ``Sum`` make of their values on a tower."""
+    """Replace how ``Mean`` and ``Sum`` reduce their values on a tower."""
     # On one device a scalar, such as a loss, counts once per batch. That of a
     # tower describes its part of the batch, so the tower's share weights it.
     tower = tower_lib.with_a_share()

@@ -60,11 +60,7 @@ def is_whole(metric: keras.metrics.Metric) -> bool:
 
 
 def can_be_gathered(update: MetricUpdate, ranks: int) -> bool:
-    """Whether towers can update a metric from the global batch.
-
-    Args:
-        ranks: the number of processes that do.
-    """
+    """Whether towers of so many ranks can gather a metric's update."""
     if not update.tensors:
         return False
     size = 0
@@ -81,11 +77,7 @@ def can_be_gathered(update: MetricUpdate, ranks: int) -> bool:
 def set_merge(
     metrics: Iterable[keras.metrics.Metric], merge: str, anew: bool
 ) -> None:
-    """Let the towers hold sums of metrics, or each all of them.
-
-    Args:
-        anew: whether they begin anew.
-    """
+    """Let the towers hold sums of metrics, or each the whole, maybe anew."""
     with tf.init_scope():
         for metric in metrics:
             for variable in metric.variables:

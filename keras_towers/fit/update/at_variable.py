@@ -46,7 +46,7 @@ class UpdateAtVariable(UpdateOnce):
         return True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept its calls; put its slots on their weights' devices."""
+        """Intercept the optimizer's calls; put slots beside their weights."""
         super().place_optimizer(optimizer)
         if optimizer.built:
             for slot, weight in slots_of(optimizer):
@@ -54,11 +54,9 @@ class UpdateAtVariable(UpdateOnce):
                     self._held.place(slot, weight._value.device)
 
     def take_back(self, variable: keras.Variable) -> bool:
-        """Move a weight or slot variable back to where it was."""
         return self._held.give_back(variable)
 
     def release(self) -> None:
-        """Move all weights and slot variables back."""
         try:
             self._held.give_all_back()
         finally:

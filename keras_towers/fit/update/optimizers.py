@@ -55,14 +55,14 @@ def give_back(optimizer: Any) -> None:
 
 
 def taker_of(optimizer: Any) -> str | None:
-    """What an optimizer reduces for while ``take`` is in effect, or None."""
+    """Return the name of the strategy that took an optimizer, or None."""
     if not patches.is_shadowed(optimizer, "scale_loss"):
         return None
     return _takers[optimizer]
 
 
 def update_in_force() -> TakesGradients | None:
-    """What applies gradients computed here; None to leave it to Keras."""
+    """Return the update of gradients computed here; None: it is Keras's."""
     # Also None during an update, where an optimizer calls the one it wraps.
     if _updating.get():
         return None

@@ -39,24 +39,7 @@ if TYPE_CHECKING:
 
 
 class UpdateOnce:
-    """Tower 0 updates the weights and copies them to the other towers.
-
-    Slot variables exist only on tower 0. This takes one update instead of K;
-    on towers that share memory, the copies share buffers.
-
-    Args:
-        config: the towers.
-        reduction: maps K lists of N gradients to K lists of N sums; None if a
-            subclass overrides ``_reduce``.
-        rounds: those in which ranks update weights apart, if they do: the
-            reduction is that of one rank.
-
-    Attributes:
-        config: the towers.
-        spread: the variables with a component on every tower.
-        order: keeps the steps of all ranks in order.
-        rounds: those in which ranks update weights apart, or None.
-    """
+    """Tower 0 updates the weights and copies them to the other towers."""
 
     name = "once"
     description = "weights are updated on tower 0 and copied to the others"
@@ -68,6 +51,10 @@ class UpdateOnce:
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
+    # One update instead of K, and slot variables on tower 0 only; on towers
+    # that share memory, the copies share buffers. ``reduction`` is None if a
+    # subclass overrides ``_reduce``; with ``rounds``, in which ranks update
+    # weights apart, it is that of one rank.
     def __init__(
         self,
         config: TowerConfig,
@@ -86,14 +73,13 @@ class UpdateOnce:
         return self.spread.spread_weight(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept its calls; keep its slot variables once."""
+        """Intercept the optimizer's calls; keep its slot variables once."""
         self.take_optimizer(optimizer)
         optimizers.settle(optimizer)
         for variable in optimizer.variables:
             self._place_slot(variable)
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make it reduce its gradients over the towers."""
         optimizers.take(optimizer, self.config.name)
         self._taken.add(optimizer)
 
@@ -105,7 +91,6 @@ class UpdateOnce:
             variable._value = variables_lib.unbind(value)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Stop intercepting its calls."""
         optimizers.give_back(optimizer)
 
     def share_slots(self) -> None:
@@ -115,7 +100,6 @@ class UpdateOnce:
         """Do nothing: every rank has all slot variables."""
 
     def end_rounds(self) -> None:
-        """Average the weights that ranks have updated apart. Collective."""
         if self.rounds is not None:
             self.rounds.end(self.order)
 
@@ -124,7 +108,6 @@ class UpdateOnce:
         return False
 
     def release(self) -> None:
-        """Stop intercepting the calls of all optimizers."""
         if self.rounds is not None:
             self.rounds.forget()
         for optimizer in self._taken:
@@ -132,11 +115,7 @@ class UpdateOnce:
         self._taken.clear()
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients over all towers, then update once.
-
-        Raises:
-            TowerError: ranks update weights apart, and no step of Keras's runs.
-        """
+        """Sum gradients over all towers, then update once."""
         if self.rounds is not None and tower_lib.current() is None:
             raise TowerError(
                 "sync_every trains by fit() and train_on_batch(), which know "
@@ -160,14 +139,12 @@ class UpdateOnce:
         tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer if needed, and place its slot variables.
-
-        They are created outside the graph being traced, which they outlive.
-        """
+        """Build the optimizer if needed, and place its slot variables."""
         if not optimizer.built and not tf.executing_eagerly():
             # The trace so far treats the optimizer as unbuilt (a loss scale is
             # then a constant).
             compat.make_function_trace_again()
+        # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
                 with as_one_device(
@@ -220,11 +197,9 @@ class UpdateOnce:
 
 
 class UpdateEach(UpdateOnce):
-    """Every tower applies the same sums to its own copy of the weights.
+    """Every tower applies the same sums to its own copy of the weights."""
 
-    Without shared memory this can be cheaper than copying the weights.
-    """
-
+    # Without shared memory this can be cheaper than copying the weights.
     name = "each"
     description = "every tower updates its own weights"
     _shares_buffers = False

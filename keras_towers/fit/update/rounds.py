@@ -31,19 +31,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class Rounds:
-    """The rounds of all optimizers.
-
-    Args:
-        config: the towers, of several ranks.
-        steps: updates of an optimizer in a round.
-        over_ranks: maps N changes of weights to their sums over the ranks.
-        momentum: that of the outer step; 0 for none.
-        learning_rate: that of the outer step: 1 without a momentum gives the
-            mean of the ranks' weights, by their numbers of examples.
-
-    Attributes:
-        order: the order of a rank's own updates, which no other waits for.
-    """
+    """The rounds of all optimizers, of a number of updates each."""
 
     def __init__(
         self,
@@ -53,10 +41,14 @@ class Rounds:
         momentum: float = 0.0,
         learning_rate: float = 1.0,
     ):
+        # The order of a rank's own updates, which no other rank waits for.
         self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
+        # Maps N changes of weights to their sums over the ranks.
         self._over_ranks = over_ranks
+        # Of the outer step: without a momentum (0), a learning rate of 1 gives
+        # the mean of the ranks' weights, by their numbers of examples.
         self._momentum = momentum
         self._learning_rate = learning_rate
         self._share: Any = None
@@ -116,7 +108,7 @@ class Rounds:
             mine.forget()
 
     def _average(self, mine: _Round, order: StepOrder) -> None:
-        """Make the weights of all ranks those that follow from their mean."""
+        """Take the outer step on all ranks, from the mean of their changes."""
         changes = mine.changes()
         (sums,) = order.reduce(
             mine.described(changes),
@@ -127,7 +119,7 @@ class Rounds:
 
 
 class _Round:
-    """The weights of one optimizer: where a round began, and how far it is."""
+    """The weights of one optimizer: how a round began, and its progress."""
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
@@ -152,7 +144,7 @@ class _Round:
         tf.cond(begins, note, lambda: tf.constant(0))
 
     def changes(self) -> list[tf.Tensor]:
-        """This rank's part of the mean by which weights became smaller."""
+        """Return this rank's part of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         return [
             (anchor.read_value() - value.read_value())

@@ -36,28 +36,18 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class UpdateSharded(UpdateOnce):
-    """Each tower of each rank updates its share of the weights.
-
-    The others copy the result. The slots of a weight are on the tower that
-    updates it. While steps run, other ranks do not have those of its update
-    rule; they have moving averages and accumulated gradients, which Keras
-    computes from what all ranks have.
-
-    Args:
-        config: the towers.
-        over_ranks: maps N sums of this process to those of all processes.
-        reduction: as for ``UpdateOnce``, instead; None: a gradient is summed on
-            the tower that updates its weight.
-
-    Attributes:
-        sums_at_weights: whether gradients are summed there.
-    """
+    """Each tower of each rank updates its share of the weights."""
 
     name = "sharded"
     description = "each tower updates its share of the weights"
     # Slots of all weights may be too large for the tower of Keras's build().
     builds_optimizers = True
 
+    # The other towers copy the result. Slots of a weight are on the tower that
+    # updates it. While steps run, other ranks do not have slots of its update
+    # rule, but moving averages and accumulated gradients, which Keras computes
+    # from values that all ranks have. Without a ``reduction`` a gradient is
+    # summed on the tower that updates its weight.
     def __init__(
         self,
         config: TowerConfig,
@@ -83,7 +73,7 @@ class UpdateSharded(UpdateOnce):
             self._of_ranks.make_ready(part.variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept its calls; put slots where their weights are updated."""
+        """Intercept the optimizer's calls; put slots on updating towers."""
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
         placed: set[int] = set()
@@ -119,20 +109,16 @@ class UpdateSharded(UpdateOnce):
         return now if any(now) else self._slot_bytes_before
 
     def share_slots(self) -> None:
-        """Forget the slots that other ranks need."""
         self._of_ranks.share()
 
     def gather_slots(self) -> None:
-        """Get the slots that other ranks have."""
         self._of_ranks.gather()
 
     def take_back(self, variable: keras.Variable) -> bool:
-        """Move a slot variable to the first tower again."""
         mine = self._slots.give_back(variable)
         return self._of_ranks.give_back(variable) or mine
 
     def release(self) -> None:
-        """Move all slot variables to the first tower again."""
         self._slot_bytes_before = self.slot_bytes
         try:
             self._slots.give_all_back()

@@ -38,7 +38,7 @@ class Shares:
         self._owners: ByIdentity[Any, int] = ByIdentity()
 
     def add(self, variables: Sequence[Any]) -> None:
-        """Choose who updates those weights on towers that nobody updates."""
+        """Choose a tower for those weights that no tower updates yet."""
         new = [
             v
             for v in variables

@@ -1,4 +1,4 @@
-"""Restoring all that a step, or building for it, may change."""
+"""Snapshots of all that a step, or building for the step, may change."""
 
 from __future__ import annotations
 

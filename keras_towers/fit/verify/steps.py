@@ -31,11 +31,11 @@ Step: TypeAlias = Callable[
 
 @dataclasses.dataclass
 class Run:
-    """What one run of a step did."""
+    """One run of a step: its gradients, logs and variables."""
 
     # The gradients of each call of an optimizer.
     updates: list[NamedGradients]
-    # What the step returned, as numbers by name.
+    # The logs of the step, as numbers by name.
     logs: dict[str, Any]
     # The values of all variables afterwards, by id.
     state: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -69,7 +69,7 @@ class RecordedStep:
             )
 
     def __call__(self, batch: Any, given: Sequence[NamedGradients] = ()) -> Run:
-        """Run it on a batch."""
+        """Run the step on a batch."""
         self._given = given
 
         def run(batch: Any) -> Any:
@@ -188,7 +188,7 @@ def _untraced_functions() -> Iterator[None]:
 
 
 def _present(calls: Sequence[NamedGradients]) -> list[Gradient]:
-    """Return all gradients that there are."""
+    """Return all gradients that are not None."""
     return [g for call in calls for g in call.grads if g is not None]
 
 

@@ -23,7 +23,7 @@ from keras_towers.meeting.check import Peers
 
 @dataclasses.dataclass
 class _Notes:
-    """What calls of a model's methods have found out."""
+    """Findings of calls of a model's methods."""
 
     known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     log_sources: dict[bool, dict[int, Any]] = dataclasses.field(
@@ -65,11 +65,9 @@ class Adoption:
         self._tracks = False
 
     def note_what_is_made(self) -> None:
-        """Track objects created in the scope from here on, for release."""
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
-        """Bind a model created in the scope to the strategy."""
         # It may be trained outside the scope, so its methods enter the scope
         # themselves.
         if self._tracks:
@@ -79,7 +77,6 @@ class Adoption:
             trainers.stay_home(model, self._config)
 
     def compiled(self, model: keras.Model) -> None:
-        """Note a model compiled in the scope, which may be trained after it."""
         if model in self._models:
             # Its loop may go on, such as after a callback.
             self.claim(model)
@@ -88,16 +85,13 @@ class Adoption:
             self._compiled.add(model)
 
     def made_variable(self, variable: keras.Variable) -> None:
-        """Register a variable created in the scope."""
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
 
     def claim(self, model: keras.Model) -> None:
-        """Bind ``model``, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
             self._update.place_optimizer(optimizer)
@@ -137,7 +131,7 @@ class Adoption:
         return made is not None and made is getattr(model, name)
 
     def remember_function(self, model: keras.Model, name: str) -> None:
-        """Record that a call on the towers made it."""
+        """Record that a call on the towers made the model's function."""
         function = getattr(model, name)
         made: Callable[[], Any]
         try:
@@ -154,7 +148,6 @@ class Adoption:
         return self._models.setdefault(model, _Notes())
 
     def bind(self, model: keras.Model) -> bool:
-        """Place all variables of ``model`` that are not on the towers yet."""
         state = state_lib.collect(model)
         moved = [
             *(
@@ -185,11 +178,10 @@ class Adoption:
         )
 
     def mark_trained(self) -> None:
-        """Record that per-tower state may differ between towers."""
         self._trained = True
 
     def begin_steps(self) -> None:
-        """Record the same: steps of training follow at once."""
+        """Prepare for steps of training, which change per-tower state."""
         self.mark_trained()
         self._update.share_slots()
 
@@ -209,7 +201,6 @@ class Adoption:
         self._trained = False
 
     def equalise(self) -> None:
-        """Make all state equal on all towers, and the optimizer's whole."""
         self.average()
         self._update.gather_slots()
 
@@ -222,7 +213,6 @@ class Adoption:
             self._broadcast(model)
 
     def release(self) -> None:
-        """Turn all models back into plain Keras ones, keeping their values."""
         models: list[keras.Model] = [*self._models, *self._created]
         # Memory may not suffice for one, which must not leave others half done.
         # The last comes first.
@@ -246,7 +236,6 @@ class Adoption:
         self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:
-        """Turn one model back into a plain Keras model."""
         if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)

@@ -24,7 +24,7 @@ class NotHereError(TowerError, AttributeError):
 
 
 class _Absent:
-    """What stands for the value of a slot variable that another rank holds."""
+    """A placeholder for the value of a slot variable on another rank."""
 
     # Reading it is an error, which says where the value is.
 
@@ -99,7 +99,7 @@ class SlotsOverRanks:
             self._on_host.place(slot, _HOST, home)
 
     def make_ready(self, variables: Iterable[keras.Variable]) -> None:
-        """Let the known ones among some variables be shared from now on."""
+        """Share the known slots among some variables from now on."""
         # Until then their values are those of rank 0, which may have loaded
         # them.
         for slot in variables:
@@ -125,7 +125,7 @@ class SlotsOverRanks:
             overwrite(held, tf.zeros([0], held.dtype))
 
     def gather(self) -> None:
-        """Give all ranks all values, if they do not have them."""
+        """Give all ranks the values of all slots, if not all have them."""
         # Collective: every rank has to call it.
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
@@ -141,7 +141,7 @@ class SlotsOverRanks:
             self._shared[slot] = self._are_all_shared = False
 
     def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
-        """What one rank alone has, so much at a time that memory suffices."""
+        """Yield one rank's slots, in portions that fit in memory."""
         portion: list[keras.Variable] = []
         filled = 0
         for slot in self._shared:
@@ -178,7 +178,7 @@ class SlotsOverRanks:
         return self._on_host.give_back(slot)
 
     def give_all_back(self) -> int:
-        """Restore every one; return how many have no value here."""
+        """Restore every slot; return how many have no value here."""
         absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
         for slot in list(self._ranks):
             self.give_back(slot)

@@ -73,7 +73,7 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
 def _of_every_optimizer(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """The slots that are no update rule's."""
+    """Slots that any optimizer may have, whatever its update rule."""
     names = ("_model_variables_moving_average", "_accumulated_gradients")
     lists = (getattr(optimizer, name, ()) for name in names)
     return [slot for slots in lists for slot in slots if slot is not None]

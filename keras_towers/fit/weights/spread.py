@@ -100,7 +100,6 @@ class SpreadVariables:
         return new
 
     def own(self, variable: keras.Variable, merge: str | None = None) -> None:
-        """Spread a variable that a tower's step is about to write."""
         # ``merge`` says how reads outside the towers merge it; None: as a
         # weight.
         if not isinstance(variable._value, compat.BaseResourceVariable):
@@ -117,7 +116,6 @@ class SpreadVariables:
         self._late.append(variable)
 
     def own_native(self, variable: tf.Variable) -> None:
-        """Do the same for a ``tf.Variable`` that is no Keras variable's."""
         if variable in self.native or _is_component(variable):
             return
         tower_lib.note_first_write()
@@ -168,7 +166,6 @@ class SpreadVariables:
         return result
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
-        """Return the component of a variable on a tower; or the variable."""
         if variable not in self.native:
             return variable
         return self.native[variable].values[index]

@@ -137,16 +137,13 @@ class TowerVariable(compat.SyncOnReadVariable):
     * ``"whole"``: tower 0's value, which all others have, too (state of a
       metric that is computed from the global batch).
 
-    A tower without examples computes on a borrowed one. It changes its
-    component nevertheless, because a step also writes what does not depend on
-    the data (averages of weights, counters); a mean gives it no weight. Only a
-    sum must not count the borrowed example.
+    A tower without examples computes on a borrowed one. The tower changes its
+    component nevertheless, because a step also writes variables that do not
+    depend on the data (averages of weights, counters); a mean gives such a
+    component no weight. Only a sum must not count the borrowed example.
 
     Component 0 is the original variable of the model, so that references to it
     and optimizers that look it up by its id stay valid.
-
-    Args:
-        shares: the towers' shares of the batch; None: equal ones.
     """
 
     def __init__(
@@ -164,6 +161,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         self._first_tower = config.first_tower
         self._has_no_sums = config.transport.rank > 0
         self._one_stream = merge == STREAM and config.random == "global"
+        # None: equal shares of the batch.
         self._shares = shares
         self.written_by_towers = False
         self.sums_over_ranks = False

@@ -89,7 +89,7 @@ class AsyncCalls(TowerCalls):
     def _told(
         self, call: _AsyncCall, given: dict[str, Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """Write what is observed of the ``fit`` in a block."""
+        """Write observations of the ``fit`` in a block."""
         with_writer(given, lambda epoch: write_staleness(self.staleness, epoch))
         return contextlib.nullcontext()
 

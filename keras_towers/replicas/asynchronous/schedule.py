@@ -36,7 +36,7 @@ class UpdateSchedule:
         return False
 
     def taker(self, fits: bool) -> TakesGradients:
-        """Return what takes the gradients of a tower."""
+        """Return the update that takes the gradients of a tower."""
         return self._update if fits else self._update.unscaled()
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
