@@ -119,7 +119,7 @@ def share_cores(environment: dict[str, str], local_size: int) -> None:
 
 
 def _obey(order: dict, child: subprocess.Popen) -> None:
-    """Pass on the signals that stdin names; end all processes after stdin."""
+    """Pass on signals from stdin; end all processes when the launcher ends."""
     # Nobody would see what it says: the launcher is gone.
     while select.select([0], [], [], order["lost_s"])[0]:
         told = os.read(0, 65536)

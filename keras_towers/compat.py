@@ -401,14 +401,11 @@ def single_device_mode() -> Iterator[None]:
 
 
 def make_function_trace_again() -> None:
-    """Make the ``tf.function`` being traced for the first time trace again.
-
-    Raises:
-        ValueError: it is not the first time.
-    """
+    """Make the ``tf.function`` being traced for the first time trace again."""
     import tensorflow as tf
 
-    # It does so if it has created a variable. One that depends on no other is
+    # A function is traced again if it has created a variable (the second time
+    # TensorFlow raises a ValueError). A variable that depends on no other is
     # initialized by itself, so that no step is run as it was first traced.
     graph = get_default_graph()
     creators = graph._variable_creator_stack
@@ -423,7 +420,7 @@ def make_function_trace_again() -> None:
 
 @contextlib.contextmanager
 def outside(device: str) -> Iterator[None]:
-    """Create on a device what is part of no graph, and no strategy's."""
+    """Create values on a device, outside of all graphs and strategies."""
     import tensorflow as tf
 
     with tf.init_scope(), single_device_mode(), tf.device(device):

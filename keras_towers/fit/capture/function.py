@@ -1,13 +1,10 @@
 """A traced function, called as one operation or inlined into its caller.
 
 TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. Here a function is optimised once, before it
-is called, and its calls stay calls, as those of one that XLA compiles do. Where
-an output is needed before the others, as a gradient is by other ranks, the
-function is left to TensorFlow: its operations become those of the caller.
-
-XLA compiles a function at its first call for inputs of certain shapes, and the
-step fails if it cannot. Here it is asked before.
+cost that grows with their number. A ``called`` function is optimised once, and
+its calls stay calls, as those of a function that XLA compiles do. Where other
+ranks need an output before the rest is computed, such as a gradient, functions
+are ``inlined``: TensorFlow makes their operations those of the caller.
 """
 
 from __future__ import annotations
@@ -38,19 +35,11 @@ _numbers = itertools.count()
 
 
 class Uncompilable(Exception):
-    """Why XLA cannot compile a function, such as "uses strings"."""
+    """XLA cannot compile a function, which "uses strings", for example."""
 
 
 class GraphFunction:
-    """A function of tensors, whose graph is final.
-
-    Args:
-        graph: its graph; captured tensors are its last inputs. For XLA it was
-            traced inside of ``compat.xla_context()``.
-        way: how it is called.
-        shapes: the shapes of its first inputs, where they are known better
-            than to the graph.
-    """
+    """A function of tensors; captured tensors are its graph's last inputs."""
 
     def __init__(
         self,
@@ -61,6 +50,7 @@ class GraphFunction:
         self._shapes = [output.shape for output in graph.outputs]
         self._order = list(range(len(graph.inputs)))
         if way == "xla":
+            # The graph was traced inside of ``compat.xla_context()``.
             # XLA is asked for tensors by their shapes, and for variables.
             self._order.sort(
                 key=lambda index: graph.inputs[index].dtype == tf.resource
@@ -73,6 +63,8 @@ class GraphFunction:
         )
         self._function = compat.function_from_graph(
             f"{graph.name}_{next(_numbers)}",
+            # ``shapes`` of the first inputs may be better known than to the
+            # graph.
             _optimised(graph, shapes) if optimised else graph,
             _ATTRIBUTES[way],
         )
@@ -82,7 +74,7 @@ class GraphFunction:
         self._config = config.SerializeToString()
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Call it, with handles of its variables."""
+        """Call the function with handles of its variables among the inputs."""
         inputs = [inputs[index] for index in self._order]
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
@@ -92,8 +84,10 @@ class GraphFunction:
             output.set_shape(shape)
         return list(outputs)
 
+    # XLA compiles a function at its first call for inputs of certain shapes,
+    # and the step would fail there.
     def check_xla(self, inputs: Sequence[Any], device: str) -> None:
-        """Raise Uncompilable unless XLA compiles it for inputs on a device."""
+        """Raise Uncompilable unless XLA compiles the function on a device."""
         variables = [i for i in inputs if i.dtype == tf.resource]
         if any(map(tf.is_symbolic_tensor, variables)):
             raise Uncompilable("uses a variable of an outer function")
@@ -125,7 +119,7 @@ def _config() -> Any:
 
 
 def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
-    """Return a flat graph as TensorFlow runs it, with the same ends."""
+    """Return a flat graph, optimised, with the same inputs and outputs."""
     ends = [*graph.inputs, *graph.outputs]
     kept = {tensor.op.name for tensor in ends}
     kept |= {operation.name for operation in graph.control_outputs}
@@ -162,7 +156,7 @@ def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
 
 
 def _same(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor of the same name, with what is known of it."""
+    """Return the tensor of the same name, with its shape or handle data."""
     copy = graph.get_tensor_by_name(tensor.name)
     if tensor.dtype == tf.resource:
         compat.set_handle_data(copy, compat.get_resource_handle_data(tensor))
@@ -189,7 +183,7 @@ def _filled(shape: tf.TensorShape, size: int) -> list[int]:
 
 
 def _reason(message: str) -> str:
-    """Say in a few words what XLA says in many lines."""
+    """Shorten an error of XLA, which has many lines, to a few words."""
     unknown = sorted(set(_UNKNOWN_OPERATION.findall(message)))
     if unknown:
         return f"uses what XLA does not have: {', '.join(unknown)}"

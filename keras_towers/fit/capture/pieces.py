@@ -1,9 +1,9 @@
 """The trace of a step that exchanges values, cut where it does.
 
-What towers exchange is needed from all of them before any can go on. The trace
-is therefore cut into pieces, of which the first needs nothing that is
-exchanged, the second what is exchanged after the first, and so on. What is to
-happen once for all towers happens between pieces, too.
+Towers wait for one another where they exchange values. The trace is therefore
+cut into pieces: the first needs no exchanged value, the second the values that
+are exchanged after the first, and so on. Effects that happen once for all
+towers happen between pieces, too.
 """
 
 from __future__ import annotations
@@ -24,34 +24,27 @@ from keras_towers.splitting.marks import marked
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """An exchange in a trace.
-
-    Attributes:
-        given: what is given.
-        results: what stands for the results.
-        of: what each of these follows from.
-        run: exchanges it; None: the operation that happens once.
-        once: the operation that happens once, which it then is.
-        meanings: what the results are to the analysis; empty where towers do
-            not meet.
-    """
+    """An exchange in a trace, or an operation that happens once."""
 
     given: Sequence[Any]
+    # Placeholders of the results, and the tensors that the results follow from.
     results: Sequence[Any]
     of: Sequence[Any]
+    # None: the operation ``once`` happens instead.
     run: Run | None
     once: Any = None
+    # Of the results, in the analysis; empty where towers do not meet.
     meanings: Sequence[str] = ()
 
     @property
     def after(self) -> list[Any]:
-        """The operations that come before it."""
+        """The operations that come before the exchange."""
         before = [] if self.once is None else list(self.once.control_inputs)
         return [tensor.op for tensor in self.given] + before
 
     @property
     def operations(self) -> set[str]:
-        """The names of the operations in whose place it happens."""
+        """The names of the operations in whose place the exchange happens."""
         if self.once is not None:
             return {self.once.name}
         return {tensor.op.name for tensor in self.results}
@@ -79,17 +72,12 @@ class Exchanges:
     def replace(
         self, operation: Any, given: Sequence[tf.Tensor], run: Run
     ) -> None:
-        """Note what happens in the place of an operation."""
+        """Note a computation that takes the place of an operation."""
         results = list(operation.outputs)
         self.all.append(Exchange(list(given), results, results, run))
 
     def note_once(self, effects: Sequence[Effect], here: bool) -> None:
-        """Note an operation that happens once for all towers.
-
-        Args:
-            effects: what it does besides computing.
-            here: whether it happens on this rank.
-        """
+        """Note an operation that happens once; ``here``: on this rank."""
         operation = effects[0].at
         given = list({t.name: t for t in operation.inputs}.values())
         results = list(operation.outputs)
@@ -98,24 +86,18 @@ class Exchanges:
 
 
 def _unknown(tensor: tf.Tensor, shape: tf.TensorShape) -> Any:
-    """What TensorFlow does not take for known, even if it is a constant."""
+    """Return a tensor that TensorFlow does not take for a constant."""
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
 
 
+# Exchanges the K towers' values, given all of them; None: each tower does.
 Meet: TypeAlias = Callable[
     [Exchange, list[list[Any]]], "list[list[Any]] | None"
 ]
 
 
 class Pieces:
-    """A traced step as functions of tensors, with exchanges between them.
-
-    Args:
-        graph: the graph of the step.
-        exchanges: what it exchanges.
-        way: how the functions are called.
-        shapes: the shapes of its first inputs.
-    """
+    """A traced step as functions of tensors, with exchanges between them."""
 
     def __init__(
         self,
@@ -139,6 +121,7 @@ class Pieces:
                 GraphFunction(cut.alone(exchange), "inlined")
             )
             self._rounds[number].append((exchange, run))
+        # ``shapes`` of the first inputs may be better known than to the graph.
         known = {t.name: s for t, s in zip(graph.inputs, shapes, strict=False)}
         self._pieces = []
         for number in range(last + 1):
@@ -232,7 +215,7 @@ def _places(graph: Any, exchanges: Sequence[Exchange]) -> dict[str, int]:
 
 
 class _Cut:
-    """Makes graphs of the operations of each piece."""
+    """Makes a graph of each piece."""
 
     def __init__(
         self,
@@ -284,7 +267,7 @@ class _Cut:
         return result, list(needed), [tensor.name for tensor in outputs]
 
     def alone(self, exchange: Exchange) -> Any:
-        """Return the graph of what happens once."""
+        """Return the graph of an operation that happens once."""
         operation, needed = exchange.once, {t.name: t for t in exchange.given}
         name = f"{self._graph.name}_once"
         result = self._graph_of(name, [operation], needed, exchange.results)
@@ -333,11 +316,7 @@ class _Cut:
 
 
 def placeholder(tensor: Any, shape: tf.TensorShape | None = None) -> Any:
-    """Return what stands for a tensor of another graph.
-
-    Args:
-        shape: its shape; None: that of the tensor.
-    """
+    """Return a placeholder for another graph's tensor; None: of its shape."""
     copy = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.dtype in (tf.resource, tf.variant):
         data = compat.get_resource_handle_data(tensor)

@@ -41,37 +41,22 @@ _BY_DESIGN: dict[str | None, float] = {
 
 
 class CannotRehearse(Exception):
-    """Why a step is not rehearsed, such as "took too long to trace"."""
+    """The step is not rehearsed: it "took too long to trace", for example."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a rehearsal has shown.
-
-    Attributes:
-        examples: on how many examples.
-        size: the largest relative difference from one device; 0 if it is no
-            more than rounding.
-        failure: what a tower's part of the examples raised; nothing is known
-            then.
-    """
+    """The result of a rehearsal on a number of examples."""
 
     examples: int
+    # The largest relative difference from one device; 0: only rounding.
     size: float = 0.0
+    # The error of a tower's part of the examples; nothing is known then.
     failure: str = ""
 
 
 class Rehearsal:
-    """Runs a trace on a few examples, whole and in parts.
-
-    Args:
-        trace: the trace of a step.
-        analysis: what is known of it.
-        predicts: whether it returns a row for each example.
-
-    Raises:
-        CannotRehearse: it would have effects, or cost much.
-    """
+    """Runs a trace on a few examples, whole and in parts."""
 
     def __init__(
         self, trace: TracedStep, analysis: Analysis, predicts: bool = False
@@ -131,11 +116,7 @@ class Rehearsal:
         return bool(self._is_kept.numpy())
 
     def run(self) -> Found | None:
-        """Run the trace; return what it shows, or None if that is nothing.
-
-        Raises:
-            CannotRehearse: there are too few examples.
-        """
+        """Run the trace; return the result, or None if it shows nothing."""
         with compat.outside(_HOST):
             data = self._examples()
             examples = int(data_lib.batch_size_of(data))
@@ -169,7 +150,7 @@ class Rehearsal:
         return Found(examples, size if size > rounding else 0.0)
 
     def _examples(self) -> Any:
-        """Return the examples that were kept, and keep them no longer."""
+        """Return the examples that were kept, and free their memory."""
         kept = [variable.read_value() for variable in self._kept]
         for variable in self._kept:
             # The graph of the step keeps it.
@@ -185,13 +166,9 @@ class Rehearsal:
     def _ran(
         self, towers: Sequence[tuple[Any, float, int]], total: int
     ) -> list[Ran]:
-        """Run the trace as K towers do.
-
-        Args:
-            towers: for each tower its examples, their fraction of the batch
-                and the index of the first one.
-            total: the number of examples of the batch.
-        """
+        """Run the trace as K towers do, of a batch of ``total`` examples."""
+        # Each tower has examples, their fraction of the batch and the index of
+        # the first.
         every = []
         before: list[dict[str, Any]] = [{} for _ in towers]
         copies: list[dict[str, tf.Variable]] = [{} for _ in towers]
@@ -223,7 +200,7 @@ class Rehearsal:
     def _inputs(
         self, data: Any, share: float, start: int, total: int
     ) -> list[Any]:
-        """Return the inputs of the trace but for its captures."""
+        """Return the inputs of the trace, without its captures."""
         trace, tower = self._trace, self._trace.tower
         numbers: list[Any] = []
         if isinstance(tower.share, tf.Tensor):
@@ -257,18 +234,14 @@ def _written(graph: Any) -> set[str]:
 
 
 def _value_of(handle: Any, inside: Any) -> Any:
-    """Read the variable of a handle, which is another one in a trace."""
+    """Read a variable by its handle; the trace's own handle has its dtype."""
     data = compat.get_resource_handle_data(inside)
     dtype = tf.as_dtype(data.shape_and_type[0].dtype)
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
 def _pieces_of(trace: TracedStep, analysis: Analysis) -> Pieces:
-    """Return a trace as functions, in which what differs by design does not.
-
-    Random numbers are constants, and so is what a tower computes from its own
-    examples by design, such as statistics of BatchNormalization.
-    """
+    """Return a trace as functions, without what differs by design."""
     graph, exchanges = trace.graph, Exchanges(trace.exchanges.all)
     for draw in analysis.draws:
         operation = draw.operation
@@ -277,6 +250,8 @@ def _pieces_of(trace: TracedStep, analysis: Analysis) -> Pieces:
         shape = operation.inputs[0]
         exchanges.replace(operation, [shape], _filled(operation, 0.5))
     for operation in graph.get_operations():
+        # A tower's own examples give these by design, such as the statistics of
+        # BatchNormalization.
         number = _BY_DESIGN.get(marks.meaning_in(operation.node_def))
         if number is not None:
             like = _filled(operation, number, like=True)
@@ -293,7 +268,7 @@ def _pieces_of(trace: TracedStep, analysis: Analysis) -> Pieces:
 def _exchanged(
     exchange: Exchange, every: list[list[Any]]
 ) -> list[list[Any]] | None:
-    """Return what each of K towers gets, given what they give."""
+    """Return the results of an exchange for each of K towers."""
     if not exchange.meanings:
         return None
     if "gather" not in exchange.meanings:
@@ -318,7 +293,7 @@ def _exchanged(
 
 
 def _filled(operation: Any, number: float, like: bool = False) -> Run:
-    """Return what gives a constant of the shape, or like what, it is given."""
+    """Return a function that fills a given shape, or that of a given tensor."""
     dtype = operation.outputs[0].dtype
 
     def run(given: list[tf.Tensor]) -> list[Any]:

@@ -26,26 +26,7 @@ from keras_towers.splitting.growing import Growing
 
 
 class TracedStep:
-    """The trace of a step on one tower, up to where its optimizer begins.
-
-    All towers call it, or the given one alone, once it is ``finish``ed.
-
-    Attributes:
-        graph: the trace. Its inputs are the tensors of ``data``, ``share`` and
-            ``live``, then ``captures``.
-        data: the tower's part of the batch, in the trace.
-        tower: the tower, in the trace.
-        way: how it is called.
-        captured: output and updates of the step, in the trace.
-        exchanges: what the towers exchange in it.
-        seconds: how long it took to trace.
-        captures: for each tower its handles of variables and other tensors that
-            the trace captured.
-
-    Raises:
-        CannotShare: it cannot be the trace of other towers.
-        CannotSplit: it cannot be cut there.
-    """
+    """The trace of a step on one tower, up to where its optimizer begins."""
 
     def __init__(
         self,
@@ -66,6 +47,7 @@ class TracedStep:
         self._refused: CannotShare | None = None
         self._update_begins: int | None = None
         self.exchanges: Exchanges = Exchanges()
+        # ``tower``, ``data`` and ``captured`` are those inside the trace.
         self.tower = dataclasses.replace(
             tower,
             share=self._share(tower),
@@ -90,24 +72,17 @@ class TracedStep:
             if tensor is not None:
                 specs[place] = _of_any_size(specs[place])
         begun = time.monotonic()
+        # Inputs are the tensors of ``data``, ``share`` and ``live``, then
+        # captures.
         self.graph: Any = self._traced(run, specs)
         self.seconds: float = time.monotonic() - begun
         captures = checks.captures_of(self.graph)
+        # For each tower: its variables' handles and other captured tensors.
         self.captures: dict[int, list[Any]] = {tower.local_index: captures}
         self._function: Callable[[Sequence[Any]], list[Any]]
 
     def finish(self, shapes: Sequence[tf.TensorShape] | None = None) -> None:
-        """Make the function of it that towers call.
-
-        Args:
-            shapes: what all towers know of their tensors of ``data``; None: as
-                much as the given tower.
-
-        Raises:
-            CannotShare: it cannot be the trace of other towers.
-            CannotSplit: it cannot be cut there.
-            Uncompilable: XLA cannot compile it.
-        """
+        """Make the function that towers call, or raise why there is none."""
         xla = self.way == "xla"
         index = self.tower.local_index
         captures = self.captures[index]
@@ -122,6 +97,7 @@ class TracedStep:
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
         known = [tensor.shape for tensor in self._given]
+        # All towers may know less of their tensors of ``data`` than this one.
         known[: len(shapes or ())] = shapes or ()
         if self.exchanges.all:
             self._function = Pieces(
@@ -134,7 +110,7 @@ class TracedStep:
             function.check_xla([*self._given, *captures], device)
 
     def do_once(self, effects: Sequence[Effect]) -> bool:
-        """Have effects happen once for all towers; return whether they can."""
+        """Let effects happen once for all towers; return whether they can."""
         if self.tower.exchange is None:
             return False
         if not all(map(once.can_happen_once, effects)):
@@ -150,11 +126,11 @@ class TracedStep:
 
     @property
     def results(self) -> list[tf.Tensor]:
-        """The tensors that it hands on, in the order of its outputs."""
+        """The outputs of the trace, in order."""
         return _tensors(_results(self.captured))
 
     def fits(self, analysis: Analysis) -> bool:
-        """Whether no rows of a tower meet those of all towers."""
+        """Whether no rows of one tower meet rows of all towers."""
         return joining.fits(self.graph, self.exchanges.all, analysis)
 
     def _traced(
@@ -185,14 +161,14 @@ class TracedStep:
         self._refuse(why, CannotSplit)
 
     def _inputs(self, data: Any, tower: tower_lib.Tower) -> list[tf.Tensor]:
-        """What differs between towers besides their variables."""
+        """Return the inputs in which towers differ, besides their variables."""
         values = [*checks.leaves_of(data), self._share(tower), tower.live]
         if tower.rows is not None:
             values += [tower.rows.start, _unless_known(tower.rows.total)]
         return [value for value in values if isinstance(value, tf.Tensor)]
 
     def _share(self, tower: tower_lib.Tower) -> Any:
-        """A tower's share, which depends on the number of examples."""
+        """Return a tower's share, which depends on the number of examples."""
         if self._shared and isinstance(tower.share, float):
             return tf.constant(tower.share, tf.float64)
         return tower.share
@@ -202,7 +178,7 @@ class TracedStep:
         step: Callable[[Any], Any],
         inputs: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """The step as a function of tensors, in its own graph."""
+        """Run the step as a function of tensors, in its own graph."""
         given = iter(inputs)
         tower = self.tower
         self.data = _filled(self.data, given)
@@ -244,10 +220,7 @@ class TracedStep:
     def _read_outside(
         self, variable: tf.Variable, read: Callable[[], Any]
     ) -> Any:
-        """Read what has no component on the tower before XLA begins.
-
-        XLA uses only variables of the device that it runs on.
-        """
+        """Read a variable that has no component here before XLA begins."""
         if checks.owner_of(variable.handle) is not None:
             return read()
         tower = tower_lib.current()
@@ -255,6 +228,7 @@ class TracedStep:
         if graphs_inside(tower.graph) is None:
             # Another step may call the function, too.
             self._refuse_cut("reads a variable in a function of its own")
+        # XLA uses only variables of the device that it runs on.
         with self._outer.as_default(), tf.device(variable.device):
             return read()
 
@@ -273,7 +247,7 @@ class TracedStep:
 
 
 def _unless_known(tensor: tf.Tensor) -> Any:
-    """Return a tensor; a number, if it is known while the step is traced."""
+    """Return a tensor, or its number if known while the step is traced."""
     known = tf.get_static_value(tensor)
     return tensor if known is None else int(known)
 

@@ -79,7 +79,7 @@ class PooledBatchNormalization(keras.layers.BatchNormalization):
     """``BatchNormalization`` whose statistics several processes pool."""
 
     def gathered(self, statistics: tf.Tensor) -> tf.Tensor:
-        """Concatenate all processes' [1, 3, channels], with gradients."""
+        """Concatenate the processes' rows, [1, 3, channels], with gradients."""
         raise NotImplementedError
 
     # Keras's statistics of each process, and the number of their values, are

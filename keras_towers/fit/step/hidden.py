@@ -1,8 +1,9 @@
 """Rows of a tower, known to its random draws.
 
 The number of a tower's rows is hidden from static shapes, so that every
-dimension that has it can be followed. A step that needs a static number (``x.shape[0]``)
-cannot be traced like that: it is traced once more, with static shapes.
+dimension that has it can be followed. A step that needs a static number
+(``x.shape[0]``) cannot be traced like that: it is traced once more, with static
+shapes.
 """
 
 from __future__ import annotations
