@@ -141,13 +141,7 @@ class Pieces:
     def together(
         self, every: Sequence[Sequence[Any]], meet: Meet
     ) -> list[list[Any]]:
-        """Run the step of K towers, and return the outputs of each.
-
-        Args:
-            every: the K towers' inputs.
-            meet: given an exchange and what the K towers give, returns what
-                each of them gets; None: each exchanges by itself.
-        """
+        """Run the step of K towers, given K inputs; return K outputs."""
         towers = [
             {
                 tensor.name: value
