@@ -232,7 +232,7 @@ def takes_options(init: Init) -> Init:
 
 
 def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse a value that is no positive, finite number."""
+    """Refuse what is no positive, finite number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
         raise TowerError(
