@@ -90,6 +90,8 @@ class Analysis:
         unknown: types of operations that have no rule.
         count: the number of operations.
         values: what the tensors of the graph are, by their names.
+        causes: the differences of a first step, before which all towers hold
+            the same, where later steps differ by more; else empty.
     """
 
     differences: tuple[Difference, ...]
@@ -98,6 +100,7 @@ class Analysis:
     unknown: frozenset[str]
     count: int
     values: Mapping[str, Value]
+    causes: tuple[Difference, ...] = ()
 
     @property
     def is_proven(self) -> bool:
@@ -132,10 +135,13 @@ def analyse(
         return analysis
     # Or all towers write the same, which says more.
     apart: set[Any] = set()
+    causes: tuple[Difference, ...] = ()
     while True:
         analysis, not_same = _pass(graph, inputs, variables, results, apart)
+        if not causes and any(not d.is_open for d in analysis.differences):
+            causes = analysis.differences
         if not_same <= apart:
-            return analysis
+            return dataclasses.replace(analysis, causes=causes)
         apart |= not_same
 
 

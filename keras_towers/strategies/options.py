@@ -70,7 +70,8 @@ class Options(StepOptions):
             gets its rows of the draw that one device would have made.
         on_difference: what happens where the analysis of a step finds that it
             differs from that of one device, or does not know: ``"warn"`` (once,
-            with the line), ``"error"`` (before the first step), ``"ignore"``.
+            with the line), ``"error"`` (before the first step; after it where
+            a rehearsal had to find out), ``"ignore"``.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of

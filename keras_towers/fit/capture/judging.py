@@ -124,7 +124,8 @@ class Judge:
     def _to_rehearse(
         self, trace: TracedStep, analysis: Analysis
     ) -> Rehearsal | None:
-        known = any(not d.is_open for d in analysis.differences)
+        differences = analysis.causes or analysis.differences
+        known = any(not d.is_open for d in differences)
         if known or not analysis.differences or verdict.heard_by_another():
             return None
         if self._config.batches == "each":

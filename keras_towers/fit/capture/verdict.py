@@ -99,10 +99,11 @@ def of(
     losses: Sequence[Any] = (),
 ) -> Verdict:
     """Say where a step differs from that of one device, or may."""
-    known = [d for d in analysis.differences if not d.is_open]
+    differences = analysis.causes or analysis.differences
+    known = [d for d in differences if not d.is_open]
     found = [
         _with_line(difference, analysis, losses)
-        for difference in known or analysis.differences
+        for difference in known or differences
     ]
     text = PROVEN
     # ``exact=True`` gives so many operations values of the global batch.
