@@ -437,7 +437,7 @@ def hidden_variable(device: str, value: Any, dtype: Any = None) -> Any:
 
 @contextlib.contextmanager
 def xla_context() -> Iterator[None]:
-    """Trace what is for XLA, as ``tf.function(jit_compile=True)`` does."""
+    """Trace operations for XLA, as ``tf.function(jit_compile=True)`` does."""
     context = _XlaContext()
     context.Enter()
     try:

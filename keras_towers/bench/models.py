@@ -180,7 +180,7 @@ def _array(leaf: Any, source: str) -> Any:
 
 
 def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
-    """Make examples from what a model takes, returns and is compiled with."""
+    """Make examples from a model's inputs, outputs and compiled loss."""
     import numpy as np
 
     random = np.random.default_rng(0)

@@ -162,7 +162,7 @@ def show_results(
     titles: Mapping[str, str],
     columns: Mapping[str, Column] = COLUMNS,
 ) -> None:
-    """Print a table for each model, and what its columns and rows are."""
+    """Print a table for each model, with explanations of columns and rows."""
     shown = {k: c for k, c in columns.items() if any(r[k] for r in results)}
     for model in dict.fromkeys(result["model"] for result in results):
         mine = [result for result in results if result["model"] == model]

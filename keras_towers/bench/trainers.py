@@ -1,4 +1,4 @@
-"""How the rows of the benchmark train, in one of their processes."""
+"""Training of the benchmark's rows, in one of their processes."""
 
 from __future__ import annotations
 

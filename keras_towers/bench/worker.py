@@ -110,7 +110,7 @@ class Growth:
         self._before = _kilobytes("VmRSS")
 
     def megabytes(self) -> float:
-        """Return the peak above what was resident at first."""
+        """Return the peak above the memory that was resident at first."""
         return (_kilobytes("VmHWM") - self._before) * 1024 / 1e6
 
 
@@ -133,7 +133,7 @@ def measure(
     over: int,
     alone: bool,
 ) -> dict[str, Any]:
-    """Train, and measure the first step, later ones, and what epochs add."""
+    """Train; measure the first step, later steps, and the cost of epochs."""
     # Each time is of so many steps (``over``). Processes that exchange nothing
     # (``alone``) are not in lockstep.
     store = FileStore(work.folder)

@@ -244,7 +244,7 @@ class Shelf:
         self.path: Path = folder() / recipe.name / digest
 
     def find(self) -> Path | None:
-        """The wheel, if it has been built."""
+        """The wheel; None if the wheel has not been built."""
         return next(iter(sorted(self.path.glob("*.whl"))), None)
 
     def store(self, wheel: Path) -> Path:

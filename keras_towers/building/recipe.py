@@ -175,7 +175,7 @@ def cpu_flags(wanted: Iterable[str]) -> list[str]:
 
 
 def cpu_type() -> str:
-    """This CPU as compilers see it: its model and instruction sets."""
+    """The model and instruction sets of this CPU, as compilers see them."""
     known = _cpu()
     model = [known.get(name, "") for name in _CPU_MODEL]
     sets = " ".join(sorted(known.get("flags", "").split()))

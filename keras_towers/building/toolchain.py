@@ -49,7 +49,7 @@ def which(name: str) -> str | None:
 
 
 def output_of(command: list[str]) -> str | None:
-    """Return what a program prints, or None if it fails."""
+    """Return the output of a program, or None if the program fails."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=True
@@ -135,7 +135,7 @@ def find_mpi() -> Tool:
 
 
 def problems(tools: list[Tool]) -> list[str]:
-    """List what to install manually, of these tools and pip."""
+    """List the tools to install manually, of these and pip."""
     found = [tool.problem for tool in tools if tool.path is None]
     if importlib.util.find_spec("pip") is None:
         found.append(

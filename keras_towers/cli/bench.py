@@ -131,7 +131,7 @@ def compare(
     chart: Path | None = None,
     **asked: Any,
 ) -> Comparison:
-    """Measure what options ask for, show it and write it to ``json_path``."""
+    """Measure rows, show the results and write them to ``json_path``."""
     console = Console()
     with refusing(command):
         for path in (json_path, chart):

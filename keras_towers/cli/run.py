@@ -182,7 +182,7 @@ def _program(
     served: bool,
     fitting: str | None,
 ) -> list[str]:
-    """Return what a rank runs; ``fitting``: the strategy to advise."""
+    """Return the command of a rank; ``fitting``: the strategy to advise."""
     if strategy is None and towers is not None and not served:
         raise TowerError("--towers needs --strategy, or --ps")
     if strategy is None and fitting is None and not served:
@@ -201,7 +201,7 @@ def _program(
 
 
 def _fitting(served: bool, on_runtime: bool, servers: int | None) -> str:
-    """Return the strategy to advise, by what connects the processes."""
+    """Return the strategy to advise, by the connection of the processes."""
     if served:
         return "sync-replicas"
     if on_runtime:

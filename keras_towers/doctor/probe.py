@@ -54,7 +54,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
 
 
 def describe_machine(facts: dict[str, Any]) -> str:
-    """Describe what figures were measured on, for a caption."""
+    """Describe the machine that figures were measured on, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
         for name in ("TensorFlow", "Keras", "Horovod", "Torch", "JAX", "Python")

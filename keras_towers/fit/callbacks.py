@@ -145,7 +145,7 @@ class ResumesFit(keras.callbacks.Callback):
     """Base of callbacks that make ``fit`` start in the middle of an epoch."""
 
     def begin(self, peers: Peers) -> Start:
-        """Return where ``fit`` starts, the same on all ranks."""
+        """Return the start of ``fit``, the same on all ranks."""
         return self.start
 
     def around(self) -> contextlib.AbstractContextManager[None]:

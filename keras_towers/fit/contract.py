@@ -342,7 +342,7 @@ def owner_of(model: Any) -> KerasStrategy | None:
 
 
 def another(strategy: object, than: object) -> str:
-    """What follows "another" in a message about two strategies."""
+    """The words after "another" in a message about two strategies."""
     kind = type(strategy).__name__
     if kind == type(than).__name__:
         return kind

@@ -112,7 +112,7 @@ def tell_own_share(
     model: keras.Model,
     alone: Mapping[str, Sequence[str]],
 ) -> None:
-    """Say once, as training begins, what one device would do otherwise."""
+    """Tell once, as training begins, how one device would train otherwise."""
     chosen = {"batch_norm": config.batch_norm, "random": config.random}
     found = [
         Told(about, _named(alone[option]), said.format(_named(alone[option])))

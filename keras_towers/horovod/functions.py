@@ -37,7 +37,7 @@ def shutdown() -> None:
 
 
 def prepare_process() -> None:
-    """Do what ``init`` does besides: maybe Horovod's own was called."""
+    """Prepare this process as ``init`` does, once Horovod's own has run."""
     HorovodTransport()  # Starts the stall watch.
     models.replace_compile(hvd.is_initialized)
 

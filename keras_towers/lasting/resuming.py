@@ -66,12 +66,12 @@ class Stored(Kept):
         raise NotImplementedError
 
     def attach(self, model: keras.Model, epochs: int) -> None:
-        """Give a model what was read, and write its state from now on."""
+        """Restore a model from the file, and write its state from now on."""
         raise NotImplementedError
 
     @property
     def place(self) -> dict[str, Any]:
-        """All that is kept but for the weights and the metrics."""
+        """The place of ``fit``, without weights and metrics."""
         names = ("epoch", "batch", "seed", "epochs", "history")
         return {name: getattr(self, name) for name in names}
 

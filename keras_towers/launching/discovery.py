@@ -76,7 +76,7 @@ class Hosts:
         self._avoided_until: dict[str, float] = {}
 
     def look(self) -> None:
-        """Discover hosts; keep those of before where that fails."""
+        """Discover hosts; where that fails, keep those that are known."""
         try:
             self._found, self._wrong = self._discover(), ""
         except TowerError as error:

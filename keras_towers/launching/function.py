@@ -114,7 +114,7 @@ def _send(
 
 
 def _check(outcome: Outcome, folder: Path) -> None:
-    """Raise what has ended a job early, now that no rank is left."""
+    """Raise the error that has ended a job early, now that no rank is left."""
     cause = outcome.cause
     if isinstance(cause, OSError):
         raise cause

@@ -133,7 +133,7 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:
-    """Let rank 0 alone write what every rank saves, if there are others."""
+    """Let rank 0 alone write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
     from keras_towers.meeting import store
     from keras_towers.meeting.environments import tf_config

@@ -117,7 +117,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def rank(self) -> int:
-        """This process, 0 to size - 1."""
+        """The rank of this process, 0 to size - 1."""
         return self._config.peers.rank
 
     @property
@@ -127,7 +127,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def local_rank(self) -> int:
-        """This process among those on its machine, from 0."""
+        """The rank of this process on its machine, from 0."""
         return self._config.peers.local_rank
 
     @property

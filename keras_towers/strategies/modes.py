@@ -1,4 +1,4 @@
-"""How gradients are all-reduced: with which sum, who updates, and why."""
+"""Modes of the all-reduce of gradients: sums, updates, and reasons."""
 
 from __future__ import annotations
 

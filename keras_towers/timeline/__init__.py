@@ -1,4 +1,4 @@
-"""Where the time of ``fit`` goes: a trace of each step, and what to change."""
+"""A timeline of ``fit``: a trace of each step, its phases, and advice."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Verdict: TypeAlias = Literal["proven", "rehearsed", "differs"]
 
 
 class Kind(StrEnum):
-    """What differs on towers, or does not work there."""
+    """The kind of a difference on towers, or of a failure there."""
 
     GRADIENT = "gradient"
     """Gradients do not add up to those of one device."""
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """What is known: "proven", "rehearsed" or "differs".
+        """The outcome: "proven", "rehearsed" or "differs".
 
         The analysis proves that a step splits; or it does not, but the
         rehearsal found no difference; or the step differs, or fails.
@@ -108,7 +108,7 @@ class Report:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What to do, without repetitions."""
+        """The things to do, without repetitions."""
         return tuple(dict.fromkeys(f.remedy for f in self.findings))
 
     def __str__(self) -> str:

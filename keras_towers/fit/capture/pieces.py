@@ -59,7 +59,7 @@ class Exchanges:
     def note(
         self, results: Sequence[Exchanged], given: list[tf.Tensor], run: Run
     ) -> list[tf.Tensor]:
-        """Note an exchange, and return what stands for its results."""
+        """Note an exchange, and return placeholders of its results."""
         stand = [
             marked(_unknown(result.of, result.shape), result.meaning)
             for result in results

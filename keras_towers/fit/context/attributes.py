@@ -71,7 +71,7 @@ def _of_keras() -> frozenset[str]:
 
 
 class Attributes:
-    """The attributes that a step may set, of a model and what belongs to it."""
+    """The attributes that a step may set, of a model and of its parts."""
 
     # Those of a model, its layers, and of objects of the user's own classes
     # that can be reached from there.

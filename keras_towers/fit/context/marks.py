@@ -175,7 +175,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def recorder_of(model: Any) -> Recorder | None:
-    """Return what records the steps of a model; None: nothing does."""
+    """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     if recorder is None or not recorder.records(model):
         return None

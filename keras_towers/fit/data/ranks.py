@@ -121,7 +121,7 @@ def _content(array: np.ndarray) -> Any:
 
 
 def check_alike(numbers: list[int | None], digests: list[str]) -> None:
-    """Check that all ranks have the same data, as far as that is cheap."""
+    """Check that all ranks have the same data, by numbers and digests."""
     for rank, other in enumerate(digests):
         if other != digests[0] and numbers[rank] == numbers[0]:
             raise TowerError(

@@ -1,4 +1,4 @@
-"""How many rows the parts of a batch have, and how towers may share them."""
+"""Numbers of rows in the parts of a batch, and their division among towers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def save_on_every_rank() -> Iterator[None]:
-    """Let every rank write what it saves in this block.
+    """Let every rank write the files that it saves in this block.
 
     Example:
         >>> with kt.save_on_every_rank():
@@ -69,7 +69,7 @@ def save_on_every_rank() -> Iterator[None]:
 
 @contextlib.contextmanager
 def once(rank: int, size: int, board: Store) -> Iterator[None]:
-    """Let only rank 0 write what Keras saves in this block."""
+    """Let only rank 0 write the files that Keras saves in this block."""
     saves = _Saves(rank, size, board)
     with contextlib.ExitStack() as undo:
         undo.callback(_set_active, _active)
@@ -82,7 +82,7 @@ def once(rank: int, size: int, board: Store) -> Iterator[None]:
 
 
 def is_once() -> bool:
-    """Whether rank 0 alone writes what all ranks save."""
+    """Whether rank 0 alone writes the files that all ranks save."""
     return _active
 
 

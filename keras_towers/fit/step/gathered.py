@@ -1,10 +1,9 @@
 """Whether the rows of a value are a tower's own, or those of the global batch.
 
-What has been gathered, and all that is computed from it alone, is the same on
-all towers already: gathering it again would repeat it once for each tower. A
-value is therefore followed backwards through the graph of the step to what was
-gathered before and to the tower's data. Where the two cannot be told apart, it
-is refused.
+Gathered values, and values computed from them alone, are the same on all
+towers: gathering them again would repeat their rows once for each tower. A
+value is therefore followed backwards through the graph of the step to gathered
+values and to the tower's data. A value that may follow from either is refused.
 """
 
 from __future__ import annotations

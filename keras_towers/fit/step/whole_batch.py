@@ -207,7 +207,7 @@ def reduce_values(
 def additional_loss(
     original: Callable[[Any, Any], Any], model: Any, loss: Any
 ) -> Any:
-    """Replace how Keras adds up what ``add_loss`` was given, on a tower."""
+    """Replace Keras's sum of the losses of ``add_loss``, on a tower."""
     total = original(model, loss)
     tower = tower_lib.with_a_share()
     if tower is None or not tower.average:

@@ -1,10 +1,10 @@
 """Metrics that are no sums, updated from the global batch on every tower.
 
-The state of most metrics is a sum, to which each tower adds its part. That of
-others, such as the largest error, a moving average or the mean of a batch's F1,
-is not. Which ones these are follows from the analysis of the step, so a step
-with such metrics is traced again: every tower updates them with the rows of all
-towers, in order, and so all hold what one device would.
+The state of most metrics is a sum, to which each tower adds its part. Others
+are no sums, such as the largest error, a moving average or the mean of a
+batch's F1. The analysis of a step finds them, and the step is traced again:
+every tower updates them with the rows of all towers, in order, and so has their
+state on one device.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _HERE = contextlib.nullcontext()
 
 
 class Recording:
-    """The newest operations of a graph, and what they depend on."""
+    """The newest operations of a graph that depend on given inputs."""
 
     # The ``inputs`` and the ``device`` are others in every repetition.
     # Operations can be repeated if those that depend on no input have no

@@ -1,11 +1,11 @@
 """Rounds of steps in which every rank updates weights of its own.
 
 After k updates the ranks average their weights, by the number of examples that
-each has seen (McMahan et al.,
-"Communication-Efficient Learning of Deep Networks from Decentralized Data",
-2017). The mean of what they have changed may be taken as a gradient, of which
-an outer optimizer with Nesterov's momentum makes the next weights (Douillard et
-al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023).
+each has seen (McMahan et al., "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", 2017). The mean of their changes may be taken
+as a gradient, from which an outer optimizer with Nesterov's momentum computes
+the next weights (Douillard et al., "DiLoCo: Distributed Low-Communication
+Training of Language Models", 2023).
 """
 
 from __future__ import annotations

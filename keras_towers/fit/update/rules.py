@@ -8,9 +8,9 @@ Copies of a weight on towers in host memory share one buffer. Adding to a shared
 buffer in place would copy it first, so the sum is written to a new buffer.
 
 Most of the time that a trace of many weights takes is spent in Python, in the
-same lines of ``update_step``. Those run for the first weight of a kind; for the
-others, the operations that they have added are added again. What depends on no
-weight, such as the corrected learning rate of Adam, is shared.
+same lines of ``update_step``. These run for the first weight of a kind; for the
+others, the operations of the first are added again. Operations that depend on
+no weight, such as the corrected learning rate of Adam, are shared.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
 
 
 def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
-    """What the operations of an update depend on."""
+    """Return the properties that determine the operations of an update."""
     if tensor is None:
         return None
     place = getattr(tensor, "device", None)

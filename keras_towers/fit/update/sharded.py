@@ -2,8 +2,8 @@
 
 Ports the first stage of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations
 toward training trillion parameter models", SC 2020), with whole weights as the
-unit. Keras's ``apply`` still runs once on every rank for all of them, so what
-it does with all gradients together (clipping by their global norm, loss
+unit. Keras's ``apply`` still runs once on every rank for all of them, so its
+treatment of all gradients together (clipping by their global norm, loss
 scaling) needs no special handling.
 """
 

@@ -57,7 +57,7 @@ def logs(whole: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
 
 
 def values(before: Any, whole: Any, other: Any) -> float:
-    """Compare what a step made of a variable, relative to its change."""
+    """Compare a variable after two runs of a step, relative to its change."""
     if not whole.dtype.is_floating:
         return float(not np.array_equal(whole.numpy(), other.numpy()))
     a, b, start = (

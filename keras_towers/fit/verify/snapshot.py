@@ -154,7 +154,7 @@ def _is_restored(part: Any) -> bool:
 
 
 def _random_states() -> Callable[[], None]:
-    """Return what restores the generators of Python, NumPy and TensorFlow."""
+    """Return a function that restores the states of random generators."""
     python, numpy = random.getstate(), np.random.get_state()
     of_keras = compat.get_global_attribute("global_seed_generator")
     operations = getattr(compat.eager_context(), "_rng", None)

@@ -190,7 +190,7 @@ class SpreadVariables:
         return self.shares.begin_step(parts, self.average_written)
 
     def average_written(self) -> None:
-        """Merge what towers have written, over all processes."""
+        """Merge the writes of towers, over all processes."""
         # Afterwards all towers have the same, and only one has what is summed.
         transport = self._config.transport
         weights = self.shares.weights()
@@ -247,7 +247,7 @@ def _is_component(variable: tf.Variable) -> bool:
 
 
 def handle(original: Callable[[Any], Any], variable: Any) -> Any:
-    """Replace the handle of a ``tf.Variable``, by which it is used."""
+    """Replace the handle of a ``tf.Variable`` by that of its component."""
     tower = tower_lib.current()
     if tower is None or tower.variables is None:
         return original(variable)

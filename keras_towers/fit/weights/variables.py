@@ -185,7 +185,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.assign_everywhere(value)
 
     def final_value(self) -> tf.Tensor:
-        """Return the merged value, with what other processes have of a sum."""
+        """Return the merged value, with other processes' parts of a sum."""
         merged = self.merged_value()
         return merged if self._elsewhere is None else merged + self._elsewhere
 
