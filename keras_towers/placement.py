@@ -151,7 +151,7 @@ class LeastLoadedPlacement:
         self._numbers = dict.fromkeys(self._numbers, 0)
 
     def describe(self) -> str:
-        """Return a table of what each device holds.
+        """Return a table of the variables and bytes on each device.
 
         Example:
             >>> print(place.describe())

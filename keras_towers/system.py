@@ -75,7 +75,7 @@ def keep_freed() -> None:
 
 @functools.cache
 def end_in_time() -> None:
-    """Let this process end soon after its script, of whose job one is lost."""
+    """End this process soon after its script, as its job has lost another."""
     # TensorFlow's own end may wait for an answer of the lost one, for a minute,
     # where Python no longer runs any thread.
     nowhere = os.open(os.devnull, os.O_WRONLY)

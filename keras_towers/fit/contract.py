@@ -166,7 +166,7 @@ class OwnsVariables(Protocol):
         ...
 
     def own_native(self, variable: tf.Variable) -> None:
-        """Spread a ``tf.Variable`` that is no Keras variable's."""
+        """Spread a ``tf.Variable`` that belongs to no Keras variable."""
         ...
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
@@ -307,7 +307,7 @@ class Components:
 
     @property
     def adoption(self) -> Residents:
-        """The models placed on its towers."""
+        """The models placed on the strategy's towers."""
         return self.calls.adoption
 
 
@@ -318,7 +318,7 @@ class KerasStrategy:
     _components: Components
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Make it TensorFlow's current strategy inside a ``with`` block."""
+        """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
 

@@ -230,7 +230,7 @@ class Driver:
             )
 
     def _begin(self) -> int | None:
-        """Begin a round if there are slots; the exit code where it is late."""
+        """Begin a round if there are slots; return the exit code on failure."""
         hosts = self.hosts.available()
         plan = assign(hosts, self._elastic.most)
         if len(plan) < self._wanted:

@@ -102,16 +102,16 @@ class Rank:
         ).start()
 
     def tail(self) -> str:
-        """The end of its stderr."""
+        """The end of the process's stderr."""
         tagger = self._taggers.get(sys.stderr)
         return tagger.tail.decode(errors="replace") if tagger else ""
 
     def send(self, number: int) -> None:
-        """Send its process a signal."""
+        """Send the process a signal."""
         self._tell(f"{number}\n".encode())
 
     def stop(self) -> None:
-        """Ask the agent to end it and its children; do not wait."""
+        """Ask the agent to end the process and its children; do not wait."""
         self.stopped = True
         try:
             assert self._process.stdin

@@ -21,7 +21,7 @@ _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
-    """Make this process that task of TensorFlow's runtime."""
+    """Make this process a task of TensorFlow's runtime."""
     # It has to be done before TensorFlow starts: afterwards, assignments to
     # older variables would be lost.
     if compat.has_started():
@@ -94,7 +94,7 @@ class Running:
         timeout_s: float | None = None,
         look: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Wait for its outputs, calling ``look`` every 2 s."""
+        """Wait for the function's outputs, calling ``look`` every 2 s."""
         cancelled = False
         try:
             _wait(self._done, timeout_s, look)

@@ -1,4 +1,4 @@
-"""Which workers do not answer: a parameter server asks them, and tells all.
+"""Workers that do not answer: a parameter server asks all, and tells all.
 
 Workers need not reach one another, and N of them would ask N times N times.
 """
@@ -30,12 +30,12 @@ class Missed:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has not answered for long."""
+        """Whether the worker has not answered for long."""
         return self.silent_s > settings.LOST_S
 
     @property
     def is_lost(self) -> bool:
-        """Whether its host is gone as well, or its process hangs."""
+        """Whether the worker's host is gone as well, or its process hangs."""
         return self.is_gone and not self.has_ended
 
 

@@ -92,7 +92,7 @@ def _farewells(cluster: Cluster) -> list[int]:
 def _is_over(
     roll: Roll, missing: Iterable[int], ended: float, failed: bool
 ) -> bool:
-    """Whether those who have said no goodbye need the server no more."""
+    """Whether workers that have said no goodbye no longer need the server."""
     waited_s = time.monotonic() - ended
     silent_s = [roll.silent_s(rank) for rank in missing]
     if failed:

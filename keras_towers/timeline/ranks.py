@@ -70,7 +70,7 @@ class OfRank:
         self.stamps = self.stamps[max(0, begin - first) : max(0, end - first)]
 
     def shift(self, seconds: float) -> None:
-        """Set its clock back."""
+        """Set the rank's clock back."""
         self.stamps = self.stamps - seconds
         self.spans = self.spans - [0, seconds, seconds]
         self.traced = self.traced - seconds

@@ -192,7 +192,7 @@ def _is_explained(
     told: Sequence[told_lib.Told],
     names: _Names,
 ) -> bool:
-    """Whether it is known why something differs."""
+    """Whether a difference is explained already."""
     for one in told:
         about = _KINDS.get(one.about, one.about)
         if about in (Kind.RANDOM, Kind.ROWS):

@@ -74,7 +74,7 @@ def results_of(trace: TracedStep, predicts: bool = False) -> Iterator[Result]:
 
 
 def _is_plain(leaf: tf.RaggedTensor) -> bool:
-    """Whether it consists of entries, and of one tensor of row splits."""
+    """Whether a ragged tensor has entries and one tensor of row splits only."""
     values = leaf.values
     flat = isinstance(values, tf.Tensor) and values.shape.rank is not None
     return flat and values.shape[0] is None
