@@ -208,7 +208,7 @@ class Update(TakesGradients, Protocol):
         """Build an optimizer for placed weights if needed, and place it."""
         ...
 
-    def share_slots(self) -> None:
+    def drop_slots_of_others(self) -> None:
         """Let one rank alone hold a slot variable: steps of training follow."""
         ...
 

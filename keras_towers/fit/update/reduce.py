@@ -93,7 +93,7 @@ class UpdateOnce:
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         optimizers.give_back(optimizer)
 
-    def share_slots(self) -> None:
+    def drop_slots_of_others(self) -> None:
         """Do nothing: every rank needs all slot variables."""
 
     def gather_slots(self) -> None:

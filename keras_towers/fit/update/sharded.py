@@ -108,8 +108,8 @@ class UpdateSharded(UpdateOnce):
         now = [self._slots.bytes_on(d) for d in self.config.devices]
         return now if any(now) else self._slot_bytes_before
 
-    def share_slots(self) -> None:
-        self._of_ranks.share()
+    def drop_slots_of_others(self) -> None:
+        self._of_ranks.drop_those_of_others()
 
     def gather_slots(self) -> None:
         self._of_ranks.gather()
@@ -147,7 +147,7 @@ class UpdateSharded(UpdateOnce):
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
         # The optimizer may have been built just now.
-        self.share_slots()
+        self.drop_slots_of_others()
         super()._update(call, rows)
 
     def _reduce(

@@ -183,7 +183,7 @@ class Adoption:
     def begin_steps(self) -> None:
         """Prepare for steps of training, which change per-tower state."""
         self.mark_trained()
-        self._update.share_slots()
+        self._update.drop_slots_of_others()
 
     def gather_slots(self) -> None:
         """Give every rank all of the optimizer's state, and equal weights."""

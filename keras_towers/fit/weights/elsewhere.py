@@ -106,8 +106,8 @@ class SlotsOverRanks:
             if slot in self._ranks and slot not in self._shared:
                 self._shared[slot] = self._are_all_shared = False
 
-    def share(self) -> None:
-        """Forget the values that other ranks need: steps follow."""
+    def drop_those_of_others(self) -> None:
+        """Drop the values that other ranks keep: steps follow."""
         if self._are_all_shared:
             return
         for slot in self._shared:
