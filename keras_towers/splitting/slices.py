@@ -119,7 +119,11 @@ def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:
     ]
     if not all(inside) or stride < 1:
         return Span(axis, UNKNOWN, UNKNOWN, stride or 0)
-    length = last - begin if stride == 1 else UNKNOWN
+    if stride == 1:
+        length = last - begin
+    else:
+        starts = isinstance(begin, int) and begin < stride
+        length = size // stride if starts and last == size else UNKNOWN
     return Span(axis, begin, length, stride)
 
 

@@ -134,11 +134,18 @@ def _rows_of_span(node: Node, value: Value, span: Span, axis: int) -> Value:
         raise DoesNotSplit("takes one example of the batch")
     if span.size is None:
         return value.moved(axis)
-    if span.stride != 1:
-        raise DoesNotSplit("takes every other row of the batch, or reverses it")
     if rows_of(value).draw is not None:
         value = value.with_(rows=node.layouts.resolved(rows_of(value)))
-    return _part(value, axis, span.begin, span.size)
+    rows = rows_of(value)
+    if span.stride == 1:
+        return _part(value, axis, span.begin, span.size)
+    count = times_in(span.size, rows.of_each)
+    if not count or count * span.stride != rows.count:
+        raise DoesNotSplit("takes every other row of the batch, or reverses it")
+    if rows.inner % span.stride:
+        raise DoesNotSplit("takes some of the examples of the batch")
+    rows = rows.in_order(rows.outer, rows.inner // span.stride)
+    return value.with_(rows=rows.at(axis))
 
 
 @rule("StridedSliceGrad")
@@ -163,12 +170,22 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
             if span.size is None:
                 return value.moved(span.axis, shape=shape)
             if span.stride != 1:
-                raise DoesNotSplit(
-                    "takes every other row of the batch, or reverses it"
-                )
+                return _spread(node, value, span, shape)
             return _whole(node, value, span.axis, span.begin, shape)
         axis += not span.dropped
     raise NotFollowed("takes a slice that cannot be followed")
+
+
+def _spread(node: Node, value: Value, span: Span, shape: Shape) -> Value:
+    """Rows among zeros, as many of which follow each of them."""
+    rows = node.layouts.resolved(rows_of(value))
+    assert span.axis is not None
+    count = times_in(shape[span.axis], rows.of_each)
+    own = times_in(span.size, rows.of_each)
+    if own != rows.count or count != rows.count * span.stride:
+        raise DoesNotSplit("takes every other row of the batch, or reverses it")
+    rows = rows.in_order(rows.outer, rows.inner * span.stride)
+    return value.with_(rows=rows.at(span.axis), shape=shape)
 
 
 def _zeros_around(node: Node, value: Value, shape: Shape) -> Value:

@@ -136,24 +136,18 @@ def scattered(
 def _segments(node: Node, rows: Value, segments: Value, *count: Value) -> Value:
     if rows.kind is Kind.ROWS and segments.kind is not Kind.ROWS:
         axis = rows_of(rows).axis
-        if axis >= rank_of(node, 1, segments):
-            shape = node.static_shape()
-            rank = rank_of(node, 1, segments)
-            return rows.moved(
-                axis - rank + 1, shape=_outputs(rows, shape, axis - rank + 1)
-            )
+        rank = rank_of(node, 1, segments)
+        if axis >= rank and rows.shape is not None:
+            known = None if not count else count[0].known
+            size = None if known is None else known.flat[0]
+            size = size if isinstance(size, int) else None
+            shape = (size, *rows.shape[rank:])
+            return rows.moved(axis - rank + 1, shape=shape)
     if count and count[0].grows or not all(c.is_same for c in count):
         raise DoesNotSplit("makes a segment for every example")
     if node.type == "SegmentSum" and segments.kind is Kind.ROWS:
         raise DoesNotSplit("makes as many segments as follow from the data")
     return scattered(node, segments, rows, node.static_shape())
-
-
-def _outputs(rows: Value, shape: Shape | None, axis: int) -> Shape | None:
-    if shape is None or rows.shape is None:
-        return None
-    own = rows.shape[rows_of(rows).axis]
-    return (*shape[:axis], own, *shape[axis + 1 :])
 
 
 @rule("ScatterNd")

@@ -18,7 +18,6 @@ KNOWN: dict[tuple[str, str], str] = {
 
 # What is equal, and told in vain.
 for _name, _reason in {
-    "views_interleaved": "picks of several rows for each example",
     "temporal_classification": _CTC,
     "classification_of_keras": _CTC,
     "kernels_of_each_example": "examples as channels",

@@ -20,6 +20,10 @@ def _slice(
 _SOME = "some of the examples"
 
 
+def _twice(x: Any) -> Any:
+    return tf.repeat(x, 2, 0)
+
+
 _SLICES = [
     _slice("other", lambda x: x[:, 1:3], "acb", "ab", letters="ab"),
     _slice("dropped", lambda x: x[:, 1], "acb", "ab", letters="ab"),
@@ -77,6 +81,12 @@ _SLICES = [
         letters="a",
     ),
     _slice("own end", lambda x: x[: size(x, 0)], "ab", "ab"),
+    _slice("of each", lambda x: _twice(x)[1::2], "ab", "a", letters="a"),
+    _slice("of pairs", lambda x: _twice(x)[::4], "ab", "", letters="a"),
+    _slice("of each but", lambda x: _twice(x)[2::2], "ab", "", letters="a"),
+    _slice(
+        "of blocks", lambda x: tf.concat([x, x], 0)[::2], "ab", "", letters="a"
+    ),
 ]
 
 
@@ -121,6 +131,14 @@ _GRADIENTS = [
     ),
     of_floats(
         "StridedSliceGrad", "first", _gradient(lambda x: x[0]), "acb cb", "cb"
+    ),
+    of_floats(
+        "StridedSliceGrad",
+        "of each",
+        lambda x, dy: tf.gradients(_twice(x)[1::2], [x], [dy]),
+        "ab ab",
+        "a",
+        letters="a",
     ),
     of_floats(
         "StridedSliceGrad",
