@@ -191,9 +191,21 @@ WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")
 _handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
 
 
+_Defun = resolve(f"{_TF}.framework.function:_DefinedFunction")
+_graph_of_definition = resolve(
+    f"{_TF}.framework.function_def_to_graph:function_def_to_graph"
+)
+
+
 def graph_of_function(graph: Any, name: str) -> Any:
     """Return the graph of a function that a graph calls; None if unknown."""
-    return getattr(graph._get_function(name), "graph", None)
+    function = graph._get_function(name)
+    own = getattr(function, "graph", None)
+    if own is not None or not isinstance(function, _Defun):
+        return own
+    # Functions of TensorFlow's own losses keep their definition only.
+    with graph.as_default():
+        return _graph_of_definition(function.definition)
 
 
 def add_functions(graph: Any, other: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from keras_towers import compat
 from keras_towers.splitting import (
     control_flow,
     exchanges,
@@ -37,7 +38,7 @@ _SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Slice",), (1, 2)),
     **dict.fromkeys(("StridedSlice",), (1, 2, 3)),
     **dict.fromkeys(("StridedSliceGrad",), (0, 1, 2, 3)),
-    **dict.fromkeys(("Fill", "AvgPoolGrad", "AvgPool3DGrad"), (0,)),
+    **dict.fromkeys(("Fill", "Empty", "AvgPoolGrad", "AvgPool3DGrad"), (0,)),
     **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), (0, 1)),
     **dict.fromkeys(("TensorListStack", "TensorListPopBack", "SplitV"), (1,)),
     **dict.fromkeys(("ScatterNd", "TensorListGetItem"), (2,)),
@@ -266,6 +267,10 @@ class Interpreter:
             return of_known(True)
         sizes = _SIZES.get(node.type, ())
         rule = RULES.get(node.type)
+        if rule is None:
+            called = compat.graph_of_function(node.operation.graph, node.type)
+            if called is not None:
+                return self.call(called, given)
         for index, value in enumerate(given):
             if value.kind is not Kind.OTHER:
                 continue

@@ -9,7 +9,15 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.splitting.values import Kind
-from tests.splitting.kit import check, proven, refused, rows, same, total
+from tests.splitting.kit import (
+    check,
+    proven,
+    refused,
+    rows,
+    same,
+    total,
+    traced,
+)
 
 _X = rows(-1, 3)
 
@@ -216,3 +224,30 @@ def test_sums_of_several_degrees_in_a_loop():
             towers=towers,
         )
         assert value.degree == degree
+
+
+def _ctc(logits: Any, labels: Any, time_major: bool = False) -> Any:
+    """How likely labels are, by functions that keep a definition only."""
+    count = tf.shape(labels)[0]
+    size = tf.reduce_sum(tf.cast(labels > 0, tf.int32), 1)
+    losses = tf.nn.ctc_loss(
+        labels, logits, size, tf.fill([count], 5), time_major, blank_index=0
+    )
+    return losses, *tf.gradients(tf.reduce_mean(losses), [logits])
+
+
+_LABELS = rows(-1, 3, dtype="int32", low=0, high=3)
+
+
+def test_sequences_that_are_aligned_with_labels():
+    losses, gradient = check(_ctc, rows(-1, 5, 4), _LABELS, towers=((3, 2),))
+    assert losses.rows.place == gradient.rows.place == (0, 1, 1)
+    assert (losses.degree, gradient.degree) == (0, -1)
+
+
+def test_examples_in_place_of_steps_of_a_sequence():
+    def step(logits: Any, labels: Any) -> Any:
+        return _ctc(logits[:, :5, :], labels[:5], time_major=True)[0]
+
+    value = traced(step, rows(-1, 5, 4), _LABELS).values[0]
+    assert value.kind is Kind.OTHER

@@ -77,6 +77,15 @@ _EXAMPLES = {
     "dispatched": _dispatched,
     "nearest": _nearest,
     "numbers": _of_numbers,
+    "matrix of each": lambda x, y: (
+        x[:, 1:]
+        * tf.scatter_nd(
+            tf.range(_size(y))[:, None, None] * [1, 0, 0]
+            + tf.tile([[[0, 1, 2], [0, 2, 0]]], [_size(y), 1, 1]),
+            y[:, :2],
+            [_size(y), 3, 3],
+        )
+    ),
     "pick by number": lambda x, y: tf.gather_nd(
         x, tf.stack([tf.range(_size(x)), tf.argmax(y, 1, tf.int32)], 1)
     ),
@@ -200,6 +209,20 @@ _HOSTILE = {
         y, tf.where(tf.range(_size(y))[:, None] > tf.range(_size(y)))[:, 0]
     ),
     "stitched wrongly": _stitched_wrongly,
+    "the diagonal": lambda x, y: tf.gather_nd(
+        tf.tile(y, [1, 4]), tf.stack([tf.range(_size(y))] * 2, 1)
+    ),
+    "by numbers along two axes": lambda x, y: tf.gather_nd(
+        tf.tile(y, [1, 8]),
+        tf.concat([tf.range(_size(y))[:, None] * k for k in (1, 2)], 1),
+    ),
+    "of a matrix of numbers": lambda x, y: tf.scatter_nd(
+        tf.range(_size(y))[:, None] * [1, 1], y, [_size(y), 9, 3]
+    ),
+    "not only the number": lambda x, y: tf.gather_nd(
+        tf.concat([x, x], 0),
+        tf.range(_size(y))[:, None] * [1, 0] + tf.tile([[1, 1]], [_size(y), 1]),
+    ),
     "first of some": lambda x, y: tf.boolean_mask(y, y[:, 0] > -9)[:1],
     "sorted": lambda x, y: tf.gather(
         y, tf.cast(tf.sort(tf.where(y[:, 0] > -9), 0, "DESCENDING"), tf.int32)

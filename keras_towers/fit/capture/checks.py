@@ -22,7 +22,7 @@ _HARMLESS = frozenset(
         *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceGather"),
         *("ResourceGatherNd", "ResourceScatterAdd", "ResourceScatterUpdate"),
         *("StatefulPartitionedCall", "If", "While", "Case", "Assert"),
-        *("CheckNumerics", "LookupTableFindV2", "LookupTableSizeV2"),
+        *("CheckNumerics", "LookupTableFindV2", "LookupTableSizeV2", "Empty"),
     )
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_towers.splitting.places.meanings import (
     Below,
+    Columns,
     Ends,
     Filled,
     Lengths,
@@ -143,6 +144,57 @@ def _scaled(step: Step, a: Value, b: Value) -> Value | None:
                     step, value, factor, times=times * by, grain=grain * by
                 )
     return None
+
+
+@rule("Mul")
+def _first_column(step: Step, value: Value, factor: Value) -> Value | None:
+    """A column of numbers times (1, 0, ..., 0), as indices of their rows."""
+    known, shape = factor.known, value.shape
+    if not isinstance(value.meaning, Place) or known is None or shape is None:
+        return None
+    if known.ndim != 1 or list(known) != [1] + [0] * (known.size - 1):
+        return None
+    if len(shape) < 2 or shape[-1] != 1 or known.size < 2:
+        return None
+    zeros = (Below(1),) * (known.size - 1)
+    columns = Columns(value.meaning.rows, (value.meaning, *zeros))
+    return numbered(columns, (*shape[:-1], known.size))
+
+
+@rule("AddV2", "Add")
+def _other_columns(step: Step, a: Value, b: Value) -> Value | None:
+    """Indices whose first column has been added to nothing but zero."""
+    for at, value, rest in ((1, a, b), (0, b, a)):
+        columns = value.meaning
+        if not isinstance(columns, Columns) or not rest.is_free:
+            continue
+        if rest.kind not in (Kind.SAME, Kind.ROWS) or rest.shape is None:
+            continue
+        first = _repeated_constant(step, step.tensor(at))
+        if first is None or first.shape[-1:] != rest.shape[-1:]:
+            continue
+        whole = aligned(step.node, [stand_in(a), stand_in(b)], 0)
+        if any(first[..., 0].flat) or whole.rows is None or not whole.shape:
+            continue
+        if any(isinstance(item, Place) for item in columns.items[1:]):
+            continue
+        items = (columns.items[0], *(None for _ in columns.items[1:]))
+        return numbered(Columns(whole.rows, items), whole.shape)
+    return None
+
+
+def _repeated_constant(step: Step, tensor: Any) -> Any:
+    """The known entries that a tensor repeats, or None."""
+    while step.values[tensor.name].known is None:
+        if tensor.op.type not in ("Identity", "Tile", "BroadcastTo"):
+            return None
+        tensor = tensor.op.inputs[0]
+    known = step.values[tensor.name].known
+    return (
+        known
+        if known.ndim and all(isinstance(e, int) for e in known.flat)
+        else None
+    )
 
 
 @rule("FloorDiv", "FloorMod")

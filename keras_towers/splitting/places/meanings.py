@@ -69,7 +69,7 @@ class Below:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """A matrix with a place, a limit or nothing known in each column."""
+    """Vectors, along the last axis, of a place, a limit or nothing known."""
 
     rows: Rows
     items: tuple[Place | Below | None, ...]
@@ -118,7 +118,7 @@ def of_ragged(index: int, sizes: Sequence[int | None]) -> list[Value]:
 
 def stand_in(value: Value) -> Value:
     """Return a place as if it were the own part of its numbers."""
-    if not isinstance(value.meaning, Place | Filled):
+    if not isinstance(value.meaning, Place | Filled | Columns):
         return value
     return Value(Kind.ROWS, 0, value.meaning.rows, shape=value.shape)
 

@@ -137,7 +137,14 @@ def _of_columns(
 ) -> Sequence[Value] | None:
     """One of several columns that places along several axes consist of."""
     columns, shape = value.meaning, value.shape
-    if step.node.type != "StridedSlice" or shape is None:
+    if step.node.type == "ExpandDims" and shape is not None:
+        at = step.known(step.tensor(1))
+        if at not in ([k] for k in range(len(shape))):
+            return None
+        rows = columns.rows.at(columns.rows.axis + (at[0] <= columns.rows.axis))
+        shape = (*shape[: at[0]], 1, *shape[at[0] :])
+        return [numbered(Columns(rows, columns.items), shape)]
+    if step.node.type != "StridedSlice" or shape is None or len(shape) != 2:
         return None
     first, last = spans(step.node, shape, *(end.known for end in ends))[:2]
     whole = first.axis == 0 and first.size is None and not first.dropped

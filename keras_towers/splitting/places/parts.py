@@ -79,7 +79,7 @@ def _repeated(
     rows = one_order(step.node, [plain, often])
     if (plain.rows.axis, often.rows.axis, rows.outer) != (0, 0, 1):
         return None
-    if not often.is_free or Kind.ROWS not in (often.kind, plain.kind):
+    if not often.is_free or not often.kind is plain.kind is Kind.ROWS:
         return None
     meaning = often.meaning
     unit = (
@@ -156,7 +156,7 @@ def _where(step: Step, mask: Value) -> Value | None:
 @rule("DynamicPartition")
 def _parted(step: Step, values: Value, parts: Value) -> list[Value] | None:
     """Each example is put into one of several parts, in order."""
-    if Kind.ROWS not in (values.kind, parts.kind) or not parts.is_free:
+    if not values.kind is parts.kind is Kind.ROWS or not parts.is_free:
         return None
     if values.rows is None or parts.rows is None or len(parts.shape or ()) != 1:
         return None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.splitting.places.meanings import (
-    Below,
     Columns,
     Place,
     Step,
@@ -70,15 +69,20 @@ def _picked(
     return Value(Kind.ROWS, values.degree, rows, shape=shape)
 
 
-def _columns(value: Value) -> tuple[Any, ...]:
-    """The columns of indices, one for each axis."""
-    if isinstance(value.meaning, Columns):
-        return value.meaning.items
-    if isinstance(value.meaning, Place) and value.shape is not None:
-        rank = len(value.shape)
-        if rank > 1 and value.shape[-1] == 1:
-            return (value.meaning,)
-    return ()
+def _indexed(places: Value) -> tuple[Place, int] | None:
+    """The places along the first axis, and how many axes indices count.
+
+    Along the others each example has indices of its own.
+    """
+    meaning, shape = places.meaning, places.shape
+    if isinstance(meaning, Place) and shape and shape[-1] == 1:
+        return (meaning, 1) if len(shape) > 1 else None
+    if not isinstance(meaning, Columns):
+        return None
+    first, *others = meaning.items
+    if any(isinstance(item, Place) for item in others):
+        return None
+    return (first, len(meaning.items)) if isinstance(first, Place) else None
 
 
 @rule("Pack", "ConcatV2")
@@ -94,10 +98,14 @@ def _joined(step: Step, *values: Value) -> Value | None:
         parts.pop()
     if axis not in (1, -1) or any(len(p.shape or ()) != rank for p in parts):
         return None
-    whole = aligned(
-        node, [stand_in(part) for part in parts], 0, [rank] * len(parts)
-    )
-    if any(not part.is_free for part in parts) or whole.rows is None:
+    plain = [
+        stand_in(part) if isinstance(part.meaning, Place) else part
+        for part in parts
+    ]
+    if any(p.kind not in (Kind.SAME, Kind.ROWS) for p in plain):
+        return None
+    whole = aligned(node, plain, 0, [rank] * len(parts))
+    if any(not part.is_free for part in plain) or whole.rows is None:
         return None
     if whole.rows.axis or whole.shape is None:
         return None
@@ -107,9 +115,10 @@ def _joined(step: Step, *values: Value) -> Value | None:
         count = 1 if rank == 1 else part.shape[1]
         if not isinstance(count, int):
             return None
-        meaning = part.meaning
-        kept = meaning if isinstance(meaning, Place | Below) else None
-        items += [kept if count == 1 else None] * count
+        is_place = isinstance(part.meaning, Place)
+        if is_place and count != 1:
+            return None
+        items += [part.meaning if is_place else None] * count
     columns = Columns(whole.rows, tuple(items))
     return numbered(columns, (whole.shape[0], len(items)))
 
@@ -122,14 +131,13 @@ def _rows_of(value: Value) -> Rows:
 
 @rule("GatherNd")
 def _picked_at(step: Step, values: Value, places: Value) -> Value | None:
-    items = _columns(places)
-    if not items or not isinstance(items[0], Place) or values.shape is None:
+    found = _indexed(places)
+    if found is None or values.shape is None or places.shape is None:
         return None
-    if not has_rows(values, items[0].picked, step):
+    place, count = found
+    if not has_rows(values, place.picked, step) or len(values.shape) < count:
         return None
-    if len(values.shape) < len(items) or places.shape is None:
-        return None
-    shape = (*places.shape[:-1], *values.shape[len(items) :])
+    shape = (*places.shape[:-1], *values.shape[count:])
     return Value(Kind.ROWS, values.degree, _rows_of(places), shape=shape)
 
 
@@ -137,11 +145,10 @@ def _picked_at(step: Step, values: Value, places: Value) -> Value | None:
 def _put_back(
     step: Step, places: Value, updates: Value, shape: Value
 ) -> Value | None:
-    items = _columns(places)
-    if not items or not isinstance(items[0], Place) or shape.known is None:
+    found = _indexed(places)
+    if found is None or shape.known is None:
         return None
-    sizes = tuple(shape.known.flat)
-    place = items[0]
+    place, sizes = found[0], tuple(shape.known.flat)
     if sizes[0] != shape_of_picked(updates, place)[0]:
         return None
     if not has_rows(updates, _rows_of(places), step):
@@ -192,23 +199,31 @@ def _added_up_in_order(
 def _cropped(
     step: Step, images: Value, boxes: Value, places: Value, size: Value
 ) -> Value | None:
-    return _of_boxes(step, places, (boxes, size), images, images.degree)
+    more = boxes, size
+    return _of_boxes(step, places, boxes, more, images, images.degree)
 
 
 @rule("CropAndResizeGradBoxes")
 def _to_boxes(
     step: Step, upstream: Value, images: Value, boxes: Value, places: Value
 ) -> Value | None:
-    degree = upstream.degree
-    return _of_boxes(step, places, (upstream, boxes), images, degree)
+    more = upstream, boxes
+    return _of_boxes(step, places, boxes, more, images, upstream.degree)
 
 
 def _of_boxes(
-    step: Step, places: Value, more: Sequence[Value], images: Value, degree: Any
+    step: Step,
+    places: Value,
+    boxes: Value,
+    more: Sequence[Value],
+    images: Value,
+    degree: Any,
 ) -> Value | None:
     """What is computed for each box, of the image that it belongs to."""
     place = places.meaning
     if not isinstance(place, Place) or not has_rows(images, place.picked, step):
+        return None
+    if not boxes.is_free:
         return None
     for value in more:
         if value.rows is not None and not has_rows(value, place.rows, step):

@@ -20,10 +20,10 @@ from keras_towers.splitting.rules.common import (
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    NotFollowed,
     Rows,
     Shape,
     Value,
-    common,
     same,
     total,
 )
@@ -159,6 +159,8 @@ def _scattered(node: Node, places: Value, rows: Value, target: Value) -> Value:
 
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _added_to(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
+    if places.is_same and not places.grows:
+        return _in_place(node, tensor, places, rows)
     if tensor.kind is Kind.ROWS:
         raise DoesNotSplit("writes rows of other examples of the batch")
     rest = scattered(node, places, rows, tensor.shape)
@@ -168,13 +170,30 @@ def _added_to(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
 
 @rule("TensorScatterUpdate", "TensorScatterMax", "TensorScatterMin")
 def _written(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
-    if not all(v.kind is Kind.SAME for v in (tensor, places, rows)):
+    if not places.is_same or places.grows:
         raise DoesNotSplit(
             "writes rows where examples say, of which the last one stays"
         )
-    free(node, places)
-    degree = common((tensor.degree, rows.degree), "joins")
-    return same(degree, shape=tensor.shape)
+    if node.type != "TensorScatterUpdate":
+        refuse_sums(node, (tensor, rows))
+    return _in_place(node, tensor, places, rows)
+
+
+def _in_place(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
+    """Write parts of a tensor at indices that are the same everywhere."""
+    if places.shape is None or not isinstance(places.shape[-1], int):
+        raise NotFollowed("writes along axes that are not known")
+    rank = rank_of(node, 0, tensor)
+    # The axes that the indices count, and those of the indices.
+    counted, ahead = places.shape[-1], len(places.shape) - 1
+    for value, first in ((tensor, counted), (rows, ahead)):
+        if value.rows is not None and 0 <= value.rows.axis < first:
+            raise DoesNotSplit("writes rows of other examples of the batch")
+    parts = [rows.with_(shape=None, rows=rows.rows), tensor]
+    if rows.rows is not None and rows.rows.axis >= 0:
+        parts[0] = rows.moved(rows.rows.axis - ahead + counted)
+    result = added(node, parts, "joins", [rank, rank])
+    return result.with_(shape=tensor.shape, rows=result.rows)
 
 
 @rule("Bincount", "DenseBincount")

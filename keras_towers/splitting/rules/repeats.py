@@ -112,6 +112,13 @@ def _known_shape(node: Node, target: Value) -> Shape | None:
     )
 
 
+@rule("Empty")
+def _empty(node: Node, target: Value) -> Value:
+    if not node.attr("init"):
+        raise NotFollowed("makes a tensor of what happens to be in memory")
+    return spread(node, same(None), _known_shape(node, target))
+
+
 @rule("ZerosLike", "OnesLike")
 def _filled_like(node: Node, value: Value) -> Value:
     degree = None if node.type == "ZerosLike" else 0

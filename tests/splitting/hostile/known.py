@@ -6,7 +6,6 @@ DEFAULT, EXACT = "default", "exact"
 
 _JACOBIAN = "gradients of each example are named, not their mean"
 _NUMBERS = "numbers of examples that only say where they are"
-_CTC = "CTC calls functions that are not known"
 
 # A case, and whether it is so without or with exact=True: what is wrong.
 KNOWN: dict[tuple[str, str], str] = {
@@ -18,8 +17,6 @@ KNOWN: dict[tuple[str, str], str] = {
 
 # What is equal, and told in vain.
 for _name, _reason in {
-    "temporal_classification": _CTC,
-    "classification_of_keras": _CTC,
     "kernels_of_each_example": "examples as channels",
     "sums_by_repeated_numbers": _NUMBERS,
     "how_many_of_each_word": "a length that the largest value does not change",

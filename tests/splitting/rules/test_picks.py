@@ -113,23 +113,67 @@ CASES = [
         [*floats("cb"), *_places("a", 3), *floats("ab")],
         letters="a",
     ),
+    *(
+        Case(
+            f"TensorScatter{name}",
+            lambda t, x, f=function: f(t, [[1], [1]], x),
+            floats("cb", "ab"),
+            "b",
+            letters="b",
+            note="in place",
+        )
+        for name, function in (
+            ("Add", tf.tensor_scatter_nd_add),
+            ("Sub", tf.tensor_scatter_nd_sub),
+        )
+    ),
     Case(
         "TensorScatterUpdate",
         lambda t, x: tf.tensor_scatter_nd_update(t, [[0], [2]], x),
         floats("cb", "ab"),
+        "b",
         letters="ab",
+    ),
+    Case(
+        "TensorScatterUpdate",
+        lambda t, x: tf.tensor_scatter_nd_update(t, [[0, 1], [2, 0]], x),
+        floats("cdeb", "aeb"),
+        "eb",
+        {"c": "of other examples"},
+        letters="eb",
+        note="two",
     ),
     Case(
         "TensorScatterMax",
         lambda t, x: tf.tensor_scatter_nd_max(t, [[0], [2]], x),
         floats("cb", "ab"),
+        "b",
         letters="ab",
+    ),
+    Case(
+        "TensorScatterMax",
+        lambda t, x: tf.tensor_scatter_nd_max(t, [[0, 1], [2, 0]], x),
+        floats("cdeb", "aeb"),
+        "eb",
+        {"c": "of other examples"},
+        letters="eb",
+        note="two",
     ),
     Case(
         "TensorScatterMin",
         lambda t, x: tf.tensor_scatter_nd_min(t, [[0], [2]], x),
         floats("cb", "ab"),
+        "b",
         letters="ab",
+    ),
+    Case(
+        "TensorScatterMin",
+        lambda t, x: tf.tensor_scatter_nd_min(t, [[0, 1], [2, 0]], x),
+        floats("cdeb", "aeb"),
+        "eb",
+        {"c": "of other examples"},
+        letters="eb",
+        note="two",
     ),
     Case(
         "Bincount",
