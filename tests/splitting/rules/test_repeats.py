@@ -62,6 +62,15 @@ CASES = [
         letters="",
         note="same",
     ),
+    of_floats(
+        "Empty",
+        "",
+        lambda x: (
+            x + tf.raw_ops.Empty(shape=tf.shape(x), dtype=tf.float32, init=True)
+        ),
+        "ab",
+        "ab",
+    ),
     of_floats("ZerosLike", "", lambda x: tf.raw_ops.ZerosLike(x=x), "ab", "ab"),
     of_floats("OnesLike", "", lambda x: tf.raw_ops.OnesLike(x=x), "ab", "ab"),
     Case("OneHot", lambda x: tf.one_hot(x, 4), ints("ab", scales=False), "ab"),
