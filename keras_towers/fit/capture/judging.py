@@ -26,6 +26,7 @@ from keras_towers.fit.weights.variables import SUM, WHOLE
 from keras_towers.splitting import Analysis, Difference
 
 if TYPE_CHECKING:
+    from keras_towers.fit.capture.own_traces import Other
     from keras_towers.fit.capture.rehearsal import Rehearsal
 
 logger = logging.getLogger("keras_towers")
@@ -60,6 +61,8 @@ class Judge:
         self._plan: Plan | None = {} if _may_join(config) else None
         self._rounds = 0
         self._rehearsal: Rehearsal | None = None
+        # Tells of a trace that was judged.
+        self._tell: Callable[[Verdict], None] | None = None
 
     def wants_another(self, trace: TracedStep, tower: tower_lib.Tower) -> bool:
         """Judge a trace, or return True if the step has to be traced again."""
@@ -105,7 +108,7 @@ class Judge:
             losses=trace.captured.losses,
         )
         self._rehearsal = self._to_rehearse(trace, analysis)
-        tell = functools.partial(
+        self._tell = tell = functools.partial(
             verdict.tell, self._config, self._model, self._kind(tower)
         )
         if self._rehearsal is None:
@@ -114,6 +117,12 @@ class Judge:
             pending = Pending(self._config, self._rehearsal, found, tell)
             self._later.append(pending)
         return False
+
+    def tell_another_trace(self, other: Other) -> None:
+        """Tell that a tower does not run the trace that was judged."""
+        if self._tell is not None:
+            self._tell(verdict.of_another_trace(other.text, other.operation))
+            self._tell = None
 
     def keep_examples(self, data: Any) -> None:
         """Keep some of a tower's examples, if the step is to be rehearsed."""

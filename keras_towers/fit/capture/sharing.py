@@ -29,6 +29,7 @@ from keras_towers.fit.capture.capture import capture
 from keras_towers.fit.capture.checks import CannotShare, CannotSplit
 from keras_towers.fit.capture.function import Uncompilable, Way
 from keras_towers.fit.capture.judging import Judge
+from keras_towers.fit.capture.own_traces import OwnTraces
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
@@ -65,6 +66,7 @@ class StepTraces:
         self._shared: TracedStep | None = None
         self._compiles: bool = bool(model.jit_compile)
         self._judge = judge
+        self._own_traces = OwnTraces(judge.tell_another_trace)
         self._own_because = ""
         self._begun = time.monotonic()
 
@@ -84,7 +86,8 @@ class StepTraces:
         if first:
             self._judge.keep_examples(data)
         if trace is None:
-            captured = capture(step, data, tower, self._update.apply)
+            run = self._own_traces.capture if self._are_alike() else capture
+            captured = run(step, data, tower, self._update.apply)
             self._judge_own_trace(tower)
             if first and note is not None:
                 note(captured.output, captured.results)
@@ -222,6 +225,16 @@ class StepTraces:
                 if not self._judge.wants_another(trace, tower):
                     return trace
             self._attributes.put(before)
+
+    def _are_alike(self) -> bool:
+        """Whether towers that trace by themselves are to trace the same."""
+        if tf.executing_eagerly() or self._config.num_towers == 1:
+            return False
+        try:
+            checks.check_parts(self._pieces, self._shares)
+        except CannotShare:
+            return False
+        return True
 
     def _judge_own_trace(self, tower: tower_lib.Tower) -> None:
         """Judge a step that is not analysed, once it is known not to fail."""

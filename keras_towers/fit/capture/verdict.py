@@ -136,6 +136,21 @@ def of_nothing(why: str) -> Verdict:
     return Verdict(NOT_PROVEN, (reason,))
 
 
+def of_another_trace(text: str, operation: Any) -> Verdict:
+    """Say that a tower does not run the trace that was analysed.
+
+    Args:
+        text: what its trace has: "has another constant on tower 1".
+        operation: the operation that is another.
+    """
+    remedy = (
+        "Each tower traces it by itself: what Python draws or counts in it is "
+        "another on each. Draw with keras.random, or have the data bring it."
+    )
+    reason = Reason(f"differs: it {text}{_at(operation)}.", remedy)
+    return Verdict(_DIFFERS, (reason,))
+
+
 def rehearsed(found: Found, verdict: Verdict, config: TowerConfig) -> Verdict:
     """Say what a rehearsal has shown of a step that was not proven."""
     if found.size or found.failure:
