@@ -99,6 +99,8 @@ def _recorder(times: Times, waits: bool) -> Any:
     """Create a callback that records one call of ``fit``."""
     import keras
 
+    from keras_towers.fit.callbacks import NEVER_STOPS
+
     began = time.perf_counter()
     total = 0.0
 
@@ -115,6 +117,9 @@ def _recorder(times: Times, waits: bool) -> Any:
             # From start to start, with the handling of data and metrics.
             times.batches.append(time.perf_counter())
 
+        # Ranks would send a message after each step, to agree to go on.
+        setattr(on_train_batch_begin, NEVER_STOPS, True)
+
         def on_train_end(self, logs: Any = None) -> None:
             times.epochs.append(time.perf_counter())
 
@@ -128,6 +133,8 @@ def _recorder(times: Times, waits: bool) -> Any:
             times.losses.append(total - before)
             if times.first_step_s is None:
                 times.first_step_s = time.perf_counter() - began
+
+        setattr(on_train_batch_end, NEVER_STOPS, True)
 
     return WaitingRecorder() if waits else Recorder()
 

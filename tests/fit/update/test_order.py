@@ -1,0 +1,44 @@
+"""What ranks agree on in each step, with the other ranks played by the test."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.fit.update.order import StepOrder
+from keras_towers.transport import SingleProcess
+
+
+class Played(SingleProcess):
+    """Sums what this rank says once for each number that a rank has."""
+
+    def __init__(self, numbers):
+        self.size = len(numbers)
+        self._numbers = numbers
+        self._said = []
+        self._others = None
+
+    def are_alike(self):
+        order = StepOrder(self)
+        for number in self._numbers[1:]:
+            order._are_alike(tf.constant(number, tf.int64))
+        said, self._said = self._said, []
+        self._others = tf.add_n(said)
+        return bool(order._are_alike(tf.constant(self._numbers[0], tf.int64)))
+
+    def all_reduce(self, tensors, key):
+        (mine,) = tensors
+        if self._others is not None:
+            return [mine + self._others]
+        self._said.append(mine)
+        return [mine]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 64])
+@pytest.mark.parametrize("number", [0, 1, 2**16, 2**32 - 1])
+def test_one_sum_tells_whether_all_ranks_have_the_same_number(ranks, number):
+    numbers = [number] * ranks
+    assert Played(numbers).are_alike()
+    for other in (number ^ 1, number ^ 2**16, number ^ (2**32 - 1)):
+        assert not Played([*numbers[:-1], other]).are_alike()
+        assert not Played([other, *numbers[1:]]).are_alike()
+    # The mean of two others may be the number of a third.
+    assert not Played([number, number ^ 3, number ^ 5]).are_alike()
