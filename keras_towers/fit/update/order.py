@@ -172,7 +172,8 @@ class StepOrder:
     def _are_alike(self, number: tf.Tensor) -> tf.Tensor:
         """Whether the ranks have the same number, of 32 bits."""
         # By one sum: a gather has to find out the sizes first.
-        halves = tf.stack([number // 2**16, number % 2**16])
+        half = tf.constant(2**16, tf.int64)
+        halves = tf.stack([number // half, tf.math.floormod(number, half)])
         both = tf.concat([halves, halves**2], 0)
         (sums,) = self._transport.all_reduce([both], next_key("gradients"))
         # Only of equal numbers is the mean of the squares that of them squared.
