@@ -10,16 +10,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.data.rows import has_rows, names_of
-
-
-class OneDevice:
-    """A strategy stand-in that does not distribute datasets."""
-
-    @staticmethod
-    def experimental_distribute_dataset(dataset: Any) -> Any:
-        """Return the dataset as it is."""
-        return dataset
 
 
 def first(
@@ -39,7 +31,7 @@ def first(
             sample_weight=sample_weight,
             batch_size=batch_size,
             shuffle=False,
-            distribute_strategy=OneDevice,
+            distribute_strategy=Undistributed,
         )
     except ValueError as error:
         raise TowerError(
@@ -53,7 +45,7 @@ def first(
     if isinstance(x, tf.data.Dataset):
         return found, [spec]
     # The first spec that works is traced; batches after these may be smaller.
-    return found, [tf.nest.map_structure(_of_any_size, spec), spec]
+    return found, [tf.nest.map_structure(data_lib.of_any_size, spec), spec]
 
 
 def for_towers(data: list[Any], spec: Any, towers: int) -> list[Any]:
@@ -103,12 +95,6 @@ def _is_uniform(batch: Any) -> bool:
 def _is_of(batch: Any, spec: Any) -> bool:
     leaves = zip(tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True)
     return all(part.is_compatible_with(leaf) for leaf, part in leaves)
-
-
-def _of_any_size(spec: Any) -> Any:
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:

@@ -26,6 +26,7 @@ from keras_towers.splitting import Analysis, marks
 
 _HOST = "CPU:0"
 _ROWS, _PARTS = 7, 3
+# Steps may amplify rounding, of which nothing is known here.
 _IN_HALF_PRECISION, _IN_SINGLE_PRECISION = 3e-2, 1e-3
 _FLOATS = frozenset(
     (

@@ -70,7 +70,7 @@ class TracedStep:
         # like any other.
         for place, tensor in enumerate(_with_rows(data)):
             if tensor is not None:
-                specs[place] = _of_any_size(specs[place])
+                specs[place] = data_lib.of_any_size(specs[place])
         begun = time.monotonic()
         # Inputs are the tensors of ``data``, ``share`` and ``live``, then
         # captures.
@@ -265,12 +265,6 @@ def _with_rows(data: Any) -> Iterator[tf.Tensor | None]:
         for tensor in checks.leaves_of(leaf):
             if isinstance(tensor, tf.Tensor):
                 yield None if tensor is shape else tensor
-
-
-def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:
-    if not spec.shape.rank:
-        return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _results(captured: Captured) -> Any:

@@ -41,6 +41,13 @@ def static_size(structure: Any) -> int | None:
     return None if leaf is None else _static_rows(leaf)
 
 
+def of_any_size(spec: Any) -> Any:
+    """Return the spec of a tensor that may have any number of rows."""
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
 def _static_rows(leaf: Any) -> int | None:
     return tf.TensorShape(leaf.shape)[0]
 

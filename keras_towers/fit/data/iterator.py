@@ -56,7 +56,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self.at_last_step: bool = False
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
-            super().__init__(distribute_strategy=_Undistributed, **kwargs)
+            super().__init__(distribute_strategy=Undistributed, **kwargs)
             own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
@@ -287,9 +287,10 @@ class _Reusing:
         return owner._unused
 
 
-class _Undistributed:
+class Undistributed:
     """A strategy stand-in that does not distribute datasets."""
 
     @staticmethod
-    def experimental_distribute_dataset(dataset):
+    def experimental_distribute_dataset(dataset: Any) -> Any:
+        """Return it as it is."""
         return dataset
