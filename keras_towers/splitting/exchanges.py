@@ -63,7 +63,9 @@ def _gathered(value: Value) -> Value:
         raise DoesNotSplit("gathers what is no example of the batch")
     if value.rows.draw is not None and value.rows.count > 1:
         raise NotFollowed("gathers random numbers of examples")
-    if value.rows.axis or value.rows.outer > 1 or value.rows.unit is not None:
+    if value.rows.unit is not None:
+        raise NotFollowed("gathers parts of the examples")
+    if value.rows.axis or value.rows.outer > 1:
         raise DoesNotSplit("gathers along another axis than that of examples")
     shape = value.shape
     if shape is not None:
