@@ -114,6 +114,10 @@ def _numbered(value: Value) -> Value:
     return other("numbers the examples of the batch")
 
 
+def _only_numbers(value: Value) -> bool:
+    return value.reason is not None and value.reason.of_numbers
+
+
 def _is_alike(value: Value) -> bool:
     """Whether all towers give the same, be it a handle."""
     return value.kind is Kind.HANDLE or value.is_same and not value.grows
@@ -271,7 +275,10 @@ class Interpreter:
             called = compat.graph_of_function(node.operation.graph, node.type)
             if called is not None:
                 return self.call(called, given)
-        for index, value in enumerate(given):
+        # What only numbers examples says less than what takes their values.
+        order = sorted(range(len(given)), key=lambda k: _only_numbers(given[k]))
+        for index in order:
+            value = given[index]
             if value.kind is not Kind.OTHER:
                 continue
             if node.type in _OF_SHAPES and value.shape is not None:

@@ -125,11 +125,13 @@ class Reason:
         text: what the step does: "multiplies two sums".
         operation: the operation that does it.
         is_open: whether it may split nevertheless, as nobody knows.
+        of_numbers: whether it only follows from the number of examples.
     """
 
     text: str
     operation: Any = dataclasses.field(default=None, compare=False)
     is_open: bool = False
+    of_numbers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,10 +230,14 @@ def examples(
 
 
 def other(
-    text: str, operation: Any = None, is_open: bool = False, **details: Any
+    text: str,
+    operation: Any = None,
+    is_open: bool = False,
+    of_numbers: bool = False,
+    **details: Any,
 ) -> Value:
     """Return a value of which nothing is known."""
-    reason = Reason(text, operation, is_open)
+    reason = Reason(text, operation, is_open, of_numbers)
     return Value(Kind.OTHER, reason=reason, **details)
 
 

@@ -86,6 +86,9 @@ _EXAMPLES = {
             [_size(y), 3, 3],
         )
     ),
+    "vectorized": lambda x, y: tf.vectorized_map(
+        lambda t: tf.linalg.matvec(t[1:] + tf.eye(3), t[0]), x
+    ),
     "pick by number": lambda x, y: tf.gather_nd(
         x, tf.stack([tf.range(_size(x)), tf.argmax(y, 1, tf.int32)], 1)
     ),
@@ -209,6 +212,9 @@ _HOSTILE = {
         y, tf.where(tf.range(_size(y))[:, None] > tf.range(_size(y)))[:, 0]
     ),
     "stitched wrongly": _stitched_wrongly,
+    "one for few": lambda x, y: tf.gather(
+        y, tf.where(_size(y) > 2, tf.range(_size(y)), 0)
+    ),
     "the diagonal": lambda x, y: tf.gather_nd(
         tf.tile(y, [1, 4]), tf.stack([tf.range(_size(y))] * 2, 1)
     ),

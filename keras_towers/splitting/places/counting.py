@@ -17,6 +17,7 @@ from keras_towers.splitting.places.meanings import (
     rule,
     stand_in,
 )
+from keras_towers.splitting.rounds import source
 from keras_towers.splitting.rules.common import (
     aligned,
     rank_of,
@@ -111,6 +112,21 @@ def _own_parts(step: Step, a: Value, b: Value) -> Value | None:
     if not alike:
         return None
     return aligned(step.node, [stand_in(a), stand_in(b)], 0)
+
+
+@rule("SelectV2")
+def _of_the_only_one(
+    step: Step, chosen: Value, numbers: Value, zero: Value
+) -> Value | None:
+    """Numbers, or 0 where there is one example: how maps are vectorized."""
+    place, asking = numbers.meaning, source(step.tensor(0)).op
+    if not isinstance(place, Place) or asking.type != "Greater":
+        return None
+    if [step.known(t) for t in asking.inputs] != [[EXAMPLES], [1]]:
+        return None
+    alone = place.picked == place.rows == Rows(0)
+    ends = zero.known is not None and list(zero.known.flat) == [0]
+    return numbered(place, numbers.shape) if alone and ends else None
 
 
 @rule("Maximum")

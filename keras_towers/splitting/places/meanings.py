@@ -95,7 +95,7 @@ def numbered(meaning: Any, shape: Any) -> Value:
     text = "numbers the examples of the batch"
     if isinstance(meaning, Ends):
         text = "uses where the rows of a RaggedTensor begin"
-    return other(text, shape=shape, meaning=meaning)
+    return other(text, of_numbers=True, shape=shape, meaning=meaning)
 
 
 def of_ragged(index: int, sizes: Sequence[int | None]) -> list[Value]:

@@ -6,6 +6,7 @@ from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
     aligned,
+    all_outputs,
     free,
     inserted,
     rank_of,
@@ -13,7 +14,13 @@ from keras_towers.splitting.rules.common import (
     rows_of,
     rule,
 )
-from keras_towers.splitting.values import DoesNotSplit, Kind, Shape, Value
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    Shape,
+    Value,
+    other,
+)
 
 _MATRICES = [
     "MatrixBandPart",
@@ -62,6 +69,13 @@ def _of_matrix(node: Node, value: Value, *options: Value) -> list[Value]:
         value.kind is Kind.ROWS
         and rows_of(value).axis >= rank_of(node, 0, value) - own
     ):
+        if own == 1 and "Diag" in node.type and rows_of(value).uniform:
+            return all_outputs(
+                node,
+                other(
+                    "makes a matrix of all pairs of examples", of_numbers=True
+                ),
+            )
         raise DoesNotSplit(f"takes {node.type} of a matrix of examples")
     degree = value.degree
     if node.type in _OF_MATRICES:

@@ -87,7 +87,7 @@ def ragged_means():
 def ragged_mean_of_all():
     def loss(y, p):
         lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
-        q = tf.RaggedTensor.from_tensor(tf.square(p), lengths)  # here
-        return tf.reduce_mean(q.flat_values)
+        q = tf.RaggedTensor.from_tensor(tf.square(p), lengths)
+        return tf.reduce_mean(q.flat_values)  # here
 
     return plain(loss)

@@ -82,8 +82,8 @@ def confusion():
 def partitioned():
     def loss(y, p):
         y = tf.cast(tf.reshape(y, [-1]), tf.int32)
-        parts = tf.dynamic_partition(p, y, 3)  # here
-        return sum(tf.reduce_mean(tf.square(q)) for q in parts)
+        parts = tf.dynamic_partition(p, y, 3)
+        return sum(tf.reduce_mean(tf.square(q)) for q in parts)  # here
 
     return plain(loss)
 

@@ -115,8 +115,8 @@ def alike_pairs():
 @differs(binary)
 def area_under_curve():
     def loss(y, p):
-        up = tf.boolean_mask(p, y > 0)  # here
-        down = tf.boolean_mask(p, y < 1)  # here
-        return tf.reduce_mean(tf.nn.sigmoid(down[:, None] - up[None]))
+        up = tf.boolean_mask(p, y > 0)
+        down = tf.boolean_mask(p, y < 1)
+        return tf.reduce_mean(tf.nn.sigmoid(down[:, None] - up[None]))  # here
 
     return plain(loss)

@@ -11,8 +11,6 @@ _NUMBERS = "numbers of examples that only say where they are"
 KNOWN: dict[tuple[str, str], str] = {
     ("gradient_clipped_by_example_twice", DEFAULT): _JACOBIAN,
     ("gradient_clipped_by_example_twice", EXACT): _JACOBIAN,
-    ("sigmoid_of_all_pairs", DEFAULT): "a unit matrix is named",
-    ("sigmoid_of_all_pairs", EXACT): "a unit matrix is named",
 }
 
 # What is equal, and told in vain.
@@ -21,7 +19,6 @@ for _name, _reason in {
     "sums_by_repeated_numbers": _NUMBERS,
     "how_many_of_each_word": "a length that the largest value does not change",
     "array_written_forwards": "loops over examples",
-    "vectorized_over_examples": "unit matrices for each example",
 }.items():
     KNOWN[_name, DEFAULT] = KNOWN[_name, EXACT] = _reason
 for _name, _reason in {
