@@ -42,6 +42,26 @@ def constant(operation: Any) -> Value:
     return of_known(np.array(array.tolist(), dtype=object).reshape(shape))
 
 
+def clamped(node: Node, given: Sequence[Value]) -> Value | None:
+    """Return a number that is both the least and the largest; None: none is."""
+    if node.type != "Minimum" or node.static_shape() != ():
+        return None
+    for limit, tensor in zip(given, node.operation.inputs[::-1], strict=True):
+        if limit.known is None or tensor.op.type != "Maximum":
+            continue
+        largest = limit.known.flat[0]
+        known = [constant(t.op).known for t in _constants(tensor.op.inputs)]
+        least = [k.flat[0] for k in known if k is not None and k.size == 1]
+        numbers = all(isinstance(n, int) for n in (largest, *least))
+        if numbers and least and max(least) >= largest:
+            return of_known(largest)
+    return None
+
+
+def _constants(tensors: Sequence[Any]) -> list[Any]:
+    return [tensor for tensor in tensors if tensor.op.type == "Const"]
+
+
 def completed(
     node: Node, index: int, value: Value, given: Sequence[Value]
 ) -> Value:

@@ -14,7 +14,7 @@ from keras_towers.splitting import (
     sparse,
     variables,
 )
-from keras_towers.splitting.completing import completed, constant
+from keras_towers.splitting.completing import clamped, completed, constant
 from keras_towers.splitting.folding import folded
 from keras_towers.splitting.layouts import Layouts
 from keras_towers.splitting.nodes import Node
@@ -269,6 +269,9 @@ class Interpreter:
             return results
         if node.is_equal_to_itself:
             return of_known(True)
+        limit = clamped(node, given)
+        if limit is not None:
+            return limit
         sizes = _SIZES.get(node.type, ())
         rule = RULES.get(node.type)
         if rule is None:

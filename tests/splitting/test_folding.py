@@ -162,3 +162,28 @@ def test_fold(name):
     for towers in ((7, 8), (2, 3)):
         check(function, _N, towers=[towers])
     assert name in traced(function, _N).types | {"Select"}
+
+
+def test_a_number_that_is_clamped_to_one():
+    def step(x: Any) -> Any:
+        most = tf.reduce_max(tf.cast(x * 9, tf.int32))
+        return tf.minimum(4, tf.maximum(4, most)), tf.minimum(
+            tf.maximum(tf.reduce_max(tf.cast(x, tf.int32)), 5), 4
+        )
+
+    assert [value.known[()] for value in check(step, _N)] == [4, 4]
+
+    def between(x: Any) -> Any:
+        most = tf.reduce_max(tf.cast(x * 9, tf.int32))
+        return tf.minimum(4, tf.maximum(3, most)), tf.minimum(4, most)
+
+    assert all(value.known is None for value in check(between, _N))
+
+
+def test_a_bag_of_words_of_each_example():
+    def step(x: Any) -> Any:
+        words = tf.cast(tf.abs(x) * 6, tf.int32)
+        return tf.math.bincount(words, minlength=9, maxlength=9, axis=-1)
+
+    (value,) = check(step, _N)
+    assert value.rows is not None and value.rows.place == (0, 1, 1)

@@ -220,7 +220,9 @@ def _counted(node: Node, places: Value, size: Value, weights: Value) -> Value:
     if node.type == "DenseBincount" and rank_of(node, 0, places) == 2:
         if rows_of(places).axis == 0:
             if shape is not None and places.shape is not None:
-                shape = (places.shape[0], *shape[1:])
+                known = None if size.known is None else size.known.flat[0]
+                columns = known if isinstance(known, int) else shape[1]
+                shape = (places.shape[0], columns)
             whole = places.with_(degree=degree, shape=shape)
             return whole.with_(rows=_not_uniform(node, places), shape=shape)
         raise DoesNotSplit("counts along the examples of the batch")

@@ -17,7 +17,6 @@ KNOWN: dict[tuple[str, str], str] = {
 for _name, _reason in {
     "kernels_of_each_example": "examples as channels",
     "sums_by_repeated_numbers": _NUMBERS,
-    "how_many_of_each_word": "a length that the largest value does not change",
     "array_written_forwards": "loops over examples",
 }.items():
     KNOWN[_name, DEFAULT] = KNOWN[_name, EXACT] = _reason
