@@ -83,7 +83,8 @@ class Row:
             byteps = self.engine == "byteps"
             return [*number, *(["--servers", "1"] if byteps else [])]
         servers = ["--ps", str(self.servers)] if self.servers else []
-        return [*servers, "--workers", str(processes)]
+        alone = ["--no-strategy"] if self.alone else []
+        return [*servers, *alone, "--workers", str(processes)]
 
 
 def _stock(name: str, reduction: str = "") -> Row:

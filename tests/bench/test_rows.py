@@ -21,6 +21,8 @@ def test_options_behind_a_name_are_those_of_the_strategy():
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
     assert served.train.keywords["options"] == {}
     assert find(ROWS, "multi-worker").launcher(2) == ["--workers", "2"]
+    alone = ["--no-strategy", "--workers", "2"]
+    assert find(ROWS, "compute").launcher(2) == alone
     byteps = ["-np", "2", "-H", "localhost:2", "--servers", "1"]
     assert find(ROWS, "byteps").launcher(2) == byteps
 
