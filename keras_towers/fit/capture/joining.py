@@ -100,6 +100,7 @@ def _given_by_towers(
         and value.rows is not None
         and value.rows.axis >= 0
         and value.rows.draw is None
+        and value.rows.unit is None
         and value.is_free
     }
 
@@ -192,7 +193,7 @@ def _sizes(
 ) -> tf.TensorShape:
     """Return the shape of a tensor for a number of examples."""
     rows = analysis.values[tensor.name].rows
-    if rows is None or rows.axis < 0:
+    if rows is None or rows.axis < 0 or rows.unit is not None:
         return tensor.shape
     sizes = list(tensor.shape)
     sizes[rows.axis] = examples * rows.count

@@ -68,7 +68,8 @@ def blocks_of(
         )
     rows = found.rows
     if rows is not None and rows.axis == 0 and rows.draw is None:
-        return (rows.inner,) * rows.outer
+        # Of parts of the examples nobody knows how many each tower has.
+        return (rows.inner,) * rows.outer if rows.unit is None else (1,)
     if common and not _selects_own(found, values, gathered):
         raise _unknown(value, what)
     if tower is None and _joins(found):
