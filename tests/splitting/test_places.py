@@ -308,3 +308,14 @@ _PICKS = {
 def test_picks_that_may_reach_other_examples(step):
     (value,) = check(step, rows(-1, 3), rows(-1, 4), _whole(-1, high=1))
     assert value.kind is Kind.OTHER
+
+
+def test_as_many_of_each_example_as_nobody_knows():
+    """They may be the same number for all, which is not said to differ."""
+
+    def step(x: Any, y: Any) -> Any:
+        kept = tf.boolean_mask(x, tf.abs(x[:, :, 0]) > -1)
+        return tf.reshape(kept, [_size(y), -1, 3])
+
+    (value,) = check(step, _X, _Y, towers=TOWERS)
+    assert value.reason is not None and value.reason.is_open

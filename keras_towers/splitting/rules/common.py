@@ -132,8 +132,12 @@ def rows_of(value: Value) -> Rows:
 def multiple(size: Any, rows: Rows) -> int:
     """Return how many rows each unit has in an axis of this size."""
     count = times_in(size, rows.of_each)
+    if not count and rows.unit is not None:
+        raise NotFollowed(
+            "reshapes entries of which examples may have different numbers"
+        )
     if not count:
-        raise DoesNotSplit(f"makes {size} rows of {rows.of_each} examples")
+        raise DoesNotSplit(f"makes {size} rows of n examples")
     return count
 
 
