@@ -54,6 +54,13 @@ def meanwhile(seconds, *functions):
         time.sleep(0.05)
 
 
+def until_told(caplog, text, *functions):
+    until = time.monotonic() + 30
+    while text not in caplog.text:
+        assert time.monotonic() < until, caplog.text
+        meanwhile(0.1, *functions)
+
+
 def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     caplog.set_level("INFO", "keras_towers")
     it = job(6)
@@ -147,17 +154,16 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     has_left.leave()
     it.hang(2)
     looks = [one.watching() for one in (chief, worker, goes_on)]
-    meanwhile(2, *looks)
+    until_told(caplog, "worker 2 at 127.0.0.1", *looks)
     # One whose process has ended may come back; a host or one that hangs not.
     it.kill(3)
-    meanwhile(2, *looks)
-    assert "worker 3 at 127.0.0.1" in caplog.text
-    assert "has ended: if worker 0 cannot do without it" in caplog.text
+    said = "has ended: if worker 0 cannot do without it"
+    until_told(caplog, said, *looks)
     it.hang(1)
-    meanwhile(2, looks[2])
+    meanwhile(1, looks[2])
     said = r"worker 0 has to end: worker 1 at \S+ is lost: it gives no sign"
     with pytest.raises(TowerError, match=said):
-        meanwhile(3, looks[0])
+        meanwhile(30, looks[0])
     # A fit begins with all of them.
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
