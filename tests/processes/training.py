@@ -119,6 +119,25 @@ def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
 
 
 @check
+def layers_with_other_settings_are_warned_of():
+    said = "have other settings on some ranks"
+
+    def made(name, seed):
+        # Names on ranks may differ.
+        for _ in range(seed):
+            keras.layers.Activation(name)
+        return s.model(
+            keras.layers.Activation(name),
+            keras.layers.Dropout(0.0, seed=seed),
+        )
+
+    for names, is_told in (("relu", "relu"), False), (("relu", "tanh"), True):
+        with s.Messages() as messages, s.Strategy():
+            s.fit(made(names[min(s.RANK, 1)], s.RANK))
+        assert messages.have(said) == (is_told and s.RANK == 0)
+
+
+@check
 def random_layers_draw_as_one_process():
     s.assert_as_one_process(
         transformers.make("smallest"),

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.contract import TRAINING, TowerConfig
@@ -26,7 +27,10 @@ _OF_SAME_DATA = (
     *("validation_split", "validation_steps", "validation_batch_size"),
 )
 _RATE = "learning_rate"
+_LAYERS = "layers"
 _SHOWN = 80
+# Names count what a process has made; seeds may be each rank's own.
+_OF_A_RANK = ("name", "seed")
 
 
 def check(
@@ -50,7 +54,7 @@ def check(
     }
     mine["validation_data"] = str(given.get("validation_data") is not None)
     if kind in TRAINING:
-        mine |= _compiled(model)
+        mine |= _compiled(model) | {_LAYERS: _layers(model)}
     if kind in TRAINING and config.transport.size > 1:
         observer = callbacks_lib.observing(kind, given)
         # It brings together what all ranks have observed.
@@ -66,6 +70,16 @@ def check(
                 logger.warning(
                     "the ranks have different learning rates (%s); all train "
                     "with that of rank 0.",
+                    told,
+                )
+            continue
+        if name == _LAYERS:
+            # A layer of the user's may have what is a rank's own.
+            if config.peers.rank == 0:
+                logger.warning(
+                    "the layers of model %r have other settings on some ranks "
+                    "(%s): build the same model on every rank.",
+                    model.name,
                     told,
                 )
             continue
@@ -109,6 +123,18 @@ def _compiled(model: keras.Model) -> dict[str, str]:
     }
 
 
+def _layers(model: keras.Model) -> str:
+    """Describe the settings of all layers, which need not have variables."""
+    layers = [
+        layer
+        for layer in compat.layers_of(model)
+        if not isinstance(layer, keras.Model)
+    ]
+    text = "\n".join(map(_described, layers))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{len(layers)}, of digest {digest}"
+
+
 def described(value: Any) -> str:
     """Describe a setting in the same words on all ranks that have it."""
     # Objects that cannot be looked into are described by their class alone.
@@ -128,8 +154,7 @@ def _described(value: Any) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes())
         return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
     if isinstance(value, Mapping):
-        # Names count what a process has made.
-        items = {str(k): v for k, v in value.items() if k != "name"}
+        items = {str(k): v for k, v in value.items() if k not in _OF_A_RANK}
         told = (f"{key}={_described(items[key])}" for key in sorted(items))
         return f"{{{', '.join(told)}}}"
     if isinstance(value, Sequence):
