@@ -17,6 +17,7 @@ def started(source, steps_per_execution=1):
     return TowerEpochIterator(
         strategy_of(2)._config,
         "fit",
+        lambda: None,
         steps_per_execution=steps_per_execution,
         # Keras orders them anew: one with TensorFlow's, one with Python's
         # random numbers.
