@@ -114,7 +114,10 @@ class Judge:
         if self._rehearsal is None:
             tell(found)
         else:
-            pending = Pending(self._config, self._rehearsal, found, tell)
+            step = id(self._model), self._kind(tower)
+            pending = Pending(
+                *(self._config, step, self._rehearsal, found, tell)
+            )
             self._later.append(pending)
         return False
 
@@ -244,6 +247,8 @@ class Pending:
     """A verdict that waits until its step has run, and can be rehearsed."""
 
     config: TowerConfig
+    # The model and what the step does.
+    step: tuple[int, str]
     rehearsal: Rehearsal
     verdict: Verdict
     tell: Callable[[Verdict], None]
@@ -267,9 +272,10 @@ def rehearse(waiting: Sequence[Pending]) -> None:
     ran = [one for one in waiting if one.rehearsal.has_examples]
     for one in ran:
         one.run()
-    if not ran:
-        # They never ran.
-        for one in waiting:
+    # A step may have been traced again before it ran.
+    known = {one.step for one in ran}
+    for one in waiting:
+        if one.step not in known:
             one.tell(one.verdict)
 
 

@@ -22,6 +22,7 @@ from keras_towers.fit.capture.together import Ran, Together
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context.tower import Run
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.weights.variables import TowerVariable
 from keras_towers.splitting import Analysis, marks
 
 _HOST = "CPU:0"
@@ -135,7 +136,7 @@ class Rehearsal:
                 return Found(examples, failure=type(error).__name__)
             results = splits.results_of(self._trace, self._predicts)
             merges = {
-                key: getattr(owner, "merge", None)
+                key: owner.merge if isinstance(owner, TowerVariable) else None
                 for key, owner in splits.owners_of(self._trace).items()
             }
             compared = Together(results, merges, whole, towers, shares)
