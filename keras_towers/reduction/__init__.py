@@ -14,9 +14,8 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``nccl_available``             whether NCCL can run on devices, and why (not)
 ``packed(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
-``ReductionCrossDeviceOps``    a reduction inside a ``tf.distribute.Strategy``
 ``across_ranks``               extends a reduction to several processes
-``all_reduce``, ``fp16``, ...       hooks: sums between processes
+``all_reduce``, ``fp16``, ...  hooks: sums between processes
 ``power_sgd(rank)``            a hook: matrices as two factors of low rank
 ``shared_memory``              without loss, between processes on one machine
 ``chain(...)``                 a hook of links (``pack``, ``rounded``,
@@ -36,8 +35,7 @@ from keras_towers.reduction.compression import (
     fp16_shards,
     rounded,
 )
-from keras_towers.reduction.cross_device import ReductionCrossDeviceOps
-from keras_towers.reduction.feedback import error_feedback
+from keras_towers.reduction.feedback import error_feedback, power_sgd
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -46,7 +44,6 @@ from keras_towers.reduction.gradients import (
     scaled,
 )
 from keras_towers.reduction.packing import GradientPacker, pack, packed
-from keras_towers.reduction.power_sgd import power_sgd
 from keras_towers.reduction.ranks import (
     CommunicationHook,
     Link,
@@ -71,7 +68,6 @@ __all__ = [
     "Gradients",
     "Link",
     "Reduction",
-    "ReductionCrossDeviceOps",
     "across_ranks",
     "bf16_shards",
     "chain",

@@ -1,7 +1,7 @@
 """Hooks that send gradients in 16 bits, and links of chains for them.
 
 =================  ============================================================
-``all_reduce``          no compression
+``all_reduce``     no compression
 ``fp16``           the engine sums in float16: right for NCCL; slower than no
                    compression over Gloo, which adds float16 in software
 ``fp16_shards``    sends float16; each rank sums one shard in float32
@@ -23,9 +23,12 @@ from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
-from keras_towers.reduction.feedback import error_feedback, is_rounded
+from keras_towers.reduction.feedback import (
+    error_feedback,
+    is_rounded,
+    power_sgd,
+)
 from keras_towers.reduction.gradients import check_floats
-from keras_towers.reduction.power_sgd import power_sgd
 from keras_towers.reduction.ranks import (
     CommunicationHook,
     Decode,

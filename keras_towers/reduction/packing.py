@@ -164,16 +164,13 @@ class PackingPlan:
         return [grads[index] for index in range(len(grads))]
 
 
-def pack(
-    packer: GradientPacker, like: Sequence[tf.Tensor] | None = None
-) -> Link:
+def pack(packer: GradientPacker) -> Link:
     """Sum a few buffers instead of many gradients."""
 
     def link(
         tensors: Sequence[tf.Tensor], key: str
     ) -> tuple[list[tf.Tensor], Decode]:
-        # ``like`` has static shapes that the tensors may lack.
-        plan = packer.plan(like or tensors)
+        plan = packer.plan(tensors)
         if plan is None:
             return list(tensors), list
         return plan.pack(tensors), plan.unpack
@@ -195,22 +192,19 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-        if len(grads) == 1 or packer.plan(dense_of(grads[0])) is None:
+        plan = packer.plan(dense_of(grads[0]))
+        if len(grads) == 1 or plan is None:
             return reduction(grads, devices)
-        link = pack(packer, like=dense_of(grads[0]))
         rows: list[list[Gradient]] = []
-        unpacks = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
-                buffers, unpack = link(dense_of(row), "")
-            rows.append([*buffers, *sparse_of(row)])
-            unpacks.append(unpack)
+                rows.append([*plan.pack(dense_of(row)), *sparse_of(row)])
         results = []
-        for device, like, row, unpack in zip(
-            devices, grads, reduction(rows, devices), unpacks, strict=True
+        for device, like, row in zip(
+            devices, grads, reduction(rows, devices), strict=True
         ):
             with tf.device(device):
-                tensors = unpack(dense_of(row))
+                tensors = plan.unpack(dense_of(row))
             results.append(in_order(like, tensors, sparse_of(row)))
         return results
 

@@ -75,10 +75,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         reduce = self._mode.reduce
         if transport.size > 1:
             reduce = reduction_lib.across_ranks(reduce, transport)
-        ops = reduction_lib.ReductionCrossDeviceOps(reduce, transport)
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
-            self, TowerExtended(self, devices, ops, transport)
+            self, TowerExtended(self, devices, reduce, transport)
         )
         if replicas_are_called is None:
             one_each = transport.size > 1 and len(devices) == 1

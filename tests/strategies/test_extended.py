@@ -10,12 +10,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
-from keras_towers.reduction import (
-    GradientPacker,
-    ReductionCrossDeviceOps,
-    packed,
-    sum_on_towers,
-)
+from keras_towers.reduction import GradientPacker, packed, sum_on_towers
+from keras_towers.strategies.extended import ReductionCrossDeviceOps
 from tests.reduction.cases import cpus, make_reduction
 
 TOWERS = 4
