@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.tower import is_differentiable
+from keras_towers.fit.contract import check_on_all_towers
 from keras_towers.fit.step import gather as gather_lib
-from keras_towers.fit.update import gradients as gradients_lib
 from keras_towers.reduction import scaled
 
 
@@ -217,7 +217,7 @@ def clip_by_global_norm(
 
 def _reduced(context: Any, gradients: Sequence[Any]) -> list[Any]:
     """Sum the weighted gradients of all towers."""
-    gradients_lib.check_on_all_towers(context, gradients)
+    check_on_all_towers(context, gradients)
     tower = tower_lib.current()
     weight = 1 if tower is None else tower.gradient_weight
     present = [scaled(g, weight) for g in gradients if g is not None]

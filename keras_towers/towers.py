@@ -15,8 +15,12 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import KerasStrategy, NamedGradients
-from keras_towers.fit.update import gradients
+from keras_towers.fit.contract import (
+    KerasStrategy,
+    NamedGradients,
+    check_equal_gradients,
+    name_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,11 +237,11 @@ class _TowerCalls:
             pairs = list(_pairs(result))
             shares.append(
                 NamedGradients(
-                    tuple(gradients.name_of(v) for _, v in pairs),
+                    tuple(name_of(v) for _, v in pairs),
                     [gradient for gradient, _ in pairs],
                 )
             )
-        gradients.check_equal(shares)
+        check_equal_gradients(shares)
 
 
 def _unlike(index: int, here: str, there: str) -> TowerError:

@@ -4,8 +4,8 @@ The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the transport between processes, and how a
   batch is distributed;
-* an ``Update``: where trained weights and slot variables live, and how reduced
-  gradients are applied;
+* an ``UpdateOnce`` or a subclass: where trained weights and slot variables
+  live, and how reduced gradients are applied;
 * ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
 
 ``fit/`` depends only on these, never on the type of the strategy.
@@ -16,14 +16,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
 from keras_towers.meeting.check import Peers
 from keras_towers.transport import Transport
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.reduce import UpdateOnce
+    from keras_towers.fit.weights.adoption import Adoption
 
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
@@ -132,6 +137,48 @@ class NamedGradients:
         ]
 
 
+def name_of(variable: Any) -> str:
+    """Return the Keras path of a variable if it has one, else its name."""
+    return getattr(variable, "path", variable.name)
+
+
+def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
+    """Raise a TowerError that says how K towers' gradients differ."""
+    first = towers[0]
+    for index, other in enumerate(towers[1:], 1):
+        if other.names != first.names:
+            odd = sorted(set(first.names) ^ set(other.names)) or other.names
+            raise TowerError(
+                f"tower {index} and tower 0 train different variables: they "
+                f"differ in {', '.join(odd)}. Every tower has to run the same "
+                "model: create variables in build(), independent of the data "
+                "and of the replica."
+            )
+        odd = [
+            name
+            for name, a, b in zip(
+                first.names, first.grads, other.grads, strict=True
+            )
+            if (a is None) != (b is None)
+        ]
+        if odd:
+            raise TowerError(
+                f"tower {index} and tower 0 do not have gradients for the same "
+                f"variables: they differ in {', '.join(odd)}. Every tower has "
+                "to compute the same loss."
+            )
+
+
+def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
+    """Check that all towers have the same ones of N gradients."""
+    names = tuple(f"gradient {index}" for index in range(len(grads)))
+
+    def merge(strategy: Strategy, towers: Any) -> None:
+        check_equal_gradients(strategy.experimental_local_results(towers))
+
+    context.merge_call(merge, args=(NamedGradients(names, list(grads)),))
+
+
 @dataclasses.dataclass(eq=False)
 class UpdateCall(NamedGradients):
     """A call of an optimizer in a step, to update N variables."""
@@ -158,130 +205,11 @@ class TakesGradients(Protocol):
         ...
 
 
-class OwnsVariables(Protocol):
-    """Gives every tower its own component of a variable that a step writes."""
-
-    def own(self, variable: keras.Variable, merge: str | None = None) -> None:
-        """Spread a Keras variable, unless it is spread already."""
-        ...
-
-    def own_native(self, variable: tf.Variable) -> None:
-        """Spread a ``tf.Variable`` that belongs to no Keras variable."""
-        ...
-
-    def component(self, variable: tf.Variable, index: int) -> tf.Variable:
-        """Return a ``tf.Variable``'s component on a tower, or the variable."""
-        ...
-
-
-class Update(TakesGradients, Protocol):
-    """Where trained weights and slot variables live, and who updates them.
-
-    Attributes:
-        name: one word: ``"once"``, ``"each"``, ...
-        description: a short phrase for ``describe()``.
-        builds_optimizers: whether ``make_ready`` has to build them, so that
-            their slots are created where they belong.
-    """
-
-    name: str
-    description: str
-    builds_optimizers: bool
-
-    def place(self, variable: keras.Variable) -> bool:
-        """Place a weight of a model; return whether it moved."""
-        ...
-
-    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept the calls of an optimizer, which may be half built."""
-        ...
-
-    def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Undo ``place_optimizer`` and ``take_optimizer``."""
-        ...
-
-    def make_ready(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        variables: Sequence[Any],
-    ) -> None:
-        """Build an optimizer for placed weights if needed, and place it."""
-        ...
-
-    def drop_slots_of_others(self) -> None:
-        """Let one rank alone hold a slot variable: steps of training follow."""
-        ...
-
-    def gather_slots(self) -> None:
-        """Give all ranks the values of all slot variables. Collective."""
-        ...
-
-    def end_rounds(self) -> None:
-        """Average the weights that ranks have updated apart. Collective."""
-        ...
-
-    def take_back(self, variable: keras.Variable) -> bool:
-        """Undo ``place``; return False if the variable was not moved."""
-        ...
-
-    def release(self) -> None:
-        """Undo every placement that is still in effect."""
-        ...
-
-
-class Residents(Protocol):
-    """The models, variables and optimizers that belong to a strategy."""
-
-    def note_what_is_made(self) -> None:
-        """Track objects created in the scope from here on, for release."""
-        ...
-
-    def claim(self, model: keras.Model) -> None:
-        """Bind a model, its optimizers and nested models to the strategy."""
-        ...
-
-    def bind(self, model: keras.Model) -> Any:
-        """Place a model's variables on the towers; return if any were new."""
-        ...
-
-    def release(self) -> None:
-        """Make all models ordinary ones again."""
-        ...
-
-    def release_model(self, model: keras.Model) -> None:
-        """Make one model an ordinary one again."""
-        ...
-
-    def created(self, model: keras.Model) -> None:
-        """Register a model that was created in the strategy's scope."""
-        ...
-
-    def compiled(self, model: keras.Model) -> None:
-        """Register a model compiled in the scope, maybe to be trained later."""
-        ...
-
-    def made_variable(self, variable: keras.Variable) -> None:
-        """Register a variable that was created in the scope."""
-        ...
-
-    def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make an optimizer created in the scope reduce over the towers."""
-        ...
-
-    def equalise(self) -> None:
-        """Make all state equal on all towers, and the optimizer's whole."""
-        ...
-
-    def mark_trained(self) -> None:
-        """Record that per-tower state may differ between towers."""
-        ...
-
-
 class Calls(Protocol):
     """Runs calls of the Keras methods in ``METHODS``."""
 
     @property
-    def adoption(self) -> Residents:
+    def adoption(self) -> Adoption:
         """The models placed on the towers."""
         ...
 
@@ -302,11 +230,11 @@ class Components:
     """The components of a strategy."""
 
     config: TowerConfig
-    update: Update
+    update: UpdateOnce
     calls: Calls
 
     @property
-    def adoption(self) -> Residents:
+    def adoption(self) -> Adoption:
         """The models placed on the strategy's towers."""
         return self.calls.adoption
 

@@ -21,7 +21,7 @@ from keras_towers.fit.callbacks import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.one_device import as_one_device
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")

@@ -117,7 +117,7 @@ class StepMarks:
         """Add the operations of the marks."""
         for device, ends in zip(self._devices, self._ends, strict=True):
             host = _host_of(device)
-            with tf.init_scope(), compat.single_device_mode(), tf.device(host):
+            with compat.outside(host):
                 # It grows as needed: a full one would stop the training.
                 queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(ends)]])
             self._queues.append(queue)

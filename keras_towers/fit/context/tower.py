@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.contract import OwnsVariables, TakesGradients
+from keras_towers.fit.contract import TakesGradients
 from keras_towers.splitting.growing import Growing
+
+if TYPE_CHECKING:
+    from keras_towers.fit.weights.spread import SpreadVariables
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +61,7 @@ class Tower:
     update: TakesGradients | None = None
     # Gives every tower its own component of what the step writes; None: it
     # writes as on one device.
-    variables: OwnsVariables | None = None
+    variables: SpreadVariables | None = None
     # This tower's fraction of the examples of the global batch: a float if
     # known during tracing, else a scalar tensor. None if the tower has its own
     # batch, as on one device.

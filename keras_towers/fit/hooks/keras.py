@@ -18,8 +18,8 @@ variables (``replicas/asynchronous/update.py``), a worker of parameter servers
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
-``calls/noop.py``), methods of an optimizer on towers (``optimizers.py`` and
-``one_device.py`` in ``fit/update/``), of a ``SwapEMAWeights`` callback
+``calls/noop.py``), methods of an optimizer on towers
+(``fit/update/optimizers.py``), of a ``SwapEMAWeights`` callback
 (``calls/callbacks.py``), and of a ``tf.Variable`` that a step writes
 (``weights/spread.py``).
 """

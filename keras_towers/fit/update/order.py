@@ -16,6 +16,7 @@ from keras_towers.meeting import check as check_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
+_HOST = "CPU:0"
 _UNLIKE = "the ranks have mismatched gradients"
 
 
@@ -28,8 +29,8 @@ class StepOrder:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._turn = _variable(0, "turn")
-        self._alike = _variable(True, "alike")
+        self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        self._alike = compat.hidden_variable(_HOST, True)
         self._traced: dict[int, list[str]] = {}
         self._inside = False
         self._begun = 0
@@ -199,17 +200,6 @@ class StepOrder:
             for traced in lists
         ]
         return TowerError(check_lib.unlike_gradients(odd))
-
-
-def _variable(value: Any, name: str) -> tf.Variable:
-    with tf.init_scope(), compat.single_device_mode(), tf.device("CPU:0"):
-        dtype = tf.bool if isinstance(value, bool) else tf.int64
-        return tf.Variable(
-            value,  # pyright: ignore[reportArgumentType]
-            dtype=dtype,
-            trainable=False,
-            name=name,
-        )
 
 
 def _identity(structure: Any) -> Any:

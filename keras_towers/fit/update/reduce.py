@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,23 +23,44 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update import gradients, optimizers
-from keras_towers.fit.update.one_device import as_one_device
+from keras_towers.fit.contract import (
+    TowerConfig,
+    UpdateCall,
+    check_equal_gradients,
+)
+from keras_towers.fit.update import optimizers
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.moved import MovedVariables
 from keras_towers.fit.weights.spread import SpreadVariables
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.state import optimizers_in, slots_of
 from keras_towers.fit.weights.variables import TowerOf, component
-from keras_towers.reduction import Gradient, Gradients, Reduction, scaled
+from keras_towers.reduction import (
+    Gradient,
+    Gradients,
+    Reduction,
+    scaled,
+    sum_at_variables,
+)
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.rounds import Rounds
-    from keras_towers.fit.update.shares import Shares
+    from keras_towers.fit.update.sharded import Shares
 
 
 class UpdateOnce:
-    """Tower 0 updates the weights and copies them to the other towers."""
+    """Tower 0 updates the weights and copies them to the other towers.
+
+    The base class of all updates: where trained weights and slot variables
+    live, and who updates them.
+
+    Attributes:
+        name: one word: ``"once"``, ``"each"``, ...
+        description: a short phrase for ``describe()``.
+        builds_optimizers: whether ``make_ready`` has to build them, so that
+            their slots are created where they belong.
+    """
 
     name = "once"
     description = "weights are updated on tower 0 and copied to the others"
@@ -69,7 +90,7 @@ class UpdateOnce:
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def place(self, variable: keras.Variable) -> bool:
-        """Give every tower a copy of a weight."""
+        """Give every tower a copy of a weight; return whether it moved."""
         return self.spread.spread_weight(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -80,6 +101,7 @@ class UpdateOnce:
             self._place_slot(variable)
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Intercept the calls of an optimizer, which may be half built."""
         optimizers.take(optimizer, self.config.name)
         self._taken.add(optimizer)
 
@@ -91,23 +113,25 @@ class UpdateOnce:
             variable._value = variables_lib.unbind(value)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Undo ``place_optimizer`` and ``take_optimizer``."""
         optimizers.give_back(optimizer)
 
     def drop_slots_of_others(self) -> None:
-        """Do nothing: every rank needs all slot variables."""
+        """Let one rank alone hold a slot variable: steps of training follow."""
 
     def gather_slots(self) -> None:
-        """Do nothing: every rank has all slot variables."""
+        """Give all ranks the values of all slot variables. Collective."""
 
     def end_rounds(self) -> None:
+        """Average the weights that ranks have updated apart. Collective."""
         if self.rounds is not None:
             self.rounds.end(self.order)
 
-    def take_back(self, variable: keras.Variable) -> bool:
-        """Return False: nothing was moved."""
-        return False
+    def take_back(self, variable: keras.Variable) -> None:
+        """Undo ``place``."""
 
     def release(self) -> None:
+        """Undo every placement that is still in effect."""
         if self.rounds is not None:
             self.rounds.forget()
         for optimizer in self._taken:
@@ -126,7 +150,7 @@ class UpdateOnce:
 
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
-            gradients.check_equal(towers)
+            check_equal_gradients(towers)
             for index, tower in enumerate(towers):
                 marks.reached(index, "computed", tower.grads)
             self.make_ready(call.optimizer, call.variables)
@@ -212,6 +236,60 @@ class UpdateEach(UpdateOnce):
             marks.reached(index, "reduced", sums)
             with marks.until(index, "updated"):
                 self._update_tower(call, sums, index)
+
+
+class UpdateAtVariable(UpdateOnce):
+    """Every trained weight exists once; gradients are summed on its device."""
+
+    # Non-trainable weights get a component on every tower, because a step may
+    # write them. ``place`` returns the device to hold a given weight.
+
+    name = "at_variable"
+    description = "trained weights exist once and are updated in place"
+    _shares_buffers = False
+
+    def __init__(
+        self, config: TowerConfig, place: Callable[[keras.Variable], str]
+    ):
+        super().__init__(config)
+        self._place = place
+        self._held = MovedVariables(empties=False)
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Hold a trainable weight once; spread any other."""
+        spread = isinstance(variable._value, variables_lib.TowerVariable)
+        if not variable.trainable or spread:
+            return super().place(variable)
+        if variable in self._held:
+            return False
+        if isinstance(variable._value, compat.DistributedVariable):
+            variable._value = variables_lib.unbind(variable._value)
+        self._held.place(variable, self._place(variable))
+        return True
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Intercept the optimizer's calls; put slots beside their weights."""
+        super().place_optimizer(optimizer)
+        if optimizer.built:
+            for slot, weight in slots_of(optimizer):
+                if weight in self._held and slot not in self._held:
+                    self._held.place(slot, weight._value.device)
+
+    def take_back(self, variable: keras.Variable) -> None:
+        self._held.give_back(variable)
+
+    def release(self) -> None:
+        try:
+            self._held.give_all_back()
+        finally:
+            super().release()
+
+    def _reduce(
+        self, rows: Gradients, variables: Sequence[Any]
+    ) -> list[list[Gradient]]:
+        places = [getattr(v, "_value", v).device for v in variables]
+        sums = sum_at_variables(rows, self.config.devices, places)
+        return [sums for _ in self.config.devices]
 
 
 def _written(call: UpdateCall) -> list[Any]:

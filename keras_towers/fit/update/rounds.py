@@ -29,6 +29,8 @@ from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+_HOST = "CPU:0"
+
 
 class Rounds:
     """The rounds of all optimizers, of a number of updates each."""
@@ -123,14 +125,13 @@ class _Round:
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
-        with tf.init_scope(), compat.single_device_mode():
-            self.updates = _counter(tf.int64)
-            # Those of this rank in its batches, for the weight of its changes.
-            self.shares = _counter(tf.float64)
-            self._anchors = [_zeros_like(value) for value in self._values()]
-            self._momenta = [
-                _zeros_like(value) for value in self._values() if momentum
-            ]
+        self.updates = compat.hidden_variable(_HOST, 0, tf.int64)
+        # Those of this rank in its batches, for the weight of its changes.
+        self.shares = compat.hidden_variable(_HOST, 0, tf.float64)
+        self._anchors = [_zeros_like(value) for value in self._values()]
+        self._momenta = [
+            _zeros_like(value) for value in self._values() if momentum
+        ]
 
     def begin(self) -> None:
         def note() -> tf.Tensor:
@@ -191,11 +192,6 @@ def _trained(optimizer: Any) -> list[keras.Variable]:
     return list({id(weight): weight for weight in weights}.values())
 
 
-def _counter(dtype: tf.DType) -> tf.Variable:
-    with tf.device("CPU:0"):
-        return tf.Variable(tf.zeros([], dtype), trainable=False)
-
-
 def _zeros_like(value: tf.Variable) -> tf.Variable:
-    with tf.device(value.device):
+    with compat.outside(value.device):
         return tf.Variable(tf.zeros(value.shape, value.dtype), trainable=False)

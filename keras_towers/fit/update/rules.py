@@ -15,6 +15,7 @@ no weight, such as the corrected learning rate of Adam, are shared.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Collection, Sequence
@@ -25,8 +26,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import patches
-from keras_towers.fit.update.recording import Recording
-from keras_towers.fit.weights.slots import lists_by_weight
+from keras_towers.fit.weights.state import lists_by_weight
 
 # Those whose operations are the same for weights of every shape.
 _OF_ANY_SHAPE = (
@@ -43,6 +43,7 @@ _OF_ANY_SHAPE = (
 )
 # Those whose operations depend on the shape, too.
 _BY_SHAPE = ("Adafactor", "Lamb", "Muon")
+_HERE = contextlib.nullcontext()
 
 
 def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
@@ -248,3 +249,68 @@ def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
     if tensor.shape == shape and _is_one_of(optimizer, _OF_ANY_SHAPE):
         return tensor.dtype, place
     return tensor.dtype, place, tuple(tensor.shape)
+
+
+class Recording:
+    """The newest operations of a graph that depend on given inputs."""
+
+    # The ``inputs`` and the ``device`` are others in every repetition.
+    # Operations can be repeated if those that depend on no input have no
+    # effects, and read only variables that are scalars.
+
+    def __init__(
+        self,
+        graph: Any,
+        begin: int,
+        inputs: Sequence[tf.Tensor],
+        device: str,
+    ):
+        self.graph = graph
+        self._inputs = [graph.capture(tensor) for tensor in inputs]
+        self._steps: list[tuple[Any, dict[str, Any], str | None]] = []
+        self.repeats = True
+        changing = set(map(id, self._inputs))
+        repeated: set[Any] = set()
+        for operation in graph.get_operations()[begin:]:
+            if changing.isdisjoint(map(id, operation.inputs)):
+                self.repeats &= _is_shared(operation)
+                continue
+            self.repeats &= repeated.isdisjoint(operation.control_inputs)
+            repeated.add(operation)
+            changing.update(map(id, operation.outputs))
+            attributes = dict(operation.node_def.attr)
+            # Where it belongs; the device says the same.
+            attributes.pop("_class", None)
+            elsewhere = operation.device not in ("", device)
+            self._steps.append(
+                (operation, attributes, operation.device if elsewhere else None)
+            )
+
+    def repeat(self, inputs: Sequence[tf.Tensor]) -> None:
+        """Add the operations again, here, with N other inputs."""
+        graph = self.graph
+        now = {
+            id(old): graph.capture(new)
+            for old, new in zip(self._inputs, inputs, strict=True)
+        }
+        for operation, attributes, device in self._steps:
+            with tf.device(device) if device else _HERE:
+                copy = graph.create_op(
+                    operation.type,
+                    [
+                        now.get(id(tensor), tensor)
+                        for tensor in operation.inputs
+                    ],
+                    [output.dtype for output in operation.outputs],
+                    attrs=attributes,
+                    op_def=operation.op_def,
+                )
+            for old, new in zip(operation.outputs, copy.outputs, strict=True):
+                now[id(old)] = new
+
+
+def _is_shared(operation: Any) -> bool:
+    """Whether one result, computed once, is right in every repetition."""
+    if operation.type == "ReadVariableOp":
+        return operation.outputs[0].shape.rank == 0
+    return not operation.op_def.is_stateful

@@ -7,18 +7,21 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import TowerConfig, Update, another, home_of
+from keras_towers.fit.contract import TowerConfig, another, home_of
 from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.meeting.check import Peers
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.reduce import UpdateOnce
 
 
 @dataclasses.dataclass
@@ -38,7 +41,7 @@ class Adoption:
     """The models placed on a strategy's towers."""
 
     # A model built outside gets copies of its variables on towers 1 to K - 1;
-    # its own ``tf.Variable``s become the components of tower 0. The ``Update``
+    # its own ``tf.Variable``s become the components of tower 0. The update
     # places trained weights and optimizers. Models made in a block train on its
     # towers after it, too, if it ``keeps`` them.
 
@@ -46,7 +49,7 @@ class Adoption:
         self,
         config: TowerConfig,
         spread: SpreadVariables,
-        update: Update,
+        update: UpdateOnce,
         keeps: bool = True,
     ):
         self._config = config
@@ -65,9 +68,11 @@ class Adoption:
         self._tracks = False
 
     def note_what_is_made(self) -> None:
+        """Track objects created in the scope from here on, for release."""
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
+        """Register a model that was created in the strategy's scope."""
         # It may be trained outside the scope, so its methods enter the scope
         # themselves.
         if self._tracks:
@@ -77,6 +82,7 @@ class Adoption:
             trainers.stay_home(model, self._config)
 
     def compiled(self, model: keras.Model) -> None:
+        """Register a model compiled in the scope, maybe to be trained later."""
         if model in self._models:
             # Its loop may go on, such as after a callback.
             self.claim(model)
@@ -85,13 +91,16 @@ class Adoption:
             self._compiled.add(model)
 
     def made_variable(self, variable: keras.Variable) -> None:
+        """Register a variable that was created in the scope."""
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
 
     def claim(self, model: keras.Model) -> None:
+        """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
             self._update.place_optimizer(optimizer)
@@ -148,6 +157,7 @@ class Adoption:
         return self._models.setdefault(model, _Notes())
 
     def bind(self, model: keras.Model) -> bool:
+        """Place a model's variables on the towers; return if any were new."""
         state = state_lib.collect(model)
         moved = [
             *(
@@ -178,6 +188,7 @@ class Adoption:
         )
 
     def mark_trained(self) -> None:
+        """Record that per-tower state may differ between towers."""
         self._trained = True
 
     def begin_steps(self) -> None:
@@ -201,6 +212,7 @@ class Adoption:
         self._trained = False
 
     def equalise(self) -> None:
+        """Make all state equal on all towers, and the optimizer's whole."""
         self.average()
         self._update.gather_slots()
 
@@ -213,6 +225,7 @@ class Adoption:
             self._broadcast(model)
 
     def release(self) -> None:
+        """Make all models ordinary ones again."""
         models: list[keras.Model] = [*self._models, *self._created]
         # Memory may not suffice for one, which must not leave others half done.
         # The last comes first.
@@ -236,6 +249,7 @@ class Adoption:
         self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:
+        """Make one model an ordinary one again."""
         if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)

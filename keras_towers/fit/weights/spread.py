@@ -100,6 +100,7 @@ class SpreadVariables:
         return new
 
     def own(self, variable: keras.Variable, merge: str | None = None) -> None:
+        """Spread a Keras variable that a step writes, unless it is spread."""
         # ``merge`` says how reads outside the towers merge it; None: as a
         # weight.
         if not isinstance(variable._value, compat.BaseResourceVariable):
@@ -116,6 +117,7 @@ class SpreadVariables:
         self._late.append(variable)
 
     def own_native(self, variable: tf.Variable) -> None:
+        """Spread a ``tf.Variable`` that belongs to no Keras variable."""
         if variable in self.native or _is_component(variable):
             return
         tower_lib.note_first_write()
@@ -166,6 +168,7 @@ class SpreadVariables:
         return result
 
     def component(self, variable: tf.Variable, index: int) -> tf.Variable:
+        """Return a ``tf.Variable``'s component on a tower, or the variable."""
         if variable not in self.native:
             return variable
         return self.native[variable].values[index]

@@ -52,16 +52,9 @@ class BatchShares:
     def _last(self) -> tf.Variable:
         """Each tower's part of the last batch; 0 if all states are equal."""
         if self._counts is None:
-            with (
-                tf.init_scope(),
-                compat.single_device_mode(),
-                tf.device("CPU:0"),
-            ):
-                self._counts = tf.Variable(
-                    tf.zeros([self._config.num_replicas], tf.int64),
-                    trainable=False,
-                    name="last_batch",
-                )
+            self._counts = compat.hidden_variable(
+                "CPU:0", [0] * self._config.num_replicas, tf.int64
+            )
         return self._counts
 
     def weights(self) -> tf.Tensor | None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients, UpdateCall
-from keras_towers.fit.update.one_device import home, updating
+from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.replicas import Rounds
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.averages import Averages

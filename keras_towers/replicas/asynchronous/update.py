@@ -21,7 +21,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.one_device import home, updating
+from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import Reduction, scaled

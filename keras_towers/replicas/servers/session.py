@@ -12,8 +12,7 @@ import keras
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.fit.update.at_variable import UpdateAtVariable
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
 from keras_towers.meeting import check
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers

@@ -13,10 +13,10 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.update.one_device import as_one_device, component
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.slots import slots_of
+from keras_towers.fit.weights.variables import component
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Gradient
@@ -69,7 +69,7 @@ class ServerVariables:
         slots = {
             id(slot): weight
             for optimizer in state.optimizers
-            for slot, weight in slots_of(optimizer)
+            for slot, weight in state_lib.slots_of(optimizer)
         }
         for each in self._all:
             dtype = keras.backend.standardize_dtype(each.dtype)

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.update import rules
-from keras_towers.fit.update.one_device import updating
+from keras_towers.fit.update.optimizers import updating
 
 pytestmark = pytest.mark.core
 
