@@ -1,9 +1,11 @@
-"""How a process ends that has lost another one of its job."""
+"""How a process ends that has lost another one, and how it keeps memory."""
 
 import subprocess
 import sys
 
 import pytest
+
+from keras_towers import system
 
 # What waits for the lost one, where Python runs no other thread any more.
 HANGS = """
@@ -30,3 +32,27 @@ def test_the_end_of_a_script_is_that_of_its_process(waits_s, code):
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", "")
+
+
+# In a process of its own, since it changes how a process allocates.
+FAULTS = """
+import resource, runpy, sys
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        b"x" * 20_000_000
+        b"y" * 28_000_000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+runpy.run_path(sys.argv[1])["keep_freed"]()
+bytearray(20_000_000)
+print(faults() < given_back / 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_is_used_again():
+    command = [sys.executable, "-c", FAULTS, system.__file__]
+    assert subprocess.check_output(command, timeout=60) == b"True\n"

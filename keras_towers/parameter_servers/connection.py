@@ -15,15 +15,22 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store, watch
+from keras_towers.meeting import watch
 from keras_towers.meeting.addresses import answers, is_reachable
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.liveness import AnswerWatch, waiting
-from keras_towers.parameter_servers import introduction
+from keras_towers.meeting.store import tell_connected
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
-from keras_towers.parameter_servers.store import ServerStore
+from keras_towers.parameter_servers.store import (
+    ServerStore,
+    goodbyes,
+    introduce,
+    prefix,
+    store_on,
+    task_name,
+)
 
 # A server that was started again knows nothing of its clients. What was
 # sent over a link that broke may be lost.
@@ -35,23 +42,6 @@ _BROKEN: dict[type[tf.errors.OpError], str] = {
 }
 
 _connection: Connection | None = None
-
-
-def connect(cluster: Cluster | None = None) -> Connection:
-    """Connect this worker with all parameter servers; once per process."""
-    # It waits until all of them are there, and says which ones are not. It has
-    # to be done before TensorFlow starts: before the first model is made.
-    global _connection
-    cluster = cluster or tf_config.required()
-    if _connection is None:
-        _connection = Connection(cluster)
-        atexit.register(_connection.end)
-    elif _connection.cluster != cluster:
-        raise TowerError(
-            f"this process is {_connection.cluster} of a job already, and "
-            f"cannot also be {cluster} of another one: start a process for each"
-        )
-    return _connection
 
 
 class Dropped:
@@ -106,11 +96,11 @@ class Connection:
         self.store: ServerStore = ServerStore(
             self.devices[0], self.naming_lost_servers
         )
-        self.prefix: str = introduction.prefix(cluster)
+        self.prefix: str = prefix(cluster)
         self.dropped: Dropped = Dropped(self.size)
         self.finished: bool = True
         self._left = False
-        self._name = introduction.task_name(cluster, self.rank)
+        self._name = task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
             join(
@@ -121,11 +111,9 @@ class Connection:
                 job="localhost",
                 index=0,
             )
-            store.tell_connected(cluster.number)
+            tell_connected(cluster.number)
             for server in range(len(cluster.ps)):
-                there = introduction.store_on(server)
-                store.wait(there, introduction.opened())
-                introduction.introduce(cluster, server)
+                introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
             self.starts: int = (self.store.get(key) or 0) + 1
             self.store.put(key, self.starts)
@@ -145,8 +133,8 @@ class Connection:
         for server in range(len(self.devices)):
             # One that has died needs no goodbye.
             with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{introduction.goodbyes(self.cluster)}-{self.rank}"
-                introduction.store_on(server).put(key, failure)
+                key = f"{goodbyes(self.cluster)}-{self.rank}"
+                store_on(server).put(key, failure)
 
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may wait for an answer for ever."""
@@ -210,7 +198,10 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     """Serve if this process is a ps task, connect with them if it trains."""
     # One script serves all machines: in a ps task this function does not
-    # return: the process ends, with exit code 0, when training has.
+    # return: the process ends, with exit code 0, when training has. A worker
+    # connects once, before TensorFlow starts (before the first model is made),
+    # when all servers are there; meanwhile it says which ones are not.
+    global _connection
     cluster = cluster or tf_config.required()
     if not cluster.ps:
         raise TowerError(
@@ -228,7 +219,15 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
             "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
             "its own"
         )
-    return connect(cluster)
+    if _connection is None:
+        _connection = Connection(cluster)
+        atexit.register(_connection.end)
+    elif _connection.cluster != cluster:
+        raise TowerError(
+            f"this process is {_connection.cluster} of a job already, and "
+            f"cannot also be {cluster} of another one: start a process for each"
+        )
+    return _connection
 
 
 def _named(servers: dict[int, str]) -> str:

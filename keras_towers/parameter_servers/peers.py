@@ -11,9 +11,8 @@ from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.store import Store, wait
-from keras_towers.parameter_servers import introduction
 from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.store import ServerStore
+from keras_towers.parameter_servers.store import ServerStore, task_name
 from keras_towers.transport import plain
 
 
@@ -79,7 +78,7 @@ class ServerPeers:
 
     def _await(self, store: Store, key: str) -> Any:
         cluster = self.connection.cluster
-        me = introduction.task_name(cluster, self.rank)
+        me = task_name(cluster, self.rank)
         look_s = min(settings.LOOK_S, self.stall_shutdown_s)
         who = ""
         for waited_s in waiting(self.stall_shutdown_s, 0):
@@ -90,8 +89,7 @@ class ServerPeers:
             come = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in come] or [0]
             who = ", ".join(
-                introduction.task_name(cluster, rank)
-                for rank in missing[: settings.NAMED]
+                task_name(cluster, rank) for rank in missing[: settings.NAMED]
             )
             if waited_s:
                 tell(f"{me} waits for {who}")

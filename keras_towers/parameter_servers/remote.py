@@ -97,7 +97,14 @@ class Running:
         """Wait for the function's outputs, calling ``look`` every 2 s."""
         cancelled = False
         try:
-            _wait(self._done, timeout_s, look)
+            until = math.inf
+            if timeout_s is not None:
+                until = time.monotonic() + timeout_s
+            while (left_s := until - time.monotonic()) > 0:
+                if self._done.wait(min(settings.LOOK_S, left_s)):
+                    break
+                if look is not None:
+                    look()
         finally:
             cancelled = self.cancel()
         errors = self._errors
@@ -132,18 +139,3 @@ def run(
 ) -> list[Any]:
     """Run a concrete function that may block, calling ``look`` every 2 s."""
     return Running(function, arguments).wait(timeout_s, look)
-
-
-def _wait(
-    done: threading.Event,
-    timeout_s: float | None,
-    look: Callable[[], None] | None,
-) -> None:
-    if look is None:
-        done.wait(timeout_s)
-        return
-    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while (left_s := until - time.monotonic()) > 0:
-        if done.wait(min(settings.LOOK_S, left_s)):
-            return
-        look()

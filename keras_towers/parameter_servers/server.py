@@ -1,23 +1,117 @@
-"""The work of a task of the role ``ps``, until training has ended."""
+"""The work of a task of the role ``ps``, until training has ended.
+
+It serves, and asks which workers answer: workers need not reach one another,
+and N of them would ask N times N times. It tells all of them who is missed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store
+from keras_towers.meeting.addresses import answers, refuses
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.parameter_servers import introduction
+from keras_towers.meeting.liveness import Liveness
+from keras_towers.meeting.store import tell_connected
 from keras_towers.parameter_servers.remote import join
-from keras_towers.parameter_servers.roll import Roll, tell_of
+from keras_towers.parameter_servers.store import (
+    ServerStore,
+    goodbyes,
+    has_come,
+    introduce,
+    prefix,
+    store_on,
+    task_name,
+)
 from keras_towers.system import end_in_time, keep_freed
+
+# Silence takes time: these are asked at once.
+_AT_ONCE = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Missed:
+    """A worker that has come, and does not answer."""
+
+    silent_s: float
+    has_ended: bool
+    """Whether its host is there, without its process."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the worker has not answered for long."""
+        return self.silent_s > settings.LOST_S
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the worker's host is gone as well, or its process hangs."""
+        return self.is_gone and not self.has_ended
+
+
+class Roll(Liveness):
+    """The workers of a job, as a parameter server sees them."""
+
+    def __init__(self, workers: Sequence[str], store: ServerStore):
+        self._addresses = workers
+        self._store = store
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._answered: dict[int, float | None] = {}
+        self._refused: dict[int, bool] = {}
+        super().__init__(range(len(workers)), self._last)
+
+    def look(self, *ranks: int) -> None:
+        """Ask some workers, or all, several at once."""
+        ranks = ranks or tuple(self.signs)
+        list(self._pool.map(self._ask, ranks))
+        super().look(*ranks)
+
+    def _ask(self, rank: int) -> None:
+        address = self._addresses[rank]
+        there = answers(address)
+        self._answered[rank] = time.monotonic() if there else None
+        self._refused[rank] = not there and refuses(address)
+
+    def _last(self, rank: int) -> float | bool | None:
+        # It may be gone before it was asked.
+        come = self.signs[rank] or has_come(self._store, rank)
+        return self._answered[rank] or come or None
+
+    def silent_s(self, rank: int) -> float:
+        """Seconds since the last sign of a worker; 0 if it answered at last."""
+        return 0.0 if self._answered.get(rank) else super().silent_s(rank)
+
+    def missed(self) -> dict[int, Missed]:
+        """The workers that have come, but did not answer at last."""
+        return {
+            rank: Missed(self.silent_s(rank), self._refused[rank])
+            for rank, sign in self.signs.items()
+            if sign and not self._answered[rank]
+        }
+
+
+def tell_of(store: ServerStore, prefix: str, missed: dict[int, Missed]) -> None:
+    """Tell all workers which of them do not answer."""
+    told = {rank: dataclasses.astuple(one) for rank, one in missed.items()}
+    store.put(_key(prefix), told)
+
+
+def missed(store: ServerStore, prefix: str) -> dict[int, Missed]:
+    """The workers that do not answer, as a server has told."""
+    told = store.get(_key(prefix)) or {}
+    return {int(rank): Missed(*one) for rank, one in told.items()}
+
+
+def _key(prefix: str) -> str:
+    return f"{prefix}missed"
 
 
 def serve(cluster: Cluster) -> None:
@@ -41,13 +135,12 @@ def serve(cluster: Cluster) -> None:
         raise TowerError(
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
-    store.tell_connected(cluster.number)
-    introduction.introduce(cluster, me)
-    introduction.store_on(me).put(introduction.opened(), True)
+    tell_connected(cluster.number)
+    introduce(cluster, me)
     workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
     tell(f"{cluster} serves {workers}")
     lost = _farewells(cluster)
-    names = [introduction.task_name(cluster, rank) for rank in lost]
+    names = [task_name(cluster, rank) for rank in lost]
     tell(
         f"ps {me} ends: "
         + ("the chief has ended" if lost else "all workers have ended")
@@ -57,13 +150,13 @@ def serve(cluster: Cluster) -> None:
 
 def _farewells(cluster: Cluster) -> list[int]:
     """Wait until nobody needs the server any more."""
-    store = introduction.store_on(cluster.index)
+    store = store_on(cluster.index)
     missing = set(range(cluster.size))
     roll = Roll(cluster.workers, store)
     asked = -math.inf
     ended = failure = None
     while True:
-        said = store.by_rank(introduction.goodbyes(cluster), sorted(missing))
+        said = store.by_rank(goodbyes(cluster), sorted(missing))
         if 0 in said:
             ended, failure = time.monotonic(), said[0]
         missing -= said.keys()
@@ -72,7 +165,7 @@ def _farewells(cluster: Cluster) -> list[int]:
             asked = now
             roll.look()
             if cluster.index == 0:
-                tell_of(store, introduction.prefix(cluster), roll.missed())
+                tell_of(store, prefix(cluster), roll.missed())
         if ended is None:
             # It may not have been started yet.
             if roll.signs[0] and roll.silent_s(0) > settings.CHIEF_LOST_S:

@@ -1,4 +1,7 @@
-"""The job's store on a parameter server: a table known by its name."""
+"""The job's store on a parameter server, where its tasks introduce themselves.
+
+The store is a table known by its name. Tasks compare jobs and versions in it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import run, traced
+from keras_towers.meeting import check
+from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.store import wait
+from keras_towers.parameter_servers.remote import device_of, run, traced
 
 _NAME = "keras_towers/store"
+# Found by tasks of whatever job, so that those of two jobs notice each other.
+_COMMON = "keras_towers"
+# The number of the server among the ranks of workers.
+_SERVER = -1
 
 
 class ServerStore:
@@ -114,3 +124,54 @@ def _table() -> Any:
     return tf.raw_ops.MutableHashTableV2(
         key_dtype=tf.int64, value_dtype=tf.string, shared_name=_NAME
     )
+
+
+def store_on(server: int) -> ServerStore:
+    """The store on a parameter server."""
+    return ServerStore(device_of(server))
+
+
+def prefix(cluster: Cluster) -> str:
+    """The beginning of all names that a job shares; one for each job."""
+    digest = hashlib.sha256(cluster.identity().encode()).hexdigest()
+    return f"{_COMMON}/{digest[:12]}/"
+
+
+def task_name(cluster: Cluster, rank: int) -> str:
+    """The name of a worker in messages, such as ``"worker 1"``."""
+    role, index = cluster.tasks[rank]
+    return f"{role} {index}"
+
+
+def goodbyes(cluster: Cluster) -> str:
+    """The key where a worker that ends says why: empty if it has ended well."""
+    return f"{prefix(cluster)}goodbyes"
+
+
+def introduce(cluster: Cluster, server: int) -> None:
+    """Tell a parameter server what this process is, and compare."""
+    me = f"{cluster.role} {cluster.index}"
+    facts = check.facts()
+    mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
+    own = cluster.rank if cluster.trains else _SERVER
+    store = store_on(server)
+    store.put(_introduction(own), mine)
+    # The server is the first to come: whoever is like it is like all others.
+    its = wait(store, _introduction(_SERVER))
+    other = its["name"]
+    check.compare(me, facts, other, its["facts"])
+    if its["jobs"] != mine["jobs"]:
+        raise TowerError(
+            f'{me} was told another "cluster" by TF_CONFIG than {other}: '
+            f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
+            "job the same one, and each job parameter servers of its own"
+        )
+
+
+def has_come(store: ServerStore, rank: int) -> bool:
+    """Whether a worker has introduced itself at the server of a store."""
+    return store.get(_introduction(rank)) is not None
+
+
+def _introduction(rank: int) -> str:
+    return f"{_COMMON}/introductions-{rank}"

@@ -8,7 +8,7 @@ import threading
 from keras_towers import settings
 from keras_towers.meeting.addresses import is_reachable
 from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.parameter_servers import introduction, roll
+from keras_towers.parameter_servers import server, store
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.store import ServerStore
 
@@ -58,8 +58,8 @@ class Job:
     """
 
     def __init__(self, name, workers, monkeypatch):
-        monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
-        monkeypatch.setattr(introduction, "_COMMON", name)
+        monkeypatch.setattr(store, "device_of", lambda server: DEVICE)
+        monkeypatch.setattr(store, "_COMMON", name)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
         for port in self._ports:
@@ -68,10 +68,10 @@ class Job:
             f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
         )
         self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
-        introduction.introduce(Cluster(self._jobs, "ps", 0), 0)
+        store.introduce(Cluster(self._jobs, "ps", 0), 0)
         # At these addresses connections are taken, and closed.
         self._connected = set()
-        monkeypatch.setattr(roll, "answers", self._answers)
+        monkeypatch.setattr(server, "answers", self._answers)
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         self._watch.start()
@@ -79,7 +79,7 @@ class Job:
     def connect(self, rank, starts=1):
         """Return the connection of a worker, which has introduced itself."""
         cluster = Cluster(self._jobs, "worker", rank)
-        introduction.introduce(cluster, 0)
+        store.introduce(cluster, 0)
         self._connected.add(cluster.address)
         return Connected(cluster, f"{self._name}/", starts)
 
@@ -106,11 +106,11 @@ class Job:
 
     def _look(self):
         """Tell the workers who is missed, as a server does."""
-        store = ServerStore(DEVICE)
-        workers = roll.Roll(self._jobs["worker"], store)
+        there = ServerStore(DEVICE)
+        workers = server.Roll(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.look()
-            roll.tell_of(store, f"{self._name}/", workers.missed())
+            server.tell_of(there, f"{self._name}/", workers.missed())
 
 
 def _take(port):

@@ -12,7 +12,8 @@ from keras_towers.errors import TowerError
 from keras_towers.meeting import check
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.meeting.store import wait
-from keras_towers.parameter_servers import introduction, remote
+from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers import store as lib
 from keras_towers.parameter_servers.remote import run, traced
 from keras_towers.parameter_servers.store import ServerStore, value_of
 from keras_towers.replicas.resources import Queue
@@ -91,8 +92,8 @@ def test_a_failed_call_raises_its_error():
 @pytest.fixture
 def here(monkeypatch, name):
     """Keep what a parameter server would keep on this process's device."""
-    monkeypatch.setattr(introduction, "device_of", lambda server: DEVICE)
-    monkeypatch.setattr(introduction, "_COMMON", name)
+    monkeypatch.setattr(lib, "device_of", lambda server: DEVICE)
+    monkeypatch.setattr(lib, "_COMMON", name)
 
 
 def worker(index, jobs=JOBS):
@@ -104,25 +105,25 @@ SERVER = Cluster(JOBS, "ps", 0)
 
 def test_tasks_of_one_job_accept_one_another_and_no_others(here):
     for cluster in (SERVER, worker(0), worker(1), worker(0)):
-        introduction.introduce(cluster, 0)
+        lib.introduce(cluster, 0)
     other = {**JOBS, "worker": ("x:9", "y:8")}
     with pytest.raises(TowerError, match="worker 1 was told another .*x:9"):
-        introduction.introduce(worker(1, other), 0)
+        lib.introduce(worker(1, other), 0)
 
 
 def test_other_versions_are_named(here, monkeypatch):
-    introduction.introduce(SERVER, 0)
+    lib.introduce(SERVER, 0)
     other = {**check.facts(), "TensorFlow": "1.15.0"}
     monkeypatch.setattr(check, "facts", lambda: other)
     said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
-        introduction.introduce(worker(1), 0)
+        lib.introduce(worker(1), 0)
 
 
 def test_names_are_those_of_the_job_and_its_tasks():
-    prefixes = {introduction.prefix(c) for c in (worker(0), worker(1), SERVER)}
+    prefixes = {lib.prefix(c) for c in (worker(0), worker(1), SERVER)}
     assert len(prefixes) == 1
     other = worker(0, {**JOBS, "ps": ("b:1",)})
-    assert introduction.prefix(other) not in prefixes
-    names = [introduction.task_name(worker(0), rank) for rank in range(3)]
+    assert lib.prefix(other) not in prefixes
+    names = [lib.task_name(worker(0), rank) for rank in range(3)]
     assert names == ["chief 0", "worker 0", "worker 1"]

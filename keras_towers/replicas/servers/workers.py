@@ -15,10 +15,11 @@ from keras_towers.errors import TowerError
 from keras_towers.meeting.liveness import Liveness
 from keras_towers.meeting.store import wait
 from keras_towers.meeting.watch import SILENT
-from keras_towers.parameter_servers import introduction, remote
+from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.parameter_servers.roll import Missed, missed
+from keras_towers.parameter_servers.server import Missed, missed
+from keras_towers.parameter_servers.store import task_name
 
 
 class FitEnded(Exception):
@@ -297,7 +298,7 @@ class Workers:
         )
 
     def _who(self, rank: int) -> str:
-        return introduction.task_name(self._connection.cluster, rank)
+        return task_name(self._connection.cluster, rank)
 
     def _at(self, rank: int) -> str:
         return self._connection.cluster.workers[rank]

@@ -1,4 +1,4 @@
-"""Tasks that cannot begin or go on, as far as it needs no other process."""
+"""A worker's connection, as far as it needs no other process."""
 
 import socket
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers.connection import (
+    Dropped,
     naming_lost_servers,
     take_role,
 )
@@ -95,3 +96,33 @@ def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
         text = str(caught.value)
         assert text.startswith(f"worker 0 has to end: {named}")
         assert f"from a backup. ({kind}: Socket closed)" in text
+
+
+class Model:
+    """Something that is in a cycle of references, as Keras models are."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_what_one_worker_still_has_is_kept():
+    chief, other = Dropped(2), Dropped(2)
+    for worker in (chief, other):
+        worker.drop_with(Model(), "a")
+    kept = Model()
+    chief.drop_with(Model(), "b")
+    other.drop_with(kept, "b")
+    assert chief.heard([chief.news(), other.news()]) == ["a"]
+    assert chief.news() == other.news() == []
+    del kept
+    # It is found out where something else has been made.
+    other.drop_with(Model(), "c")
+    chief.drop_with(Model(), "c")
+    assert sorted(chief.heard([chief.news(), other.news()])) == ["b", "c"]
+
+
+def test_news_of_a_worker_that_comes_back_count_once():
+    chief = Dropped(2)
+    assert chief.heard([[], ["a"]]) == []
+    assert chief.heard([[], ["a"]]) == []
+    assert chief.heard([["a"], []]) == ["a"]
