@@ -62,7 +62,7 @@ def field(
         Setting(
             *(device, batch_size, steps, timeout, repeats),
             frameworks=True,
-            worker="benchmarks.worker",
+            rows="benchmarks.rows:FIELD",
         ),
         json_path,
         chart=chart,

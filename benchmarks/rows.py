@@ -13,9 +13,16 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from keras_towers.bench import trainers
-from keras_towers.bench.rows import ROWS, Row, Runs
-from keras_towers.bench.trainers import Times, Trainer, Workload, fit
+from keras_towers.bench.models import Workload
+from keras_towers.bench.rows import (
+    ROWS,
+    Row,
+    Runs,
+    Times,
+    Trainer,
+    fit,
+    keras_alone,
+)
 from keras_towers.errors import TowerError
 
 
@@ -206,14 +213,14 @@ _DEVICES = {"torch": _torch_devices, "jax": _jax_devices}
 _FIELD = [
     Row(
         "plain-frozen",
-        partial(trainers.keras_alone, wrap=_frozen),
+        partial(keras_alone, wrap=_frozen),
         "plain Keras, whose weights stay as they are",
         Runs.ONE,
     ),
     *(
         Row(
             f"plain-{backend}",
-            trainers.keras_alone,
+            keras_alone,
             f"Keras on {backend}, one device",
             Runs.ONE,
             backend=backend,
@@ -245,14 +252,14 @@ _FIELD = [
     ),
     Row(
         "horovod-raw",
-        partial(trainers.keras_alone, wrap=_averaging),
+        partial(keras_alone, wrap=_averaging),
         "hvd.grouped_allreduce in the optimizer's apply, by hand",
         Runs.RANKS,
         engine="horovod",
     ),
     Row(
         "horovod-drop-in",
-        partial(trainers.keras_alone, wrap=_drop_in),
+        partial(keras_alone, wrap=_drop_in),
         "keras_towers.horovod.DistributedOptimizer",
         Runs.RANKS,
         ours=True,
@@ -261,7 +268,7 @@ _FIELD = [
     *(
         Row(
             f"compute-{backend}",
-            trainers.keras_alone,
+            keras_alone,
             "processes that exchange nothing",
             Runs.RANKS,
             backend=backend,

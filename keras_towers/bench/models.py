@@ -6,8 +6,9 @@ differ between backends and processes.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,43 @@ class Stored:
                 "step is timed: leave it out"
             )
         return [model, *data]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The model, data and devices of one process."""
+
+    model: Stored
+    folder: Path
+    rank: int
+    size: int
+    # Of this process; none: the row chooses.
+    devices: Sequence[str]
+    # Examples of a global batch.
+    batch: int
+    steps: int
+
+    @functools.cached_property
+    def data(self) -> tuple[Any, Any]:
+        """The global batches of all steps, concatenated."""
+        return self.model.data(self.steps * self.batch)
+
+    @property
+    def share(self) -> int:
+        """Examples of this process in each step."""
+        return self.batch // self.size
+
+    def part(self) -> tuple[Any, Any]:
+        """Return this process's share of each global batch."""
+        import keras
+
+        def mine(array: Any) -> Any:
+            shape = (self.steps, self.size, self.share)
+            parts = array.reshape(*shape, *array.shape[1:])
+            return parts[:, self.rank].reshape(-1, *array.shape[1:])
+
+        x, y = keras.tree.map_structure(mine, self.data)
+        return x, y
 
 
 def _load(path: Path) -> list[Any]:

@@ -1,22 +1,167 @@
-"""The rows of the benchmark, by name, in the order of the table."""
+"""The rows of the benchmark: how each trains, in one of its processes."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import starmap
+from typing import Any
 
-from keras_towers.bench import trainers
-from keras_towers.bench.trainers import Trainer, Workload
+from keras_towers.bench.models import Workload, Wrap
 from keras_towers.errors import TowerError
 from keras_towers.strategies import STRATEGIES, Registered
 
 _ENGINES = ("byteps", "horovod")
+
+
+@dataclass
+class Times:
+    """Moments of one training, in seconds."""
+
+    batches: list[float] = field(default_factory=list)
+    # And the end of training; none in custom loops, where epochs do nothing.
+    epochs: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    first_step_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One process of a row, ready to train."""
+
+    # By steps per epoch, epochs, and whether every step waits for its loss.
+    train: Callable[[int, int, bool], Times]
+    model: Any
+    choice: str | None = None
+
+
+def fit(
+    work: Workload, model: Any, choice: str | None = None, whole: bool = False
+) -> Trainer:
+    """Train with ``fit``, on whole global batches or this process's share."""
+    import keras
+
+    data = work.data if whole else work.part()
+    batch = work.batch if whole else work.share
+
+    def train(steps: int, epochs: int, waits: bool) -> Times:
+        times = Times()
+        model.fit(
+            *keras.tree.map_structure(lambda a: a[: steps * batch], data),
+            batch_size=batch,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[_recorder(times, waits)],
+        )
+        return times
+
+    return Trainer(train, model, choice)
+
+
+def _recorder(times: Times, waits: bool) -> Any:
+    """Create a callback that records one call of ``fit``."""
+    import keras
+
+    from keras_towers.fit.callbacks import NEVER_STOPS
+
+    began = time.perf_counter()
+    total = 0.0
+
+    class Recorder(keras.callbacks.Callback):
+        """Records when batches and epochs start."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            nonlocal total
+            total = 0.0
+            times.epochs.append(time.perf_counter())
+            times.losses.clear()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            # From start to start, with the handling of data and metrics.
+            times.batches.append(time.perf_counter())
+
+        # Ranks would send a message after each step, to agree to go on.
+        setattr(on_train_batch_begin, NEVER_STOPS, True)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            times.epochs.append(time.perf_counter())
+
+    class WaitingRecorder(Recorder):
+        """Reads each loss, too, for which Keras has to wait."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            nonlocal total
+            # Keras gives the mean over the steps of the epoch so far.
+            before, total = total, float((logs or {})["loss"]) * (batch + 1)
+            times.losses.append(total - before)
+            if times.first_step_s is None:
+                times.first_step_s = time.perf_counter() - began
+
+        setattr(on_train_batch_end, NEVER_STOPS, True)
+
+    return WaitingRecorder() if waits else Recorder()
+
+
+@contextlib.contextmanager
+def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
+    """Use no strategy; the wrapped optimizer may exchange gradients."""
+    yield fit(work, work.model.build(wrap))
+
+
+@contextlib.contextmanager
+def mirrored(work: Workload, reduction: str) -> Iterator[Trainer]:
+    """Use ``MirroredStrategy``, with one of its cross-device operations."""
+    import tensorflow as tf
+
+    operations = getattr(tf.distribute, reduction)() if reduction else None
+    strategy = tf.distribute.MirroredStrategy(work.devices, operations)
+    with strategy.scope():
+        model = work.model.build()
+    yield fit(work, model)
+
+
+@contextlib.contextmanager
+def in_strategy(
+    work: Workload, name: str, options: dict[str, Any]
+) -> Iterator[Trainer]:
+    """Use one of this package's strategies, by name."""
+    import keras_towers as kt
+
+    if not work.devices:
+        with kt.strategy(name, **options):
+            yield fit(work, work.model.build(), whole=True)
+        return
+    strategy = kt.strategy(name, towers=list(work.devices), **options)
+    # The model is built outside of the block, as in the README.
+    model = work.model.build()
+    with strategy:
+        yield fit(work, model, strategy.mode, whole=True)
+
+
+def prepare_devices(device: str, towers: int) -> list[str]:
+    """Set up the devices to train on, before TensorFlow initializes them."""
+    import tensorflow as tf
+
+    if device == "gpu":
+        return [f"/device:GPU:{index}" for index in range(towers)]
+    tf.config.set_visible_devices([], "GPU")
+    # With more threads one device would use all cores, and the figures would be
+    # those of parallel operations instead of the towers.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
+    )
+    return [f"/device:CPU:{index}" for index in range(towers)]
 
 
 class Runs(StrEnum):
@@ -47,7 +192,7 @@ class Row:
     # Whether towers take their batches in bursts, so that only a mean over
     # several rounds is a meaningful rate.
     bursts: bool = False
-    devices: Callable[[str, int], list[str]] = trainers.prepare_devices
+    devices: Callable[[str, int], list[str]] = prepare_devices
 
     @property
     def missing(self) -> str:
@@ -88,7 +233,7 @@ class Row:
 
 
 def _stock(name: str, reduction: str = "") -> Row:
-    train = partial(trainers.mirrored, reduction=reduction)
+    train = partial(mirrored, reduction=reduction)
     note = f"MirroredStrategy{', ' * bool(reduction)}{reduction}"
     return Row(name, train, note, stock=True)
 
@@ -97,7 +242,7 @@ def _registered(name: str, strategy: Registered) -> Row:
     """Create the row of one of this package's strategies."""
     return Row(
         name,
-        partial(trainers.in_strategy, name=name, options={}),
+        partial(in_strategy, name=name, options={}),
         f"{strategy.kind}()",
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
         ours=True,
@@ -112,13 +257,13 @@ def _registered(name: str, strategy: Registered) -> Row:
 ROWS: dict[str, Row] = {
     row.name: row
     for row in (
-        Row("plain", trainers.keras_alone, "plain Keras", Runs.ONE),
+        Row("plain", keras_alone, "plain Keras", Runs.ONE),
         _stock("stock-default"),
         _stock("stock-one-device", "ReductionToOneDevice"),
         _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
         Row(
             "compute",
-            trainers.keras_alone,
+            keras_alone,
             "plain Keras in all processes at the same time, without exchange",
             Runs.RANKS,
             alone=True,
@@ -148,5 +293,5 @@ def find(rows: Mapping[str, Row], name: str) -> Row:
     row = rows[known]
     # Not of the strategy, but of the job, as in sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
-    train = partial(trainers.in_strategy, name=known, options=options)
+    train = partial(in_strategy, name=known, options=options)
     return replace(row, name=name, train=train, note="", servers=servers)

@@ -79,7 +79,8 @@ class Setting:
     # Whether every replica has a core of its own, and every step waits for its
     # loss.
     frameworks: bool = False
-    worker: str = "keras_towers.bench.worker"
+    # Where the rows are, by the name of their module and their own.
+    rows: str = "keras_towers.bench.rows:ROWS"
 
 
 @dataclass
@@ -163,7 +164,7 @@ def run_workers(
         # So that workers find this package, and what runs it, in any folder.
         outer = own_environment()
         path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
-        worker = ["-m", setting.worker, json.dumps(task)]
+        worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
         ended = subprocesses.run(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,

@@ -6,18 +6,18 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import re
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_towers.bench.models import Stored
-from keras_towers.bench.rows import ROWS, Row, Runs, find
+from keras_towers.bench.models import Stored, Workload
+from keras_towers.bench.rows import Row, Runs, Trainer, find
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
-from keras_towers.bench.trainers import Trainer, Workload
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.store import FileStore
@@ -32,7 +32,7 @@ _POLL_S = 0.005
 _WITNESSES = 1000
 
 
-def main(rows: Mapping[str, Row] = ROWS) -> None:
+def main() -> None:
     """Run the task of the command line: measure a cell, or store a model."""
     task = json.loads(sys.argv[1])
     setting, folder = Setting(**task["setting"]), Path(task["folder"])
@@ -46,7 +46,7 @@ def main(rows: Mapping[str, Row] = ROWS) -> None:
             result = {"refused": str(error)}
     else:
         cell = Cell(**task["cell"])
-        row = find(rows, cell.row)
+        row = find(pkgutil.resolve_name(setting.rows), cell.row)
         if row.runs is Runs.RANKS:
             place = tf_config.from_environment()
             rank = place.rank if place else int(os.environ["HOROVOD_RANK"])

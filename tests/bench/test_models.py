@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from keras import layers, losses
 
-from keras_towers.bench.models import MODELS, Stored, random_examples
+from keras_towers.bench.models import (
+    MODELS,
+    Stored,
+    Workload,
+    random_examples,
+)
 from keras_towers.errors import TowerError
 from tests.kit.long import some_of
 
@@ -140,3 +145,24 @@ def test_own_models_train(name, tmp_path):
     assert name in model.store(8)["title"]
     x, y = model.data(8)
     assert model.build().train_on_batch(x, y, return_dict=True)["loss"] < 10
+
+
+def test_data_is_loaded_once_and_shared_by_the_ranks(tmp_path):
+    made = []
+
+    def data(examples):
+        made.append(examples)
+        return np.arange(examples), -np.arange(examples)
+
+    model = types.SimpleNamespace(data=data)
+    works = [
+        Workload(model, tmp_path, rank, 2, [], batch=4, steps=3)
+        for rank in (0, 1)
+    ]
+    for work, wanted in zip(
+        works, ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]), strict=True
+    ):
+        assert work.data[0] is work.data[0]
+        x, y = work.part()
+        assert x.tolist() == (-y).tolist() == wanted
+    assert made == [12, 12]

@@ -13,41 +13,13 @@ from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit import warm
+from tests.kit.scripts import ROOT
 from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
-
-
-def results_of(path, *arguments):
-    """Run the command, and return what it has written."""
-    done = subprocess.run(
-        [*BENCH, *arguments, "--repeats", "1", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=path.parent,
-        env={**os.environ, **warm.environment()},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(path.read_text())
-    assert document["settings"]["complete"]
-    return document
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "bench.json"
-
-
-def losses_of(document):
-    return {
-        s["cell"]["row"]: s["result"]["losses"] for s in document["samples"]
-    }
-
-
+FIELD = (sys.executable, "-m", "benchmarks", "field")
 MINE = """
 import keras
 
@@ -56,35 +28,73 @@ def build():
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 """
+# They do not train the one model, and would not count.
+OTHERS = ("compute", "plain-frozen")
 
 
-def test_towers_on_a_model_of_the_user(path):
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "bench.json"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "rows"),
+    [
+        (
+            BENCH,
+            "--models mine:build --towers 2 --device cpu --strategies tower",
+            ["plain", "tower"],
+        ),
+        pytest.param(
+            BENCH,
+            "--models small --processes 2 --timeout 60 "
+            "--strategies horovod,multi-worker",
+            ["compute", "horovod", "multi-worker", "plain"],
+            marks=pytest.mark.long,
+        ),
+        # What it plans, counts and draws is shown with faked processes.
+        pytest.param(
+            FIELD,
+            "--models mine:build --towers 2 --device cpu --timeout 150 "
+            "--strategies tower,stock-loop",
+            ["compute", "plain", "plain-frozen", "stock-loop", "tower"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_rows_train_the_same(path, command, arguments, rows):
     path.with_name("mine.py").write_text(MINE)
-    document = results_of(
-        *(path, "--models", "mine:build", "--towers", "2", "--device", "cpu"),
-        *("--strategies", "tower", "--steps", "5"),
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [*command, *arguments.split()]
+        + ["--steps", "5", "--repeats", "1", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=path.parent,
+        env={
+            **os.environ,
+            **warm.environment(),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        },
     )
-    losses = losses_of(document)
-    assert list(losses) == ["plain", "tower"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert document["settings"]["complete"]
+    losses = {
+        s["cell"]["row"]: s["result"]["losses"] for s in document["samples"]
+    }
+    assert sorted(losses) == rows
+    plain = losses["plain"]
+    assert plain[0] > plain[-1]
+    for row, of_row in losses.items():
+        is_other = of_row != pytest.approx(plain, rel=1e-4)
+        assert is_other == (row in OTHERS), row
     for result in document["results"]:
+        assert not result["reason"]
         assert result["first_step_s"]["median"] > 0
         assert result["to_plain"]["median"] > 0
-    # The rows may be compared because all of them compute the same thing.
-    assert losses["plain"][0] > losses["plain"][-1]
-    assert losses["tower"] == pytest.approx(losses["plain"], rel=1e-4)
-
-
-@pytest.mark.long
-def test_processes(path):
-    document = results_of(
-        *(path, "--processes", "2", "--models", "small", "--steps", "5"),
-        *("--strategies", "horovod,multi-worker", "--timeout", "60"),
-    )
-    losses = losses_of(document)
-    assert list(losses) == ["plain", "compute", "horovod", "multi-worker"]
-    for name in ("horovod", "multi-worker"):
-        assert losses[name] == pytest.approx(losses["plain"], rel=1e-4)
-    assert losses["compute"] != pytest.approx(losses["plain"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """The rows, and how they train."""
 
-import types
-
-import numpy as np
 import pytest
 
 from keras_towers.bench import worker
 from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting
-from keras_towers.bench.trainers import Workload
 
 
 def test_options_behind_a_name_are_those_of_the_strategy():
@@ -41,24 +37,3 @@ def test_row_is_measured(name, devices, tmp_path, monkeypatch):
     assert len(measured["step_ms"]) == 4
     assert all(ms > 0 for ms in measured["step_ms"])
     assert len(measured["losses"]) == 20
-
-
-def test_data_is_loaded_once_and_shared_by_the_ranks(tmp_path):
-    made = []
-
-    def data(examples):
-        made.append(examples)
-        return np.arange(examples), -np.arange(examples)
-
-    model = types.SimpleNamespace(data=data)
-    works = [
-        Workload(model, tmp_path, rank, 2, [], batch=4, steps=3)
-        for rank in (0, 1)
-    ]
-    for work, wanted in zip(
-        works, ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]), strict=True
-    ):
-        assert work.data[0] is work.data[0]
-        x, y = work.part()
-        assert x.tolist() == (-y).tolist() == wanted
-    assert made == [12, 12]

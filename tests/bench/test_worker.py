@@ -1,5 +1,8 @@
 """What one process measures."""
 
+import ctypes
+import gc
+import mmap
 import types
 
 import keras
@@ -7,8 +10,9 @@ import numpy as np
 import pytest
 
 from keras_towers.bench import worker
+from keras_towers.bench.models import Workload
+from keras_towers.bench.rows import Times, Trainer, fit
 from keras_towers.bench.runner import Setting
-from keras_towers.bench.trainers import Times, Trainer, Workload, fit
 from keras_towers.bench.worker import Growth, differences, last_weights
 from keras_towers.meeting.store import FileStore
 
@@ -24,6 +28,15 @@ def test_times_of_steps():
 SETTING = Setting("cpu", 8, 7, 60)
 
 
+def taken(megabytes):
+    """Memory beside the heap, whose size is what others leave of it."""
+    memory = mmap.mmap(-1, megabytes * 10**6)
+    # The system gives memory only where it is written to.
+    pages = range(0, len(memory), mmap.PAGESIZE)
+    memory[:: mmap.PAGESIZE] = b"1" * len(pages)
+    return memory
+
+
 def counting(folder, calls):
     """Train nothing; a second passes in every step, and three after each."""
 
@@ -34,8 +47,8 @@ def counting(folder, calls):
             FileStore(folder).put("done.1", True)
         starts = [epoch * (steps + 3.0) for epoch in range(epochs + 1)]
         batches = [float(step) for step in range(steps)]
-        # The system gives memory only when it is written to.
-        bytearray(b"1" * 30_000_000)
+        with taken(30):
+            pass
         return Times(batches, starts, [2.0] * steps, 0.25)
 
     weights = [None, keras.Variable([1.0])]
@@ -51,18 +64,20 @@ def work(folder, size, model=None, batch=8):
 def test_rank_is_timed_while_the_others_train(tmp_path, alone):
     FileStore(tmp_path).put("warm.1", True)
     calls, mine = [], work(tmp_path, 2)
+    # What is free goes back to the system now rather than meanwhile.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     memory = Growth(mine)
     # What is there before it trains, such as the model.
-    model = bytearray(b"1" * 60_000_000)
-    trainer = counting(tmp_path, calls)
-    result = worker.measure(trainer, mine, memory, SETTING, 1, alone)
+    with taken(60):
+        trainer = counting(tmp_path, calls)
+        result = worker.measure(trainer, mine, memory, SETTING, 1, alone)
     assert result["step_ms"] == [1e3] * 7
     assert result["epoch_cost_s"] == 3
     assert calls[:3] == [(20, 1), (11, 1), (4, 5)]
     assert result["first_step_s"] == 0.25
     assert result["losses"] == [2.0] * 20
     assert result["memory_mb"] > 80
-    del model
     # Until the other one is done too, where nothing keeps the two in step.
     assert calls[3:] == ([(4, 1)] * 2 if alone else [])
 

@@ -137,7 +137,7 @@ def command(monkeypatch, tmp_path):
     def workers(model, stored, setting, row=None, cell=None):
         if cell is None:
             return [{"title": model, "note": ""}]
-        assert setting.worker == "benchmarks.worker"
+        assert setting.rows == "benchmarks.rows:FIELD"
         result = RANK | {"losses": {"plain-frozen": BAD}.get(row.name, GOOD)}
         # The other one trained a model of its own.
         other = {"witness": [0.7]} if row.name == "horovod-raw" else {}
