@@ -1,11 +1,19 @@
-"""Who of a job's processes is alive, and waiting for them."""
+"""Who of a job's processes is alive, who is waited for, and for how long."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from keras_towers import settings
@@ -17,8 +25,12 @@ _NOTICE_GROWTH = 4
 class Liveness:
     """The time of the last sign of life of each rank; at first all live."""
 
-    def __init__(self, ranks: Iterable[int], sign: Callable[[int], Any]):
-        self._sign = sign
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        signs_of: Callable[[Sequence[int]], Mapping[int, Any]],
+    ):
+        self._signs_of = signs_of
         self.signs: dict[int, Any] = dict.fromkeys(ranks)
         self.heard: dict[int, float] = dict.fromkeys(
             self.signs, time.monotonic()
@@ -29,12 +41,17 @@ class Liveness:
         cls, ranks: Iterable[int], answers: Callable[[int], bool]
     ) -> Liveness:
         """A liveness with answers as signs of life."""
-        return cls(ranks, lambda r: time.monotonic() if answers(r) else None)
+        return cls(
+            ranks,
+            lambda some: {r: time.monotonic() for r in some if answers(r)},
+        )
 
     def look(self, *ranks: int) -> None:
         """Look for new signs of some ranks, or of all."""
-        for rank in ranks or self.signs:
-            sign = self._sign(rank)
+        ranks = ranks or tuple(self.signs)
+        found = self._signs_of(ranks)
+        for rank in ranks:
+            sign = found.get(rank)
             if sign is not None and sign != self.signs[rank]:
                 self.signs[rank] = sign
                 self.heard[rank] = time.monotonic()
@@ -42,6 +59,37 @@ class Liveness:
     def silent_s(self, rank: int) -> float:
         """Seconds since the last sign of a rank."""
         return time.monotonic() - self.heard[rank]
+
+
+@dataclasses.dataclass
+class Progress:
+    """The progress of a rank; ``what`` is empty outside of training."""
+
+    position: int = 0
+    what: str = ""
+    beat: int = 0
+
+
+def waited_for(
+    mine: Progress,
+    others: Mapping[int, Progress | None],
+    silent: Collection[int],
+) -> dict[int, str]:
+    """The ranks that a rank waits for, and for each, what keeps it."""
+    found = {}
+    for rank, place in others.items():
+        if place is None:
+            found[rank] = "has given no sign of life"
+            continue
+        at = f"in {place.what}" if place.what else "outside of training"
+        if rank in silent:
+            found[rank] = "has stopped giving signs of life"
+        elif place.position < mine.position:
+            found[rank] = f"is still {at}"
+        elif place.position == mine.position and place.what != mine.what:
+            # As many steps, but others: each waits for the other one.
+            found[rank] = f"is {at}"
+    return found
 
 
 def waiting(

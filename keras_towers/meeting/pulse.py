@@ -28,7 +28,7 @@ _CALL = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.meeting import pulse; pulse.main()"
 )
-_PULSE, _ENDED = "pulse-", -1
+_PULSE, _ENDED = "pulse", -1
 
 
 class Pulse:
@@ -50,9 +50,10 @@ class Pulse:
             raise OSError(*error)
         return dataclasses.replace(endpoint, port=port, secret=secret)
 
-    def values(self, key: str, size: int) -> dict[int, Any]:
+    def by_rank(self, key: str) -> dict[int, Any]:
         """The values that ranks have left, each at ``key-rank``."""
-        return dict(self._ask("values", key, size))
+        found = self._ask("by_rank", key)
+        return {int(rank): value for rank, value in found.items()}
 
     def tell(self, key: str, values: Sequence[Any]) -> None:
         """Leave a value for each rank, at ``key-rank``."""
@@ -101,10 +102,9 @@ class _Beside:
             return [0, "", error.errno, error.strerror]
         return [self._server.endpoint.port, self._server.secret]
 
-    def values(self, key: str, size: int) -> list[tuple[int, Any]]:
+    def by_rank(self, key: str) -> dict[str, Any]:
         assert self._server is not None
-        found = ((r, self._server.get(f"{key}-{r}")) for r in range(size))
-        return [(rank, value) for rank, value in found if value is not None]
+        return self._server.by_rank(key)
 
     def tell(self, key: str, values: Sequence[Any]) -> bool:
         assert self._server is not None
@@ -125,7 +125,7 @@ class _Beside:
         return True
 
     def beat(self, endpoint: Sequence[Any], rank: int, beat_s: float) -> None:
-        client, key = Endpoint(*endpoint).client(), f"{_PULSE}{rank}"
+        client, key = Endpoint(*endpoint).client(), f"{_PULSE}-{rank}"
         self._beating = self._start(self._beat, client, key, beat_s)
 
     def end(self) -> None:
@@ -156,8 +156,10 @@ class _Beside:
         beat_s: float,
         lost_s: float,
     ) -> None:
-        ranks = range(len(names))
-        signs = Liveness(ranks, lambda rank: server.get(f"{_PULSE}{rank}"))
+        signs = Liveness(
+            range(len(names)),
+            lambda _: {int(r): s for r, s in server.by_rank(_PULSE).items()},
+        )
         while not self._over.wait(beat_s):
             signs.look()
             lost = {}

@@ -19,6 +19,7 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.meeting.hosts import NO_PLACE, Slot
 from keras_towers.meeting.store import (
+    ALL,
     CONNECTED,
     FACTS,
     SCOPE,
@@ -98,6 +99,17 @@ class StoreServer(ThreadingHTTPServer):
     def put(self, key: str, value: Any) -> None:
         self.write(SCOPE, key, json.dumps(value).encode())
 
+    def by_rank(self, key: str) -> dict[str, Any]:
+        """The values that ranks have written, each at ``key-rank``."""
+        with self.lock:
+            values = [*self.values[SCOPE].items()]
+        start = f"{key}-"
+        return {
+            name.removeprefix(start): json.loads(value)
+            for name, value in values
+            if name.startswith(start)
+        }
+
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         """Read a value, waiting for so long if there is none."""
         with self.lock:
@@ -174,11 +186,14 @@ class Handler(BaseHTTPRequestHandler):
         if self._scope == _PLACES_SCOPE and server.place:
             slot = server.place(self._key, self.connection)
             value = (slot.told() if slot else NO_PLACE).encode()
+        elif self._scope == SCOPE and self._key.endswith(f"-{ALL}"):
+            found = server.by_rank(self._key.removesuffix(f"-{ALL}"))
+            value = json.dumps(found).encode()
         else:
-            found = server.read(self._scope, self._key, self._hold_s())
-            if found is None:
+            told = server.read(self._scope, self._key, self._hold_s())
+            if told is None:
                 return self._answer(_NOT_FOUND)
-            value = found
+            value = told
         self._answer_signed(value)
 
     def do_POST(self) -> None:

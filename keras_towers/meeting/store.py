@@ -18,6 +18,7 @@ import stat
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ FACTS = "facts"
 CONNECTED = "rank_"
 """With its rank behind it, the key of a rank that has met the others."""
 
+ALL = "*"
+"""In place of a rank in a key: the values of all ranks."""
 _NOT_FOUND = 404
 # A proxy would read the token, and does not know this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -96,6 +99,15 @@ class StoreClient:
         return json.loads(
             self._ask("POST", SCOPE, key, body, settings.STORE_ANSWER_S)
         )
+
+    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The values that ranks have written, each at ``key-rank``."""
+        if self.signed:
+            every = self.get(f"{key}-{ALL}")
+            found = {rank: every.get(str(rank)) for rank in ranks}
+        else:
+            found = {rank: self.get(f"{key}-{rank}") for rank in ranks}
+        return {r: value for r, value in found.items() if value is not None}
 
     def read(
         self,

@@ -1,12 +1,16 @@
 """Signs of life of a job's ranks, and the ranks that this one waits for.
 
 Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
-over Gloo. Here every rank leaves word in the store of how far it has come.
+over Gloo. Here every rank leaves word in the store of how far it has come, and
+one that waits for long reads the words of all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import logging
 import math
 import os
@@ -18,12 +22,17 @@ from collections.abc import Callable, Iterator, Mapping
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.meeting import store as store_lib
-from keras_towers.meeting.inquiry import BEATS, Inquiry, Progress
-from keras_towers.meeting.store import Store
+from keras_towers.meeting.liveness import Liveness, Progress, waited_for
+from keras_towers.meeting.store import StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
+# So many beats after the last sign there is one no more, though one be late.
+# A rank begins to look so many before it warns.
+_SILENT_BEATS = 2.5
+_LOOKING_BEATS = 3
+_WORD = "stall"
 # The name of rank 0, where ranks met by themselves and a process beside each
 # gives its signs of life; empty elsewhere. In the store the process beside rank
 # 0 says who is gone, and how: by their ranks, names and reasons.
@@ -45,7 +54,7 @@ class StallWatch(threading.Thread):
         self,
         rank: int,
         size: int,
-        store: Store,
+        store: StoreClient,
         warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
     ):
@@ -53,7 +62,9 @@ class StallWatch(threading.Thread):
         self.place: tuple[int, int] = rank, size
         self._rank = rank
         self._store = store
-        self._inquiry = Inquiry(rank, size, store)
+        self._others = [r for r in range(size) if r != rank]
+        # Of the others, from the first look at them on.
+        self._signs: Liveness | None = None
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._come = Progress()
@@ -115,11 +126,11 @@ class StallWatch(threading.Thread):
             if gone and waits:
                 self._end(gone, still_s)
             self._leave_word()
-            if not waits or still_s < self._warning_s - BEATS * beat_s:
+            if not waits or still_s < self._warning_s - _LOOKING_BEATS * beat_s:
                 warned = 0.0
-                self._inquiry.over()
+                self._signs = None
                 continue
-            found = self._inquiry.look(self._come, beat_s)
+            found = self._look(beat_s)
             if not found or still_s < warned + self._warning_s:
                 continue
             warned = still_s
@@ -167,7 +178,31 @@ class StallWatch(threading.Thread):
     def _leave_word(self) -> None:
         if first and time.monotonic() - self._heard > settings.STALL_BEAT_S:
             return  # It would wait for an answer once more.
-        self._inquiry.leave_word(self._come)
+        with contextlib.suppress(OSError):
+            word = dataclasses.asdict(self._come)
+            self._store.put(f"{_WORD}-{self._rank}", word)
+
+    def _look(self, beat_s: float) -> dict[str, str]:
+        """The ranks that this one waits for, and why, as far as is known."""
+        if self._signs is None:
+            words = functools.partial(self._store.by_rank, _WORD)
+            self._signs = Liveness(self._others, words)
+        signs = self._signs
+        try:
+            signs.look()
+        except OSError:  # The store is gone; so will this process be.
+            return {}
+        silent_s = _SILENT_BEATS * beat_s
+        silent = [r for r in self._others if signs.silent_s(r) > silent_s]
+        places = {
+            r: word and Progress(**word) for r, word in signs.signs.items()
+        }
+        found = waited_for(self._come, places, silent)
+        named = dict(itertools.islice(found.items(), settings.NAMED))
+        told = {f"rank {rank}": why for rank, why in named.items()}
+        if len(found) > len(named):
+            told[f"{len(found) - len(named)} more"] = "likewise"
+        return told
 
     def _text(self, found: Mapping[str, str], still_s: float) -> str:
         told = "; ".join(f"{name} {why}" for name, why in found.items())

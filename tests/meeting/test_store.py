@@ -178,6 +178,16 @@ def test_a_secret_of_another_job_is_not_used(monkeypatch):
         assert store.from_environment().signed == signed
 
 
+def test_values_by_rank(server, monkeypatch):
+    for rank in (0, 2):
+        server.client.put(f"word-{rank}", rank)
+    assert server.client.by_rank("word", range(3)) == {0: 0, 2: 2}
+    # Horovod's own server knows single keys only.
+    others = store.StoreClient("http://127.0.0.1:9")
+    monkeypatch.setattr(others, "get", {"word-1": 3}.get)
+    assert others.by_rank("word", range(3)) == {1: 3}
+
+
 def test_a_forged_answer_is_not_believed():
     class Forger(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -4,20 +4,17 @@ import dataclasses
 import itertools
 import logging
 import threading
-import time
 import urllib.error
 
 import pytest
 
-from keras_towers import settings as settings
+from keras_towers import settings
 from keras_towers.meeting import watch as watch_lib
-from keras_towers.meeting.inquiry import Inquiry, Progress, waited_for
-from keras_towers.meeting.liveness import Liveness
+from keras_towers.meeting.liveness import Liveness, Progress, waited_for
 from keras_towers.meeting.store import StoreClient
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
-BEAT_S = 0.05
 
 
 @pytest.mark.parametrize(
@@ -60,26 +57,11 @@ class Store:
         self.values[key] = value
 
     def get(self, key):
-        if key != "stall-1":
-            return self.values.get(key)
+        return self.values.get(key)
+
+    def by_rank(self, key, ranks):
         place = dataclasses.replace(self.other, beat=next(self.beats))
-        return dataclasses.asdict(place)
-
-
-class Shared:
-    """A store of values, which counts what it is asked."""
-
-    def __init__(self):
-        self.values = {}
-        self.asked = 0
-
-    def put(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        self.asked += 1
-        found = self.values.get(key)
-        return found and dict(found)
+        return {rank: dataclasses.asdict(place) for rank in ranks}
 
 
 @pytest.fixture
@@ -187,61 +169,15 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
     assert (said or "") in capfd.readouterr().err
 
 
-def test_one_of_those_that_wait_finds_out_for_all(monkeypatch, caplog):
-    """It may be lost itself, or wait no longer; then another one does."""
-    store = Shared()
+def test_of_many_that_are_waited_for_some_are_named(exits, monkeypatch):
     monkeypatch.setattr(settings, "NAMED", 2)
-    waiting = [Inquiry(rank, 6, store) for rank in range(3)]
-    mine = [Progress(5, "step 5") for _ in waiting]
-    others = {f"stall-{rank}": {"position": 4} for rank in (3, 4, 5)}
-    store.values.update(others)
-    late = {
-        "rank 3": "is still outside of training",
-        "rank 4": "is still outside of training",
-        "1 more": "likewise",
-    }
-
-    def look(*ranks):
-        found = {}
-        for rank in ranks:
-            mine[rank].beat += 1
-            waiting[rank].leave_word(mine[rank])
-            for other in others:
-                store.values[other]["beat"] = mine[rank].beat
-            found[rank] = waiting[rank].look(mine[rank], BEAT_S)
-        time.sleep(BEAT_S)
-        return found
-
-    def tells_all(told, *ranks):
-        """Which of them, once all know."""
-        until = time.monotonic() + 60
-        while list(look(*ranks).values()) != [told] * len(ranks):
-            assert time.monotonic() < until
-        return store.values["teller"]["rank"]
-
-    teller = tells_all(late, 0, 1, 2)
-    asked = store.asked
-    look(0, 1, 2)
-    # Each asks who tells, and one of them asks for the words of five.
-    assert store.asked - asked == 3 + 5
-    left = [rank for rank in range(3) if rank != teller]
-    silent = {
-        f"rank {teller}": "has stopped giving signs of life",
-        "rank 3": late["rank 3"],
-        "2 more": "likewise",
-    }
-    assert tells_all(silent, *left) in left
-    for rank in left:
-        waiting[rank].over()
-    assert store.values["teller"] is None
-    # What is told of a rank to itself is who waits for it.
-    ahead = {"position": 7, "what": "x", "beat": 1}
-    store.put("teller", {"rank": 9, "place": ahead, "found": {"rank 0": "y"}})
-    assert look(0)[0] == {"rank 9": "is in x"}
-    # Who waits for nobody may be waited for.
-    behind = {"position": 4, "what": "x", "beat": 2}
-    store.put("teller", {"rank": 9, "place": behind, "found": {}})
-    assert look(0)[0] == {"rank 9": "is still in x"}
+    store = Store(Progress(4), alive=True)
+    one = watch_lib.StallWatch(0, 6, store)
+    one.mark("step 1")
+    one._come.position = 5
+    late = "is still outside of training"
+    found = {"rank 1": late, "rank 2": late, "3 more": "likewise"}
+    assert one._look(0.05) == found
 
 
 def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
@@ -273,7 +209,7 @@ def test_a_store_that_is_gone_is_no_error(watch):
 
 def test_silence_ends_with_a_new_sign():
     signs = {1: "a", 2: "a", 3: None}
-    others = Liveness(signs, signs.get)
+    others = Liveness(signs, lambda ranks: {r: signs[r] for r in ranks})
     others.look()
     others.heard = dict.fromkeys(signs, -100.0)
     signs[2] = "b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,15 +32,13 @@ class Watch(Liveness):
 
     def __init__(self, connection: Connection, name: str):
         self._store, self._prefix = connection.store, connection.prefix
-        self._key = f"{name}/pulse"
-        self._pulses: dict[int, int] = {}
         self.missed: dict[int, Missed] = {}
-        ranks = range(connection.size)
-        super().__init__(ranks, lambda rank: self._pulses.get(rank))
+        super().__init__(
+            range(connection.size),
+            functools.partial(self._store.by_rank, f"{name}/pulse"),
+        )
 
     def look(self, *ranks: int) -> None:
-        ranks = ranks or tuple(self.signs)
-        self._pulses = self._store.by_rank(self._key, ranks)
         self.missed = missed(self._store, self._prefix)
         super().look(*ranks)
 
