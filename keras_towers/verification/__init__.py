@@ -16,9 +16,10 @@ from keras_towers.fit.contract import Extent
 from keras_towers.fit.verify import snapshot
 from keras_towers.fit.verify import steps as steps_lib
 from keras_towers.fit.weights import trainers
+from keras_towers.strategies.options import Options
 from keras_towers.verification import batches as batches_lib
 from keras_towers.verification import findings as findings_lib
-from keras_towers.verification.rehearsal import Options, Rehearsal
+from keras_towers.verification.rehearsal import Rehearsal
 from keras_towers.verification.report import Finding, Kind, Report
 
 __all__ = ["Finding", "Kind", "Report", "verify"]
@@ -91,11 +92,12 @@ def verify(
     steps = _at_least("steps", steps, 1)
     _check_model(model)
     options = Options(
-        towers=towers,
+        mode="cpu",
+        packer=False,
         average=average,
         exact=exact,
-        batch_norm=batch_norm or ("global" if exact else "tower"),
-        random=random or ("global" if exact else "tower"),
+        batch_norm=batch_norm,
+        random=random,
     )
     data, specs = batches_lib.first(x, y, sample_weight, batch_size, steps)
     odd = batches_lib.unequal_rows(data, towers)
@@ -120,7 +122,7 @@ def verify(
             except Exception as error:
                 failed = error
                 continue
-            given, compared = rehearsal.on_towers(options, wholes)
+            given, compared = rehearsal.on_towers(towers, options, wholes)
             seen = rehearsal.differences(wholes, compared.runs)
             found, unproven = findings_lib.of(model, given, compared, seen)
             sizes = tuple(map(batches_lib.size_of, tried))

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit import told as told_lib
+from keras_towers.fit.calls.synchronous import fixed_inputs, stateful_layers
 from keras_towers.fit.capture.verdict import Reason
-from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify import snapshot
 from keras_towers.verification.rehearsal import OnTowers, Seen
 from keras_towers.verification.report import Finding, Kind
@@ -122,12 +122,12 @@ def of_failure(model: keras.Model, error: Exception, where: str) -> Finding:
     said = lines[-1 if lines[0].endswith("in user code:") else 0].strip()
     if not isinstance(error, TowerError) and len(said) > 200:
         said = f"{said[:200]}..."
-    if names := layers_lib.stateful(model):
-        message = f"{names[0]} keeps a state for each row of a batch ({said})"
-        return _finding(Kind.STATEFUL, names[0], message)
-    if names := layers_lib.fixed_inputs(model):
-        message = f"input {names[0]} has a fixed batch size ({said})"
-        return _finding(Kind.FIXED_BATCH, names[0], message)
+    for name in stateful_layers(model):
+        message = f"{name} keeps a state for each row of a batch ({said})"
+        return _finding(Kind.STATEFUL, name, message)
+    for _, name in fixed_inputs(model):
+        message = f"input {name} has a fixed batch size ({said})"
+        return _finding(Kind.FIXED_BATCH, name, message)
     message = f"the step works eagerly on one device, but fails {where}: {said}"
     return _finding(Kind.FAILS, type(error).__name__, message)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -15,46 +16,22 @@ from keras_towers import reduction
 from keras_towers.fit import told as told_lib
 from keras_towers.fit.calls.synchronous import TowerCalls, check_splits
 from keras_towers.fit.capture import verdict
-from keras_towers.fit.contract import Extent
-from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.step.logs import Logs
+from keras_towers.fit.context import patches
 from keras_towers.fit.verify import compare, snapshot, steps
-from keras_towers.fit.verify import layers as layers_lib
 from keras_towers.fit.verify.steps import RecordedStep, Run
-from keras_towers.strategies import options as strategy_options
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.options import Options
 from keras_towers.verification.report import Kind
 
 Seen: TypeAlias = dict[tuple[Kind, str], float]
 """Sizes of differences of gradients, logs and states in the rehearsal."""
 
+_HALF = ("float16", "bfloat16")
 _IN_HALF_PRECISION = 3e-2
 _IN_SINGLE_PRECISION = 1e-4
 # Deep networks with BatchNormalization amplify rounding, and towers round in
 # more places than the weights.
 _TIMES_ROUNDING = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The strategy to verify for."""
-
-    # Number of towers.
-    towers: int
-    # The others as for ``TowerStrategy``.
-    average: bool
-    exact: bool
-    batch_norm: Extent
-    random: Extent
-
-    def without(self, told: Iterable[told_lib.Told]) -> Options:
-        """Return options with which nothing differs by design."""
-        kinds = {one.about for one in told}
-        return dataclasses.replace(
-            self,
-            batch_norm="global" if "batch-norm" in kinds else self.batch_norm,
-            random="global" if "random" in kinds else self.random,
-        )
 
 
 @dataclasses.dataclass
@@ -74,18 +51,8 @@ class OnTowers:
 class SharedDeviceStrategy(BaseStrategy):
     """Towers that share one device, whose gradients are recorded."""
 
-    def __init__(self, options: Options):
-        super().__init__(
-            devices_lib.resolve(None)[:1] * options.towers,
-            strategy_options.Options(
-                mode="cpu",
-                packer=False,
-                average=options.average,
-                exact=options.exact,
-                batch_norm=None if options.exact else options.batch_norm,
-                random=None if options.exact else options.random,
-            ),
-        )
+    def __init__(self, towers: int, options: Options):
+        super().__init__(devices_lib.resolve(None)[:1] * towers, options)
         reduce = reduction.sum_on_host
         self._compared = steps.ComparedUpdate(self._config, reduce)
         self._calls = TowerCalls(self._compared)
@@ -97,23 +64,12 @@ class SharedDeviceStrategy(BaseStrategy):
         """Place a model; return its step on all towers."""
         # ``wholes`` are the steps on one device, whose gradients are applied.
         check_splits(model, self._config)
-        adoption = self._calls.adoption
-        adoption.claim(model)
-        adoption.bind(model)
-        adoption.mark_trained()
-        sources = adoption.log_sources(model, True)
-        logs = Logs(model, True, self._config.transport, sources)
-        step = steps.step_of(model)
-        all_towers = GlobalStep(self._compared)
-        run = self._compared.recorded(
-            lambda batch: all_towers.run(step, batch, logs)
-        )
-        recorded = RecordedStep(run, spec, wholes[0].updates)
-        if all_towers.hidden is not None:
-            recorded.retry = functools.partial(
-                all_towers.hidden.retrying, model
-            )
-        return recorded
+        self.adopt(model)
+        self._calls.adoption.mark_trained()
+        call = self._calls.open(model, "train_on_batch", False, None)
+        step = functools.partial(call.run_step, steps.step_of(model))
+        run = self._compared.recorded(step)
+        return RecordedStep(run, spec, wholes[0].updates, call.retrying)
 
 
 class Rehearsal:
@@ -134,9 +90,9 @@ class Rehearsal:
         self._spec = spec
         self._variables = snapshot.all_of(model)
         self._before = snapshot.values_of(self._variables)
-        self._is_mixed = layers_lib.computes_in_half(model)
-        with layers_lib.in_float32(model):
-            is_half = layers_lib.computes_in_half(model)
+        self._is_mixed = _computes_in_half(model)
+        with _in_float32(model):
+            is_half = _computes_in_half(model)
         usual = _IN_HALF_PRECISION if is_half else _IN_SINGLE_PRECISION
         self._tolerance = usual if tolerance is None else tolerance
 
@@ -146,7 +102,7 @@ class Rehearsal:
         # weights are to differ in their last bits.
         with (
             snapshot.restored(self._model),
-            layers_lib.in_float32(self._model),
+            _in_float32(self._model),
         ):
             step = RecordedStep(steps.on_one_device(self._model), self._spec)
             runs = []
@@ -158,23 +114,25 @@ class Rehearsal:
             return runs
 
     def on_towers(
-        self, options: Options, wholes: Sequence[Run]
+        self, towers: int, options: Options, wholes: Sequence[Run]
     ) -> tuple[OnTowers, OnTowers]:
         """Run the steps on towers, where one device's gradients are applied."""
 
         def differs(told: Sequence[told_lib.Told]) -> bool:
-            return self._is_mixed or options.without(told) != options
+            return self._is_mixed or _alike(options, told) != options
 
         # A trace with the given options, and steps whose options differ from
         # these only where results would differ by design.
-        given = self._on_towers(options, wholes, differs)
+        given = self._on_towers(towers, options, wholes, differs)
         if given.error is not None or not differs(given.told):
             return given, given
-        with layers_lib.in_float32(self._model):
-            return given, self._on_towers(options.without(given.told), wholes)
+        with _in_float32(self._model):
+            others = _alike(options, given.told)
+            return given, self._on_towers(towers, others, wholes)
 
     def _on_towers(
         self,
+        towers: int,
         options: Options,
         wholes: Sequence[Run],
         traced_only: Callable[[list[told_lib.Told]], bool] = lambda told: False,
@@ -185,7 +143,7 @@ class Rehearsal:
             verdict.heard() as judged,
         ):
             found = OnTowers(told, judged)
-            strategy = SharedDeviceStrategy(options)
+            strategy = SharedDeviceStrategy(towers, options)
             try:
                 with strategy:
                     run = strategy.step_of(self._model, self._spec, wholes)
@@ -248,3 +206,41 @@ class Rehearsal:
                 for name, size in group.items():
                     found[kind, name] = max(size, found.get((kind, name), 0.0))
         return found
+
+
+def _alike(options: Options, told: Iterable[told_lib.Told]) -> Options:
+    """Return options with which nothing that was told differs by design."""
+    kinds = {one.about for one in told}
+    return dataclasses.replace(
+        options,
+        batch_norm="global" if "batch-norm" in kinds else options.batch_norm,
+        random="global" if "random" in kinds else options.random,
+    )
+
+
+@contextlib.contextmanager
+def _in_float32(model: keras.Model) -> Iterator[None]:
+    """Compute in float32 where weights have that type, inside a block."""
+    # Rounding to half precision would hide differences of other causes.
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            policy = getattr(layer, "_dtype_policy", None)
+            if _is_mixed(policy):
+                other = {"_dtype_policy": keras.DTypePolicy("float32")}
+                stack.enter_context(patches.shadowed(layer, other))
+        yield
+
+
+def _computes_in_half(model: keras.Model) -> bool:
+    """Whether a layer computes in half precision."""
+    return any(
+        layer.compute_dtype in _HALF for layer in model._flatten_layers()
+    )
+
+
+def _is_mixed(policy: Any) -> bool:
+    return (
+        type(policy) is keras.DTypePolicy
+        and policy.variable_dtype == "float32"
+        and policy.compute_dtype in _HALF
+    )

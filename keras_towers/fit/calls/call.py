@@ -188,11 +188,15 @@ class TowerCall:
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
         if self._step.hidden is not None and not mine:
-            run = self._step.hidden.retrying(
-                self.model, getattr(self.model, name)
-            )
+            run = self.retrying(getattr(self.model, name))
             setattr(self.model, name, run)
         self.adoption.remember_function(self.model, name)
+
+    def retrying(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of steps that traces them again, if need be."""
+        if self._step.hidden is None:
+            return function
+        return self._step.hidden.retrying(self.model, function)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""

@@ -173,15 +173,23 @@ def run_alone(
 
 def check_splits(model: keras.Model, config: TowerConfig) -> None:
     """Check that a model can take a part of a batch."""
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False) is True:
-            raise TowerError(
-                f"layer {layer.name!r} of model {model.name!r} is stateful: it "
-                "keeps a state for each row of the batch, but each of the "
-                f"{config.num_replicas} towers gets different rows. Build it "
-                "with stateful=False, or train this model on one device, "
-                f"outside of {config.name}."
-            )
+    for name in stateful_layers(model):
+        raise TowerError(
+            f"layer {name!r} of model {model.name!r} is stateful: it "
+            "keeps a state for each row of the batch, but each of the "
+            f"{config.num_replicas} towers gets different rows. Build it "
+            "with stateful=False, or train this model on one device, "
+            f"outside of {config.name}."
+        )
+
+
+def stateful_layers(model: keras.Model) -> list[str]:
+    """Return the names of layers with a state for each row of a batch."""
+    return [
+        layer.name
+        for layer in model._flatten_layers()
+        if getattr(layer, "stateful", False) is True
+    ]
 
 
 @contextlib.contextmanager
@@ -201,7 +209,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 f"Before, model {model.name!r} could not be built on one "
                 f"device: {type(reason).__name__}: {reason}"
             )
-        for size, name in _fixed(model):
+        for size, name in fixed_inputs(model):
             error.add_note(
                 f"Model {model.name!r} was built for batches of exactly {size} "
                 f"rows (input {name!r}), but each of the "
@@ -212,7 +220,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
         raise
 
 
-def _fixed(model: keras.Model) -> list[tuple[int, str]]:
+def fixed_inputs(model: keras.Model) -> list[tuple[int, str]]:
     """Return the fixed batch sizes of a model's inputs, with their names."""
     try:
         inputs: list[Any] = keras.tree.flatten(model.inputs)

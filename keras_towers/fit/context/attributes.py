@@ -16,7 +16,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -103,8 +103,7 @@ class Attributes:
                 getattr(owner, "built", None),
                 {
                     name: copied(value)
-                    for name, value in vars(owner).items()
-                    if name not in others and _is_data(name, value)
+                    for name, value in _data_of(owner, others)
                 },
             )
             for owner, others in self._owners
@@ -117,11 +116,10 @@ class Attributes:
         return any(
             getattr(leaf, "graph", None) is graph
             for owner, others in self._owners
-            for name, value in vars(owner).items()
-            if name not in others
-            and name not in _OF_CALLS
-            and _is_data(name, value)
-            for leaf in tf.nest.flatten(_listed(value), expand_composites=True)
+            for _, value in _data_of(owner, others | _OF_CALLS)
+            for leaf in tf.nest.flatten(
+                list(_leaves(value)), expand_composites=True
+            )
             if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")
         )
 
@@ -137,9 +135,8 @@ class Attributes:
                 # What a layer set when it was built stays.
                 continue
             own = vars(owner)
-            for name in [n for n in own if n not in values and n not in others]:
-                if _is_data(name, own[name]):
-                    del own[name]
+            for name, _ in list(_data_of(owner, values.keys() | others)):
+                del own[name]
             for name, (value, content) in values.items():
                 if content is None and own.get(name) is value is not None:
                     continue
@@ -180,30 +177,39 @@ def _is_users(value: Any) -> bool:
     )
 
 
+def _data_of(owner: Any, others: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield an object's data by name, but for some names."""
+    for name, value in vars(owner).items():
+        if name not in others and _is_data(name, value):
+            yield name, value
+
+
 def _is_data(name: str, value: Any) -> bool:
-    return name not in _of_keras() and _is_plain(value)
+    """Whether an attribute consists of tensors and numbers only."""
+    return name not in _of_keras() and all(map(_is_plain, _leaves(value)))
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value consists of tensors and numbers only."""
-    if value is None or isinstance(value, _NUMBERS):
+def _is_plain(leaf: Any) -> bool:
+    if leaf is None or isinstance(leaf, _NUMBERS):
         return True
-    if isinstance(value, tf.Variable) or depth > _DEPTH:
-        return False
-    if isinstance(value, dict):
-        return all(_is_plain(item, depth + 1) for item in value.values())
-    if isinstance(value, (*_CONTAINERS, tuple)):
-        return all(_is_plain(item, depth + 1) for item in value)
-    return tf.is_tensor(value) and not isinstance(value, keras.Variable)
+    variable = isinstance(leaf, (tf.Variable, keras.Variable))
+    return tf.is_tensor(leaf) and not variable
 
 
-def _listed(value: Any) -> Any:
-    """Plain data as lists, whose items need not be comparable."""
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what containers hold, and containers that are in too many."""
     if isinstance(value, dict):
-        return [_listed(item) for item in value.values()]
-    if isinstance(value, (*_CONTAINERS, tuple)):
-        return [_listed(item) for item in value]
-    return value
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, (*_CONTAINERS, tuple)):
+        inside = value
+    else:
+        inside = ()
+        yield value
+    for item in inside:
+        if depth < _DEPTH:
+            yield from _leaves(item, depth + 1)
+        else:
+            yield item
 
 
 def attributes_of(owner: Any) -> dict[str, tuple[Any, Any]]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import told
-from keras_towers.fit.context.origins import Origins
 from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.splitting.growing import Growing
@@ -52,8 +52,6 @@ def blocks_of(
     else:
         before, values = tower.common, tower.values
     found = values.value_of(value)
-    gathered = Origins(before)
-    common = gathered.depends_on_data(value)
     if found.is_same:
         if _may_count_examples(value, tower, before):
             raise _unknown(value, what)
@@ -70,7 +68,7 @@ def blocks_of(
     if rows is not None and rows.axis == 0 and rows.draw is None:
         # Of parts of the examples nobody knows how many each tower has.
         return (rows.inner,) * rows.outer if rows.unit is None else (1,)
-    if common and not _selects_own(found, values, gathered):
+    if _follows(value, before) and not _selects_own(found, values, before):
         raise _unknown(value, what)
     if tower is None and _joins(found):
         _warn_of_order(what)
@@ -109,18 +107,39 @@ def _joins(value: Value) -> bool:
     return cause is not None and cause.type == "ConcatV2"
 
 
-def _selects_own(value: Value, values: Growing, gathered: Origins) -> bool:
+def _selects_own(
+    value: Value, values: Growing, before: list[tf.Tensor]
+) -> bool:
     """Whether a value is unknown only because own rows are selected."""
     cause = _cause(value)
     if cause is None:
         return False
-    if not gathered.depends_on_data(cause.outputs[0]):
+    if not _follows(cause.outputs[0], before):
         return True
     found = [values.value_of(t) for t in cause.inputs if t.shape.rank]
     others = [v for v in found if v.rows is None or v.rows.axis]
     return len(others) < len(found) and all(
         v.shape is not None and isinstance(v.shape[0], int) for v in others
     )
+
+
+def _follows(value: tf.Tensor, before: list[tf.Tensor]) -> bool:
+    """Whether a tensor is computed from any of those that were gathered."""
+    # Nobody sees into nested functions.
+    if tf.executing_eagerly() or value.graph is not compat.get_default_graph():
+        return False
+    leaves = tf.nest.flatten(before, expand_composites=True)
+    gathered = {leaf.op for leaf in leaves if hasattr(leaf, "graph")}
+    waiting = [value.op]
+    seen: set[Any] = set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in gathered:
+            return True
+        if operation not in seen:
+            seen.add(operation)
+            waiting += [tensor.op for tensor in operation.inputs]
+    return False
 
 
 def _unknown(value: tf.Tensor, what: str) -> TowerError:

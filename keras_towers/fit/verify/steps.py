@@ -41,22 +41,25 @@ class Run:
     state: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 class RecordedStep:
     """A step that is traced once for all batches; or run eagerly."""
 
     # It runs eagerly without a ``spec``. The gradients that it will be given
-    # have the shapes of ``given``; ``retry`` makes a function of a batch one
+    # have the shapes of ``given``; ``retrying`` makes a function of a batch one
     # that tries again, if need be.
-
-    retry: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 
     def __init__(
         self,
         step: Step,
         spec: Any = None,
         given: Sequence[NamedGradients] = (),
+        retrying: Callable[[Callable[..., Any]], Callable[..., Any]] = _once,
     ):
-        self.retry = lambda run: run
+        self._retrying = retrying
         self._step = step
         self._given = given
         self._made: Sequence[NamedGradients] = ()
@@ -76,7 +79,7 @@ class RecordedStep:
             return self._function(batch, _present(given))
 
         with _untraced_functions():
-            logs, grads = self.retry(run)(batch)
+            logs, grads = self._retrying(run)(batch)
         return Run(_named(self._made, grads), _numbers(logs))
 
     def _run(self, batch: Any, given: Sequence[Any]) -> tuple[Any, list[Any]]:
