@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from benchmarks import adoption
 from benchmarks.field import Field
 from benchmarks.rows import FIELD
 from keras_towers.bench.runner import Setting
+from keras_towers.cli import refusing
 from keras_towers.cli.bench import (
     BatchSize,
     Device,
@@ -72,23 +73,28 @@ def field(
         strategies=f"plain,plain-frozen,{strategies}",
     )
     if chart:
-        _draw(comparison.document(), chart)
+        _draw([comparison.document()], chart)
     raise typer.Exit(comparison.code)
 
 
 @app.command()
 def draw(
-    report: Annotated[Path, typer.Argument(help="what --json wrote")],
+    reports: Annotated[list[Path], typer.Argument(help="JSON files")],
     picture: Annotated[Path, typer.Argument(help="the picture to write")],
+    steps: Annotated[
+        int, typer.Option(help="how many steps of a trace to draw")
+    ] = 3,
 ) -> None:
-    """Draw what a comparison measured, also that of keras-towers bench."""
-    _draw(json.loads(report.read_text()), picture)
+    """Draw what bench, a comparison, kt.Timeline or scaling has written."""
+    with refusing("benchmarks"):
+        documents = [json.loads(report.read_text()) for report in reports]
+        _draw(documents, picture, steps)
 
 
-def _draw(document: dict, picture: Path) -> None:
-    from benchmarks.charts import draw_results
+def _draw(documents: list[Any], picture: Path, steps: int = 0) -> None:
+    from benchmarks import charts
 
-    draw_results(document).savefig(picture, dpi=130)
+    charts.draw(documents, steps).savefig(picture, dpi=130)
 
 
 app.command("adoption")(adoption.main)

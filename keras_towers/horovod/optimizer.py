@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers.dropin import models
+from keras_towers.dropin import check_compression, models, plain
 from keras_towers.dropin.optimizer import distribute, reducer_of
+from keras_towers.errors import TowerError
 from keras_towers.horovod.functions import prepare_process
-from keras_towers.horovod.options import checked, layers_in
 from keras_towers.horovod.reducer import GradientReducer
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a reduction; see ``DistributedOptimizer``."""
+
+    name: str
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    predivide: float
+    op: Any
+    # A number, or references to variables.
+    groups: int | tuple[tuple[Any, ...], ...] | None
+    process_set: Any
+    scale_local: bool
 
 
 def DistributedOptimizer(
@@ -156,3 +175,71 @@ def load_model(
         custom_objects,
         **kwargs,
     )
+
+
+def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
+    """Make options of a user's arguments, or raise ``TowerError``."""
+    if not hvd.is_initialized():
+        raise TowerError(
+            "Horovod is not initialized: call hvd.init() before "
+            f"hvd.{what}(...)."
+        )
+    if num_groups:
+        warnings.warn(
+            "num_groups is now called groups", DeprecationWarning, stacklevel=3
+        )
+        if given["groups"] is None:
+            given["groups"] = num_groups
+    groups = given["groups"]
+    if isinstance(groups, list):
+        given["groups"] = tuple(
+            tuple(plain(variable).ref() for variable in group)
+            for group in groups
+        )
+    elif groups is not None and not (isinstance(groups, int) and groups >= 0):
+        raise TowerError(
+            f"groups is {groups!r}: give a number of groups, or a list of "
+            "lists of variables."
+        )
+    options = Options(**given)
+    _check_op(options.op)
+    check_compression(options.compression, "hvd")
+    if options.predivide != 1.0:
+        if options.op != hvd.Average:
+            raise TowerError(
+                "gradient_predivide_factor applies only to averages: leave it "
+                "out, or use op=hvd.Average."
+            )
+        if options.predivide <= 0 or hvd.rocm_built():
+            raise TowerError(
+                f"gradient_predivide_factor is {options.predivide!r}: it must "
+                "be greater than 0, and 1 with ROCm."
+            )
+    return options
+
+
+def layers_in(local_layers: Any) -> list[keras.Layer]:
+    """The layers, one or several, that a user has given as local."""
+    layers = [] if local_layers is None else keras.tree.flatten(local_layers)
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise TowerError("local_layers takes a Keras layer or a list of them.")
+    return layers
+
+
+def _check_op(op: Any) -> None:
+    if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
+        raise TowerError(
+            f"op is {op!r}: give hvd.Average, hvd.Sum or hvd.Adasum."
+        )
+    if op == hvd.Adasum and hvd.size() > 1:
+        if not hvd.mpi_enabled():
+            raise TowerError(
+                "hvd.Adasum needs a Horovod that was built with MPI and runs "
+                "over MPI (horovodrun --mpi); this one runs over Gloo. Use "
+                "hvd.Average."
+            )
+        if hvd.size() & (hvd.size() - 1):
+            raise TowerError(
+                "hvd.Adasum needs a power of 2 as the number of ranks, not "
+                f"{hvd.size()}. Use hvd.Average or another number of ranks."
+            )

@@ -8,18 +8,20 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin import variable_key
+from keras_towers.dropin import plain
 from keras_towers.dropin.optimizer import Reducer
 from keras_towers.errors import TowerError
-from keras_towers.horovod.options import Options
 from keras_towers.meeting import check, watch
 from keras_towers.reduction import divided
+
+if TYPE_CHECKING:
+    from keras_towers.horovod.optimizer import Options
 
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2
@@ -71,28 +73,26 @@ class GradientReducer(Reducer):
         ]
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
-        paths = [_path(variable) for variable in variables]
+        described = [
+            _described(*each)
+            for each in zip(grads, variables, names, strict=True)
+        ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
-            return self._compiled(grads, names, groups, paths)
+            return self._compiled(grads, names, groups, described)
         self._refuse_xla()
-        return self._reduce_alike(grads, names, groups, paths)
+        return self._reduce_alike(grads, names, groups, described)
 
     def _reduce_alike(
         self,
         grads: list[Any],
         names: list[str],
         groups: list[list[int]],
-        paths: list[tuple[str, str]],
+        described: list[tuple[str, str]],
     ) -> list[Any]:
         """Reduce gradients, or fail on all ranks if theirs differ."""
         if compat.in_xla_context(tf.compat.v1.get_default_graph()):
             return self._reduce_groups(grads, names, groups)
-        described = []
-        for grad, name, path in zip(grads, names, paths, strict=True):
-            sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
-            kind = f"{sparse}{grad.dtype.name} as {name}"
-            described.append((f"{path[1]} {kind}", f"{' '.join(path)} {kind}"))
         with tf.control_dependencies([self._alike(described)]):
             reduced = self._reduce_groups(grads, names, groups)
         begun, ended = self._counts
@@ -165,29 +165,24 @@ class GradientReducer(Reducer):
     ) -> list[Any]:
         results: list[Any] = [None] * len(grads)
         for group in groups:
-            if len(group) == 1:
-                results[group[0]] = self._reduce_one(
-                    grads[group[0]], names[group[0]]
+            first, *others = group
+            if isinstance(grads[first], tf.IndexedSlices):
+                results[first] = self._gather(grads[first], names[first])
+            elif not others:
+                results[first] = hvd.allreduce(
+                    grads[first], name=names[first], **self._arguments()
                 )
-                continue
-            reduced = hvd.grouped_allreduce(
-                [grads[index] for index in group],
-                device_dense=self.options.device_dense,
-                name=names[group[0]] + "_group",
-                **self._arguments(),
-            )
-            for index, grad in zip(group, reduced, strict=True):
-                results[index] = grad
+            else:
+                reduced = hvd.grouped_allreduce(
+                    [grads[index] for index in group],
+                    name=names[first] + "_group",
+                    **self._arguments(),
+                )
+                for index, grad in zip(group, reduced, strict=True):
+                    results[index] = grad
         return results
 
-    def _reduce_one(self, grad: Any, name: str) -> Any:
-        if not isinstance(grad, tf.IndexedSlices):
-            return hvd.allreduce(
-                grad,
-                device_dense=self.options.device_dense,
-                name=name,
-                **self._arguments(),
-            )
+    def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
         with tf.device(self.options.device_sparse):
             values, indices = (
                 hvd.allgather(
@@ -209,6 +204,7 @@ class GradientReducer(Reducer):
     def _arguments(self) -> dict[str, Any]:
         # Horovod divides by the number of ranks after the sum in any case.
         return {
+            "device_dense": self.options.device_dense,
             "compression": self.options.compression,
             "op": self.options.op,
             "prescale_factor": 1.0 / self.options.predivide,
@@ -235,22 +231,17 @@ class GradientReducer(Reducer):
             for index, grad in enumerate(grads)
             if not isinstance(grad, tf.IndexedSlices)
         ]
-        groups = self.options.groups
-        together: list[list[int]] = []
-        if isinstance(groups, int) and groups > 0:
+        groups = self.options.groups or ()
+        if isinstance(groups, int):
             each = -(-len(dense) // groups) or 1
             together = [
                 dense[start : start + each]
                 for start in range(0, len(dense), each)
             ]
-        elif isinstance(groups, list):
-            places = {variable_key(variables[i]): i for i in dense}
+        else:
+            places = {plain(variables[i]).ref(): i for i in dense}
             together = [
-                [
-                    places.pop(variable_key(variable))
-                    for variable in group
-                    if variable_key(variable) in places
-                ]
+                [places.pop(one) for one in group if one in places]
                 for group in groups
             ]
         together = [group for group in together if group]
@@ -291,10 +282,12 @@ def _name(variable: Any) -> str:
     return getattr(variable, "name", None) or "tensor"
 
 
-def _path(variable: Any) -> tuple[str, str]:
-    """A variable's path, without the numbers that differ, and its shape."""
+def _described(grad: Any, variable: Any, name: str) -> tuple[str, str]:
+    """What the gradients of all ranks have in common, and that with a path."""
+    sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
+    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
     path = getattr(variable, "path", None) or _name(variable)
-    return check.unnumbered(path), str(list(variable.shape))
+    return kind, f"{check.unnumbered(path)} {kind}"
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:

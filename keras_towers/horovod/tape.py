@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.horovod.functions import prepare_process
-from keras_towers.horovod.options import Options, checked, layers_in
+from keras_towers.horovod.optimizer import Options, checked, layers_in
 from keras_towers.horovod.reducer import GradientReducer
 from keras_towers.transport import next_key
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 else:  # A mixin for tapes.
     _GradientTape = object
 
-# Reducers are kept, since an eager loop makes a tape for each of its steps.
-_reducers: dict[Any, GradientReducer] = {}
+
+@functools.cache
+def _reducer(options: Options, key: str) -> GradientReducer:
+    """The one reducer of all tapes that an eager loop makes in one place."""
+    return GradientReducer(options, key)
 
 
 def DistributedGradientTape(
@@ -143,11 +146,7 @@ class _Distributed(_GradientTape):
         """The gradients of all ranks, in the structure of the sources."""
         del use_generic_names  # Names are the same on all ranks in any case.
         grads = super().gradient(target, sources, output_gradients, **kwargs)
-        key = next_key("tape")
-        form = (*self._options.form(), key)
-        if form not in _reducers:
-            _reducers[form] = GradientReducer(self._options, key)
-        reducer = _reducers[form]
+        reducer = _reducer(self._options, next_key("tape"))
         reducer.local_keys = self._local_keys
         reduced = reducer.reduce(
             tf.nest.flatten(grads), tf.nest.flatten(sources)
