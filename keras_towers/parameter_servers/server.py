@@ -66,24 +66,25 @@ class Roll(Liveness):
         self._pool = ThreadPoolExecutor(_AT_ONCE)
         self._answered: dict[int, float | None] = {}
         self._refused: dict[int, bool] = {}
-        super().__init__(range(len(workers)), self._last)
+        super().__init__(range(len(workers)), self._ask_all)
 
-    def look(self, *ranks: int) -> None:
-        """Ask some workers, or all, several at once."""
-        ranks = ranks or tuple(self.signs)
+    def _ask_all(self, ranks: Sequence[int]) -> dict[int, float | bool | None]:
+        """Ask workers, several at once, for their last signs of life."""
         list(self._pool.map(self._ask, ranks))
-        super().look(*ranks)
+        return {
+            # A worker may be gone before it was asked.
+            rank: self._answered[rank]
+            or self.signs[rank]
+            or has_come(self._store, rank)
+            or None
+            for rank in ranks
+        }
 
     def _ask(self, rank: int) -> None:
         address = self._addresses[rank]
         there = answers(address)
         self._answered[rank] = time.monotonic() if there else None
         self._refused[rank] = not there and refuses(address)
-
-    def _last(self, rank: int) -> float | bool | None:
-        # It may be gone before it was asked.
-        come = self.signs[rank] or has_come(self._store, rank)
-        return self._answered[rank] or come or None
 
     def silent_s(self, rank: int) -> float:
         """Seconds since the last sign of a worker; 0 if it answered at last."""
