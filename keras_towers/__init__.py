@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         reduce_gradients,
     )
     from keras_towers.devices import virtual_towers
-    from keras_towers.fit.callbacks import ChiefOnly, EveryRank
+    from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
     from keras_towers.lasting import Backup
     from keras_towers.launching.function import launch
@@ -92,9 +92,9 @@ _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
     "Backup": "keras_towers.lasting",
     "BytePSStrategy": "keras_towers.strategies.byteps",
-    "ChiefOnly": "keras_towers.fit.callbacks",
+    "ChiefOnly": "keras_towers.fit.calls.callbacks",
     "CurrentTower": "keras_towers.towers",
-    "EveryRank": "keras_towers.fit.callbacks",
+    "EveryRank": "keras_towers.fit.calls.callbacks",
     "GradientPacker": "keras_towers.reduction",
     "HorovodStrategy": "keras_towers.strategies.horovod",
     "MultiWorkerTowerStrategy": "keras_towers.strategies.multi_worker",

@@ -16,7 +16,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+)
 
 import keras
 import tensorflow as tf
@@ -38,7 +45,6 @@ Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each its copy, or each a share."""
 OnDifference: TypeAlias = Literal["warn", "error", "ignore"]
 """What happens where a step differs from that of one device."""
-Gradients: TypeAlias = "Sequence[tf.Tensor | tf.IndexedSlices | None]"
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -191,6 +197,14 @@ class UpdateCall(NamedGradients):
     def run(self) -> None:
         """Update the variables as Keras does."""
         self.original(self.grads, self.variables)
+
+
+class Start(NamedTuple):
+    """The epoch, batches done in it, and seed with which a ``fit`` starts."""
+
+    epoch: int
+    batch: int
+    seed: int
 
 
 class TakesGradients(Protocol):

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.callbacks import NEVER_STOPS, ResumesFit, Start
+from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
+from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.meeting import check

@@ -59,10 +59,9 @@ def for_towers(data: list[Any], spec: Any, towers: int) -> list[Any]:
     largest = max(found, key=size_of)
     rows = size_of(largest)
     uneven = any(size_of(batch) % towers for batch in found)
-    if not uneven and rows > towers and _is_uniform(largest):
-        odd = tf.nest.map_structure(
-            lambda leaf: data_lib.first_rows(leaf, rows - 1), largest
-        )
+    uniform = len(set(_rows_by_name(largest).values())) == 1
+    if not uneven and rows > towers and uniform:
+        odd = data_lib.few_rows(largest, rows - 1)
         if spec is None or _is_of(odd, spec):
             found.append(odd)
     return found
@@ -70,7 +69,7 @@ def for_towers(data: list[Any], spec: Any, towers: int) -> list[Any]:
 
 def size_of(batch: Any) -> int:
     """Return the number of examples of a batch."""
-    return next(iter(_rows_by_name(batch).values()), 1)
+    return int(data_lib.batch_size_of(batch) or 1)
 
 
 def unequal_rows(data: list[Any], towers: int) -> tuple[str, str] | None:
@@ -85,11 +84,6 @@ def unequal_rows(data: list[Any], towers: int) -> tuple[str, str] | None:
                 f"which {towers} towers cannot divide alike"
             )
     return None
-
-
-def _is_uniform(batch: Any) -> bool:
-    """Whether all parts of a batch have the same number of rows."""
-    return len(set(_rows_by_name(batch).values())) == 1
 
 
 def _is_of(batch: Any, spec: Any) -> bool:

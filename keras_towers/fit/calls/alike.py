@@ -29,6 +29,13 @@ _OF_SAME_DATA = (
 _RATE = "learning_rate"
 _LAYERS = "layers"
 _SHOWN = 80
+# A layer of the user's may have what is a rank's own.
+_WARNINGS = {
+    _RATE: "the ranks have different learning rates for model %r (%s); all "
+    "train with that of rank 0.",
+    _LAYERS: "the layers of model %r have other settings on some ranks (%s): "
+    "build the same model on every rank.",
+}
 # Names count what a process has made; seeds may be each rank's own.
 _OF_A_RANK = ("name", "seed")
 
@@ -65,23 +72,9 @@ def check(
     )
     for name, values in check_lib.differing(ranks).items():
         told = check_lib.each(values)
-        if name == _RATE:
+        if name in _WARNINGS:
             if config.peers.rank == 0:
-                logger.warning(
-                    "the ranks have different learning rates (%s); all train "
-                    "with that of rank 0.",
-                    told,
-                )
-            continue
-        if name == _LAYERS:
-            # A layer of the user's may have what is a rank's own.
-            if config.peers.rank == 0:
-                logger.warning(
-                    "the layers of model %r have other settings on some ranks "
-                    "(%s): build the same model on every rank.",
-                    model.name,
-                    told,
-                )
+                logger.warning(_WARNINGS[name], model.name, told)
             continue
         raise TowerError(
             f"{kind} of model {model.name!r} got another {name} on some ranks "

@@ -46,19 +46,15 @@ def build(
     later = []
     if not with_optimizer or not uses_optimizer(model, kind):
         # _symbolic_build would build it; leave that to its first use.
-        later.append(getattr(model, "optimizer", None))
-    if _predicts(kind):
+        later += _optimizer(model)
+    if kind.startswith("predict"):
         later += _losses_and_metrics(model)
     with compat.single_device_mode(), contextlib.ExitStack() as stack:
         for part in later:
-            if part is not None and not part.built:
+            if not part.built:
                 part.built = True
                 stack.callback(setattr, part, "built", False)
-        unbuilt = [
-            part
-            for part in _losses_and_metrics(model)
-            if part is not None and not part.built
-        ]
+        unbuilt = _unbuilt(model)
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
@@ -87,9 +83,10 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
         return capture(model.train_step, batch, tower).output
 
     step: Callable[[Any], Any] = training
-    if not _trains(kind):
-        step = model.predict_step if _predicts(kind) else model.test_step
-    unbuilt = [p for p in _losses_and_metrics(model) if p and not p.built]
+    if kind not in TRAINING:
+        predicts = kind.startswith("predict")
+        step = model.predict_step if predicts else model.test_step
+    unbuilt = _unbuilt(model)
     attributes = Attributes(model, draws=True)
     before = attributes.take()
     try:
@@ -107,28 +104,28 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
 def needs_build(model: keras.Model, kind: str) -> bool:
     """Whether a step of the model would create variables."""
     parts = [*model._flatten_layers()]
-    if _trains(kind):
-        parts.append(getattr(model, "optimizer", None))
-    if not _predicts(kind):
+    if kind in TRAINING:
+        parts += _optimizer(model)
+    if not kind.startswith("predict"):
         parts += _losses_and_metrics(model)
-    return not all(part.built for part in parts if part is not None)
+    return not all(part.built for part in parts)
 
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
     """Whether a method uses ``model.optimizer`` for all trainable weights."""
-    return _trains(kind) and trainers.has_keras_step(model)
+    return kind in TRAINING and trainers.has_keras_step(model)
 
 
-def _trains(kind: str) -> bool:
-    return kind in TRAINING
-
-
-def _predicts(kind: str) -> bool:
-    return kind.startswith("predict")
+def _optimizer(model: keras.Model) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    return [] if optimizer is None else [optimizer]
 
 
 def _losses_and_metrics(model: keras.Model) -> list[Any]:
-    return [
-        getattr(model, name, None)
-        for name in ("_compile_metrics", "_compile_loss")
-    ]
+    names = ("_compile_metrics", "_compile_loss")
+    parts = [getattr(model, name, None) for name in names]
+    return [part for part in parts if part is not None]
+
+
+def _unbuilt(model: keras.Model) -> list[Any]:
+    return [part for part in _losses_and_metrics(model) if not part.built]

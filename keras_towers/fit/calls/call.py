@@ -12,11 +12,10 @@ import keras
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_towers.fit.callbacks import (
+from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.callbacks import (
     NEVER_STOPS,
     ChiefOnly,
     EveryRank,
     saves_by_itself,
 )
-from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights.adoption import Adoption
@@ -31,18 +31,6 @@ _ATTRIBUTES: dict[Loop, str] = {
     "test": "stop_evaluating",
     "predict": "stop_predicting",
 }
-# What these do around a batch stops no loop.
-_NEVER_STOP = (
-    keras.callbacks.Callback,
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
-
-
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -52,6 +40,8 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
+# What these do around a batch stops no loop.
+_NEVER_STOP = (keras.callbacks.Callback, *_CHIEF_ONLY)
 
 
 def adapt(

@@ -11,12 +11,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import TRAINING, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption

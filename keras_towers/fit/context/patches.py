@@ -6,8 +6,8 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 _lock = threading.RLock()
 # Blocks that need the patches of a function, and what undoes these patches.
@@ -153,54 +153,23 @@ call.
 """
 
 
-class _Shadow:
-    """The replacement of a method of one object."""
-
-    def __init__(self, instance: Any, name: str, ours: Callable):
-        self.had_own = name in vars(instance)
-        # Not what a class looks up for a tower.
-        self.original = object.__getattribute__(instance, name)
-        self._instance = instance
-        self.ours = ours
-        functools.update_wrapper(self, self.original, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.ours(self._instance, self.original, *args, **kwargs)
+class Bound(functools.partial):
+    """A replacement, bound to an object and the method that it replaces."""
 
 
-def shadow(instance: Any, methods: Shadows) -> None:
-    """Replace methods of one object until ``unshadow``."""
-    # The object keeps its class, and ``super()`` calls reach the originals.
-    own = vars(instance)
-    for name, ours in methods.items():
-        if not is_shadowed(instance, name):
-            own[name] = _Shadow(instance, name, ours)
-
-
-def unshadow(instance: Any, names: Iterable[str]) -> None:
-    """Restore the methods of an object that ``shadow`` replaced."""
-    own = vars(instance)
-    for name in names:
-        ours = own.get(name)
-        if isinstance(ours, _Shadow):
-            del own[name]
-            if ours.had_own:
-                own[name] = ours.original
-
-
-def is_shadowed(instance: Any, name: str) -> bool:
-    """Whether a method of the object is shadowed."""
-    return isinstance(vars(instance).get(name), _Shadow)
-
-
-def _is_over(there: Any, attribute: Any) -> TypeGuard[_Shadow]:
-    return isinstance(there, _Shadow) and there.original is attribute
+def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
+    """Bind replacements to an object and its methods, for ``shadowed``."""
+    return {
+        name: Bound(ours, instance, getattr(instance, name))
+        for name, ours in methods.items()
+    }
 
 
 @contextlib.contextmanager
 def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Override attributes of an object inside a block."""
-    # Bypasses Keras's __setattr__, which tracks attributes.
+    # Bypasses Keras's __setattr__, which tracks attributes. The object keeps
+    # its class, and ``super()`` calls reach the originals.
     own = vars(instance) if attributes else {}
     before = {name: own[name] for name in attributes if name in own}
     try:
@@ -208,21 +177,7 @@ def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name, ours in attributes.items():
-            there = own.get(name)
-            over = there.ours if _is_over(there, ours) else None
-            if there is not ours and over is None:
-                continue
-            del own[name]
-            if name in before:
-                own[name] = before[name]
-            if over is not None:
-                # It stays, and calls what was there before.
-                own[name] = _Shadow(instance, name, over)
-
-
-def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
-    """Bind replacements to an object and its methods, for ``shadowed``."""
-    return {
-        name: functools.partial(ours, instance, getattr(instance, name))
-        for name, ours in methods.items()
-    }
+            if own.get(name) is ours:
+                del own[name]
+                if name in before:
+                    own[name] = before[name]

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.callbacks import Start
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers

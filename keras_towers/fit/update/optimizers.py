@@ -2,9 +2,9 @@
 
 The ``apply`` of an optimizer passes the gradients of a tower to the update of
 the current strategy; ``scale_loss`` weights the loss of the tower by its share
-of the batch. The optimizer keeps its class: where a strategy is in force its
-methods that apply gradients are looked up here, and others are shadowed until
-it is released. The update itself runs on a single tower, as on one device.
+of the batch. The optimizer keeps its class: where a strategy is in force these
+methods are looked up here. The update itself runs on a single tower, as on one
+device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ _takers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def take(optimizer: Any, taker: str) -> None:
     """Make an optimizer reduce over the towers; ``taker`` is for messages."""
     for part in optimizers_in(optimizer):
-        patches.shadow(part, _SHADOWS)
         _takers[part] = taker
 
 
@@ -56,15 +55,13 @@ def settle(optimizer: Any) -> None:
 def give_back(optimizer: Any) -> None:
     """Undo ``take``."""
     for part in optimizers_in(optimizer):
-        patches.unshadow(part, _SHADOWS)
+        _takers.pop(part, None)
     settle(optimizer)
 
 
 def taker_of(optimizer: Any) -> str | None:
     """Return the name of the strategy that took an optimizer, or None."""
-    if not patches.is_shadowed(optimizer, "scale_loss"):
-        return None
-    return _takers[optimizer]
+    return _takers.get(optimizer)
 
 
 def update_in_force() -> TakesGradients | None:
@@ -157,7 +154,7 @@ def _outside(
 
 
 _APPLY: patches.Shadows = {"apply": apply, "apply_gradients": _apply_gradients}
-_SHADOWS: patches.Shadows = {
+_OTHERS: patches.Shadows = {
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
 }
@@ -166,10 +163,12 @@ _SHADOWS: patches.Shadows = {
 def attribute_of_optimizer(
     original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """Replace the look-up of a method that applies gradients."""
+    """Replace the look-up of the methods above."""
     # A step may use an optimizer that nobody has taken, since it is not an
     # attribute of the model.
     value = original(optimizer, name)
+    if name in _OTHERS and not isinstance(value, patches.Bound):
+        return functools.partial(_OTHERS[name], optimizer, value)
     if name not in _APPLY:
         return value
     if update_in_force() is None:

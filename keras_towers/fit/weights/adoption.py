@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -142,12 +141,11 @@ class Adoption:
     def remember_function(self, model: keras.Model, name: str) -> None:
         """Record that a call on the towers made the model's function."""
         function = getattr(model, name)
-        made: Callable[[], Any]
+        functions = self._notes_of(model).functions
         try:
-            made = weakref.ref(function)  # It holds the model.
+            functions[name] = weakref.ref(function)  # It holds the model.
         except TypeError:  # One of the user's own may be of any type.
-            made = functools.partial(_itself, function)
-        self._notes_of(model).functions[name] = made
+            functions[name] = lambda: function
 
     def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
         """Return which logs of the model's steps come from which metric."""
@@ -264,10 +262,6 @@ class Adoption:
     def _release_variable(self, variable: keras.Variable) -> None:
         self._spread.gather(variable)
         self._update.take_back(variable)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:

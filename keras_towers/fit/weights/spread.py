@@ -146,7 +146,8 @@ class SpreadVariables:
             )
         spread.written_by_towers = True
         self.native[variable] = spread
-        patches.shadow(variable, dict.fromkeys(_METHODS, self._write))
+        writing = dict.fromkeys(_METHODS, self._write)
+        vars(variable).update(patches.bound(variable, writing))
         variables_lib.copy_to_towers([spread])
         self._late.append(None)
 
@@ -226,7 +227,8 @@ class SpreadVariables:
             self.gather(variable)
         self._spread.clear()
         for native in self.native:
-            patches.unshadow(native, _METHODS)
+            for name in _METHODS:
+                vars(native).pop(name, None)
             variables_lib.unbind(self.native[native])
         self.native.clear()
         self.shares.forget()
@@ -237,7 +239,7 @@ class SpreadVariables:
 
     def _values(self) -> list[TowerVariable]:
         values = [variable._value for variable in self._spread]
-        values += [self.native[variable] for variable in self.native]
+        values += self.native.values()
         return [value for value in values if isinstance(value, TowerVariable)]
 
 

@@ -228,12 +228,7 @@ class TowerVariable(compat.SyncOnReadVariable):
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
         # Copies are on no towers.
         primary = self._values[0]
-        with compat.single_device_mode(), tf.device(primary.device):
-            return tf.Variable(
-                self.merged_value(),
-                trainable=primary.trainable,
-                name=primary.name.split(":")[0],
-            )
+        return _copy(primary, self.merged_value(), primary.device)
 
     def _tower_index(self) -> int | None:
         if tf.distribute.get_strategy() is not self._distribute_strategy:
@@ -334,20 +329,8 @@ def spread(
 ) -> TowerVariable:
     """Copy ``primary`` to the other towers and combine the copies."""
     start = primary.read_value()
-    components = [primary]
-    for device in config.devices[1:]:
-        with compat.single_device_mode(), tf.device(device):
-            components.append(
-                tf.Variable(
-                    start,
-                    dtype=primary.dtype,
-                    shape=primary.shape,
-                    trainable=primary.trainable,
-                    # Optimizers may have rules for names.
-                    name=primary.name.split(":")[0],
-                )
-            )
-    variable = TowerVariable(config, components, merge, shares)
+    others = [_copy(primary, start, device) for device in config.devices[1:]]
+    variable = TowerVariable(config, [primary, *others], merge, shares)
     if merge in (SUM, STREAM):
         variable.assign_everywhere(start)
     return variable
@@ -367,16 +350,22 @@ def moved(variable: tf.Variable, device: str) -> tf.Variable:
     """Return a copy of a variable on a device, or itself if it is there."""
     if same_devices([variable.device], [device]):
         return variable
+    copy = _copy(variable, variable.read_value(), device)
+    copy._unique_id = variable._unique_id
+    return copy
+
+
+def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
+    """Create a plain variable like another one."""
     with compat.single_device_mode(), tf.device(device):
-        copy: Any = tf.Variable(
-            variable.read_value(),
+        return tf.Variable(
+            value,
             dtype=variable.dtype,
             shape=variable.shape,
             trainable=variable.trainable,
+            # Optimizers may have rules for names.
             name=variable.name.split(":")[0],
         )
-    copy._unique_id = variable._unique_id
-    return copy
 
 
 def unbind(variable: Any) -> tf.Variable:

@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.marks import recorder_of
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.contract import TRAINING, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
 from keras_towers.replicas import ReplicaCounts, Rounds

@@ -12,13 +12,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.callbacks import Start
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
