@@ -1,7 +1,8 @@
-"""Processes that begin with TensorFlow and Keras imported.
+"""Processes that begin with TensorFlow, Keras and all strategies imported.
 
 Importing them takes most of what a test's process costs. A server imports them
-once, does nothing else, and forks for each process that asks: the real one, as
+once, turns off what costs more than it shows in a test, and forks for each
+process that asks: the real one, as
 its launcher knows it, waits (``tests/kit/lean/warm_client.py``), passes signals
 on, and ends as the child does; the child ends when the real one is killed.
 
@@ -13,7 +14,6 @@ processes without.
 
 import atexit
 import fcntl
-import gc
 import json
 import os
 import pathlib
@@ -128,13 +128,15 @@ def main() -> None:
     from warm_client import read_at_import
 
     known = read_at_import(dict(os.environ))
-    import keras  # noqa: F401
-    import tensorflow  # noqa: F401
+    from keras_towers import strategies
+    from tests.kit import collecting, untuned
 
-    import keras_towers  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
+    for name in strategies.STRATEGIES:
+        strategies.find(name).load()
+    untuned.do_not_tune_iterators()
+    untuned.do_not_optimize_graphs()
+    collecting.search_no_more()
+    collecting.collect_rarely()
     ready = selectors.DefaultSelector()
     ready.register(0, selectors.EVENT_READ)
     ready.register(listener, selectors.EVENT_READ)

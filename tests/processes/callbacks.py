@@ -106,7 +106,7 @@ class Stop(keras.callbacks.Callback):
 
 @check
 def stop_of_one_rank():
-    mine, alone = s.model(), s.eager()
+    mine, alone = s.eager(), s.eager()
     histories, batches = [], []
     with s.Strategy():
         # On either rank, around a batch or an epoch, or before all of them.

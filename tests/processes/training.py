@@ -126,7 +126,7 @@ def layers_with_other_settings_are_warned_of():
         # Names on ranks may differ.
         for _ in range(seed):
             keras.layers.Activation(name)
-        return s.model(
+        return s.eager(
             keras.layers.Activation(name),
             keras.layers.Dropout(0.0, seed=seed),
         )

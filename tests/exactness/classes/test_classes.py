@@ -1,9 +1,9 @@
 """Every layer, loss, metric and optimizer of the installed Keras, exact.
 
 A class that Keras adds has no recipe, and the first test says so. `make test`
-tries half of the classes, and each optimizer in one way, once in a part that is
-drawn by a seed; `make test-all` tries all of them, and all of each against one
-device that runs in a graph.
+tries a third of the classes, each in one of its parts, and a third of the
+optimizers in each way, all drawn by a seed; `make test-all` tries all of them,
+and all of each against one device that runs in a graph.
 """
 
 import functools
@@ -80,9 +80,9 @@ def _groups() -> Iterator[Any]:
             # In shares each weight's slots have to be known.
             make, updates = optimizer_recipes.group, ["once", "sharded"]
         drawn = _drawn(namespace, rest)
-        for half, way in itertools.product((0, 1), updates):
-            is_long = rest or half != updates.index(way)
-            for some in _together(dict([*drawn.items()][half::2])):
+        for third, way in itertools.product(range(3), updates):
+            is_long = rest or third != updates.index(way)
+            for some in _together(dict([*drawn.items()][third::3])):
                 yield pytest.param(
                     some,
                     *(make, rest, way),
