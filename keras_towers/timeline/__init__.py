@@ -19,9 +19,8 @@ from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.meeting import check
 from keras_towers.timeline import report, trace
-from keras_towers.timeline.host import Host
 from keras_towers.timeline.measured import summarise
-from keras_towers.timeline.ranks import OfRank, align
+from keras_towers.timeline.recorded import Host, OfRank, align
 from keras_towers.timeline.report import advise
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -16,9 +16,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.system import usable_cores
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.host import Host
 from keras_towers.timeline.phases import Calls, Took
-from keras_towers.timeline.ranks import OfRank, rows_of
+from keras_towers.timeline.recorded import Host, OfRank, joined, rows_of
 
 Source = Literal["dataset", "PyDataset", "DataLoader", "generator", "arrays"]
 # How many times a phase's median its mean is where few steps take most of it.
@@ -110,7 +109,7 @@ def summarise(
 ) -> Measured:
     """Summarise the measurements of ranks with the same steps, on one clock."""
     first, calls = ranks[0], Calls(*ranks[0].calls)
-    stamps = phases_lib.joined([of.stamps for of in ranks])
+    stamps = joined(ranks)
     spans = np.concatenate([of.spans for of in ranks])
     names = [name for (_, row), name in sorted(rows_of(ranks).items()) if row]
     phases: dict[str, Took]

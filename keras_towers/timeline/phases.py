@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_towers.fit.context.marks import POINTS
-
 # What a tower does in a step, in order.
 OF_TOWERS = ("compute", "wait", "reduction", "update")
 # What a step consists of: between its phases on towers and around them.
@@ -47,16 +45,16 @@ class Calls(NamedTuple):
 def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
     """Return begins and ends, [steps, towers, updates, 2], of ``OF_TOWERS``."""
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
-    last = _latest(computed, axis=1, keepdims=True)
+    last = latest(computed, axis=1, keepdims=True)
     # Sums that only one tower reads are those of all.
-    sums = _latest(reduced, axis=1, keepdims=True)
+    sums = latest(reduced, axis=1, keepdims=True)
     sums = np.maximum(np.where(np.isnan(reduced), sums, reduced), last)
     starts = np.full_like(begun, np.nan)
     starts[..., 0] = begun[..., 0]
     for update in range(1, starts.shape[2]):
         # What another optimizer needs is computed after the last update.
         before = [of[..., update - 1] for of in (computed, sums, updated)]
-        starts[..., update] = _latest(np.stack(before), axis=0)
+        starts[..., update] = latest(np.stack(before), axis=0)
     bounds = {
         "compute": (starts, computed),
         "wait": (computed, last),
@@ -84,8 +82,8 @@ class Steps(NamedTuple):
 def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     """Find the call of each step, from the phases of this rank's towers."""
     every = np.stack([phases[name] for name in OF_TOWERS])
-    begins = -_latest(-every[..., 0], axis=(0, 2, 3))
-    ends = _latest(every[..., 1], axis=(0, 2, 3))
+    begins = -latest(-every[..., 0], axis=(0, 2, 3))
+    ends = latest(every[..., 1], axis=(0, 2, 3))
     call = calls.at(begins)
     # A callback may train a step, too.
     returned = calls.returned[call] if len(calls.begins) else begins
@@ -191,32 +189,6 @@ def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def clock_shifts(stamps: list[np.ndarray], machines: list[Any]) -> list[float]:
-    """Return the seconds by which each rank's clock is ahead of rank 0's."""
-    # The clocks of machines differ by more than a step takes. But gradients are
-    # summed on all ranks at nearly the same moment.
-    point = POINTS.index("reduced")
-    steps = min(map(len, stamps))
-    sums = [
-        _latest(of_rank[:steps, :, 0, point], axis=1)
-        for of_rank in stamps
-        if steps
-    ]
-    return [
-        float(np.median(sums[rank] - sums[0]))
-        if steps and machine != machines[0]
-        else 0.0
-        for rank, machine in enumerate(machines)
-    ]
-
-
-def joined(stamps: list[np.ndarray]) -> np.ndarray:
-    """Join the towers of all ranks, in the steps that all have recorded."""
-    steps = min(map(len, stamps))
-    updates = min(of_rank.shape[2] for of_rank in stamps)
-    return np.concatenate([s[:steps, :, :updates] for s in stamps], axis=1)
-
-
-def _latest(times: np.ndarray, **axes: Any) -> np.ndarray:
+def latest(times: np.ndarray, **axes: Any) -> np.ndarray:
     """The maximum without NaN; NaN where there is nothing else."""
     return np.fmax.reduce(times, initial=np.nan, **axes)

@@ -9,8 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.timeline.host import PARTS
 from keras_towers.timeline.measured import Measured
+from keras_towers.timeline.recorded import PARTS
 
 # Of more towers only the slowest are shown.
 _SHOWN = 16

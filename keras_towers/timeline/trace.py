@@ -11,7 +11,13 @@ import numpy as np
 
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline.phases import Calls
-from keras_towers.timeline.ranks import HOST, OfRank, rows_of, towers_of
+from keras_towers.timeline.recorded import (
+    HOST,
+    OfRank,
+    joined,
+    rows_of,
+    towers_of,
+)
 
 
 def write(path: Path, ranks: Sequence[OfRank], last: int) -> None:
@@ -54,8 +60,7 @@ def _bar(
 
 def _events(ranks: Sequence[OfRank], last: int) -> Iterator[dict[str, Any]]:
     """Yield the events of the last steps, or calls, of ranks on one clock."""
-    stamps = phases_lib.joined([of.stamps for of in ranks])
-    phases = phases_lib.of_towers(stamps)
+    phases = phases_lib.of_towers(joined(ranks))
     yield from _of_towers(phases, towers_of(ranks), last, ranks[0].first_step)
     for of in ranks:
         for tower, begin, end in of.spans[-last:]:

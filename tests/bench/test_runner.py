@@ -1,15 +1,30 @@
-"""The plan of cells, and what becomes of them."""
+"""Rows with options, the plan of cells, and what becomes of them."""
 
 import pytest
 
 from keras_towers import subprocesses
 from keras_towers.bench import runner
-from keras_towers.bench.rows import ROWS, Runs
+from keras_towers.bench.rows import ROWS, Runs, find
 from keras_towers.bench.runner import Cell, Setting, combine
 from keras_towers.errors import TowerError
 from keras_towers.meeting import environments
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
+
+
+def test_options_behind_a_name_are_those_of_the_strategy():
+    row = find(ROWS, "tower:mode=cpu:exact=True")
+    options = {"mode": "cpu", "exact": True}
+    assert row.train.keywords == {"name": "tower", "options": options}
+    assert row.plain == "plain"
+    served = find(ROWS, "sync-replicas:ps=2")
+    assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
+    assert served.train.keywords["options"] == {}
+    assert find(ROWS, "multi-worker").launcher(2) == ["--workers", "2"]
+    alone = ["--no-strategy", "--workers", "2"]
+    assert find(ROWS, "compute").launcher(2) == alone
+    byteps = ["-np", "2", "-H", "localhost:2", "--servers", "1"]
+    assert find(ROWS, "byteps").launcher(2) == byteps
 
 
 def test_rows_alternate_inside_every_repeat():

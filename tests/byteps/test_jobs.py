@@ -1,6 +1,8 @@
 """Jobs of BytePS: how they begin and end, and what ends with them."""
 
+import importlib.util
 import os
+import socket
 
 import psutil
 import pytest
@@ -9,7 +11,13 @@ from tests.launching.jobs import ROOT, Launched, all_gone
 from tests.processes import started
 from tests.processes.by_hand import ByHand
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("byteps") is None,
+        reason="BytePS is not installed: make .venv/byteps-cpu",
+    ),
+]
 LIMIT_S = 100
 TRAINS = "tests.processes.started"
 
@@ -71,9 +79,13 @@ def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
 
 
 @pytest.fixture
-def by_hand(tmp_path, free_port):
+def by_hand(tmp_path):
     """Starts processes in their roles."""
-    with ByHand() as processes:
+    # Nobody else gets it meanwhile; who reuses addresses can listen at it.
+    with ByHand() as processes, socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        _, port = held.getsockname()
 
         def start(role, warm=False, **variables):
             command = ["keras_towers.launching.byteps_server"]
@@ -86,7 +98,7 @@ def by_hand(tmp_path, free_port):
                 DMLC_NUM_WORKER="2",
                 DMLC_NUM_SERVER="1",
                 DMLC_PS_ROOT_URI="127.0.0.1",
-                DMLC_PS_ROOT_PORT=str(free_port),
+                DMLC_PS_ROOT_PORT=str(port),
                 DMLC_NODE_HOST="127.0.0.1",
                 **variables,
             )

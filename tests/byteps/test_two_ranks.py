@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.byteps.test_jobs import pytestmark as pytestmark
 from tests.kit.ranks import Job, names
 
-pytestmark = pytest.mark.slow
-
 # What does not depend on the engine is shown over the others.
-KEPT = (*names("tests.byteps.engine"), *names("tests.byteps.dropin"))
+KEPT = names("tests.byteps.two_ranks")
 MORE = (
     "embedding-clipped in shares",
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),

@@ -1,8 +1,236 @@
-"""A worker: BytePS as a transport, and what users do with its strategy."""
+"""A worker: BytePS as a transport, and the drop-in, on two ranks."""
 
-from tests.byteps import dropin, engine  # noqa: F401
-from tests.kit.ranks import main
+import contextlib
+import os
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_towers as kt
+import keras_towers.byteps as bps
+from keras_towers.dropin.optimizer import reducer_of
+from keras_towers.transport.byteps import BytePSTransport
+from tests.kit.ranks import check, main
 from tests.processes import exact, training  # noqa: F401
+from tests.processes import small as s
+from tests.processes.small import RANK, X, Y, model, refused
+
+NAN = float("nan")
+
+
+@check
+def many_rounds_of_one_name():
+    """A server overwrites sums that a slower worker has not pulled."""
+    transport = BytePSTransport()
+    rank, ranks = transport.rank, transport.size
+
+    @tf.function
+    def rounds(number):
+        wrong = 0
+        for i in tf.range(number):
+            mine = tf.fill([1000], tf.cast(10 * i + rank, tf.float32))
+            (total,) = transport.all_reduce([mine], "rounds")
+            wanted = tf.cast(ranks * 10 * i + sum(range(ranks)), tf.float32)
+            wrong += tf.cast(tf.reduce_any(total != wanted), tf.int32)
+        return wrong
+
+    assert rounds(tf.constant(150)) == 0
+
+
+@check
+def sums_of_every_dtype():
+    transport = BytePSTransport()
+    dtypes = (
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+        *(tf.int8, tf.uint8, tf.int32, tf.uint32, tf.int64, tf.uint64),
+    )
+    tensors = [tf.cast([[1, 0], [3, 4]], dtype) for dtype in dtypes]
+    tensors += [tf.zeros([0, 3]), tf.constant(2.5)]
+    for _ in range(3):
+        sums = transport.all_reduce(tensors, "dtypes")
+        for tensor, total in zip(tensors, sums, strict=True):
+            assert total.dtype == tensor.dtype
+            if tensor.dtype == tf.bool:
+                wanted = tensor
+            else:
+                wanted = tensor * tf.cast(transport.size, tensor.dtype)
+            np.testing.assert_array_equal(total, wanted)
+
+
+@check
+def a_constant_is_summed_at_every_call():
+    transport = BytePSTransport()
+
+    @tf.function
+    def constant():
+        return transport.all_reduce([tf.constant([1.0, 2.0])], "constant")[0]
+
+    for _ in range(4):
+        np.testing.assert_array_equal(constant(), [2.0, 4.0])
+
+
+@check
+def sums_of_unknown_length():
+    transport = BytePSTransport()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def total(tensor):
+        return transport.all_reduce([tensor], "unknown")[0]
+
+    # More than one message, whole messages, less than one, nothing.
+    for rows in (500_000, 2**20, 5, 0, 5):
+        tensor = tf.random.stateless_uniform([rows, 3], [1, rows])
+        np.testing.assert_array_equal(total(tensor), 2 * tensor)
+
+
+@check
+def gathered_as_sent():
+    transport = BytePSTransport()
+    rank = transport.rank
+    for dtype in (tf.bool, tf.float16, tf.float32, tf.int64, tf.complex64):
+        for rows in ((1, 2), (0, 3), (2, 0), (0, 0)):
+            mine = tf.cast(tf.fill([rows[rank], 2], rank + 1), dtype)
+            every = transport.all_gather(mine, f"gather.{dtype.name}")
+            wanted = [[r + 1] * 2 for r in range(2) for _ in range(rows[r])]
+            assert every.dtype == dtype
+            np.testing.assert_array_equal(
+                every, np.reshape(wanted, [-1, 2]).astype(dtype.as_numpy_dtype)
+            )
+    received = transport.all_to_all(tf.range(4) + 10 * rank, "exchange")
+    first = 2 * rank
+    assert list(received.numpy()) == [
+        *(first, first + 1, first + 10, first + 11)
+    ]
+
+
+@check
+def a_broadcast_keeps_nan_out_and_bits_as_they_are():
+    transport = BytePSTransport()
+    root = [tf.constant([-0.0, NAN, 1.0]), tf.constant(7), tf.zeros([0])]
+    others = [tf.constant([NAN, 2.0, NAN]), tf.constant(8), tf.zeros([0])]
+    for which in range(transport.size):
+        mine = root if transport.rank == which else others
+        got = transport.broadcast(mine, "broadcast", root=which)
+        for value, wanted in zip(got, root, strict=True):
+            assert value.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+@check
+def ranks_that_sum_different_tensors_are_told():
+    transport = BytePSTransport()
+    with refused("do not sum the same tensors", "float32/2", "float32/3"):
+        transport.all_reduce([tf.ones([2 + transport.rank])], "different")
+    # And go on.
+    assert transport.gather_objects(transport.rank) == [0, 1]
+
+
+@check
+def only_data_is_sent():
+    transport = BytePSTransport()
+    with refused("cannot be sent to other ranks"):
+        transport.gather_objects(object())
+
+
+@check
+def the_engine_for_code_of_ones_own():
+    strategy = kt.BytePSStrategy()
+    engine = strategy.engine
+    assert (engine.rank(), engine.size()) == (strategy.rank, 2)
+    assert engine.module.__name__ == "byteps.tensorflow"
+    assert engine.push_pull is engine.module.push_pull
+    assert not engine.mpi_enabled() and not strategy.mpi_enabled()
+    assert strategy.local_size == 2 and strategy.local_rank == strategy.rank
+
+
+@check
+def the_drop_in_trains_as_one_process():
+    """Each rank has other weights, and half of every batch."""
+    bps.init()
+    mine, alone = (
+        s.model(seed=RANK),
+        s.eager(optimizer=keras.optimizers.SGD(0.1)),
+    )
+    optimizer = bps.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    mine.compile(optimizer, "mse", metrics=["mae"])
+    half = np.arange(48).reshape(-1, 2, 8)[:, RANK].ravel()
+    callbacks = [
+        bps.callbacks.BroadcastGlobalVariablesCallback(0),
+        bps.callbacks.MetricAverageCallback(),
+    ]
+    s.assert_as_one_process(
+        mine,
+        lambda it: s.fit(
+            it, X[half], Y[half], batch_size=8, callbacks=callbacks
+        ),
+        alone,
+        lambda it: s.fit(it, X[:48], Y[:48], batch_size=16),
+        strategy=contextlib.nullcontext(),
+    )
+
+
+@check
+def values_of_the_drop_in():
+    bps.init()
+    assert bps.push_pull(float(RANK), name="mean").numpy() == 0.5
+    assert bps.push_pull([RANK, 3], average=False).numpy().tolist() == [1, 6]
+    variable = keras.Variable([float("nan"), 1.0] if RANK else [2.0, 3.0])
+    bps.broadcast_variables([variable], 0)
+    assert variable.numpy().tolist() == [2.0, 3.0]
+    with refused("already distributed", "bps.DistributedOptimizer"):
+        bps.DistributedOptimizer(bps.DistributedOptimizer(_sgd()))
+    with refused("backward_passes_per_step is 0: give 1 or more"):
+        bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
+    with refused("compression is 'fp16', which cannot", "bps.Compression"):
+        bps.push_pull(1.0, compression="fp16")
+    with refused("bps.broadcast_variables(model.weights"):
+        bps.broadcast_global_variables(0)
+
+
+@check
+def a_model_is_loaded_with_its_optimizers_state():
+    bps.init()
+    mine = s.eager()
+    # Keras cannot load "mse" from such a file.
+    mine.compile(
+        keras.optimizers.Adam(0.01),
+        keras.losses.MeanSquaredError(),
+        run_eagerly=True,
+    )
+    mine.train_on_batch(X, Y)
+    with tempfile.TemporaryDirectory() as folder:
+        mine.save(f"{folder}/model.h5")
+        loaded = bps.load_model(f"{folder}/model.h5")
+    assert reducer_of(loaded.optimizer) is not None
+    for before, after in zip(
+        mine.optimizer.variables, loaded.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+@check
+def a_warm_up_begins_with_the_rate_of_one_rank():
+    bps.init()
+    mine = model()
+    mine.compile(bps.DistributedOptimizer(_sgd()), "mse")
+    warm_up = bps.callbacks.LearningRateWarmupCallback(0.4, 2)
+    rates = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(
+            float(mine.optimizer.learning_rate)
+        )
+    )
+    mine.fit(X, Y, epochs=2, verbose=0, callbacks=[warm_up, note])
+    assert 0.2 < rates[0] < 0.4
+    np.testing.assert_allclose(rates[-1], 0.4, rtol=1e-5)
+
+
+def _sgd():
+    return keras.optimizers.SGD(0.4)
+
 
 if __name__ == "__main__":
     main()

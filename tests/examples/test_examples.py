@@ -1,4 +1,4 @@
-"""The scripts in ``examples/`` run as their first lines say."""
+"""What is in ``examples/`` runs as its first lines say."""
 
 import os
 import re
@@ -224,3 +224,51 @@ def test_kubernetes(tmp_path):
         job.end()
     one, other = weights_of(tmp_path)
     assert one == other
+
+
+NOTEBOOK = EXAMPLES / "towers.ipynb"
+
+
+def read_notebook():
+    nbformat = pytest.importorskip("nbformat")
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def outputs_of(notebook):
+    """All outputs, of two trainings that learn and have the same weights."""
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
+    text = "".join(o["text"] for o in outputs if o.get("name") == "stdout")
+    assert "is safe to split" in text
+    difference = re.search(r"largest difference of a weight: (\S+)", text)
+    # Rounding, after hundreds of steps.
+    assert float(difference[1]) < 1e-3
+    assert float(re.search(r"accuracy ([\d.]+)%", text)[1]) > 95
+    return outputs
+
+
+# What it shows is tried by the examples that are scripts.
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    paths = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", paths)
+    # It draws: tests/kit/lean.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("matplotlib")
+    notebook = read_notebook()
+    nbclient.NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": tmp_path}},
+    ).execute()
+    assert outputs_of(notebook)
+
+
+def test_what_the_notebook_shows_is_fit_to_be_seen():
+    for output in outputs_of(read_notebook()):
+        assert output.get("name") != "stderr"
+        assert output.output_type != "error"
+    assert not re.search(r"/(home|root|tmp|Users)/", NOTEBOOK.read_text())

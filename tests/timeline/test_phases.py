@@ -113,16 +113,6 @@ def test_one_device_without_traces_and_the_end_of_the_data():
     assert took == {"step": Took(3, 3), "callbacks": Took(1.5, 1.5)}
 
 
-def test_clocks_are_set_by_the_sums():
-    mine = stamps(*(STEP + 10 * i for i in range(5)))
-    # Another machine's clock is 1000 s fast, and one step was disturbed.
-    theirs = mine + 1000.25
-    theirs[3] += 3
-    shifts = phases_lib.clock_shifts([mine, theirs, theirs], ["a", "b", "a"])
-    assert shifts == [0, 1000.25, 0]
-    assert phases_lib.joined([mine, theirs[:4]]).shape == (4, 4, 1, 4)
-
-
 def test_of_spans():
     # The first step of tower 0 is traced; tower 1 has only one.
     spans = np.array([[0, 0, 4], [1, 0, 4], [0, 4, 5], [0, 5, 6]])

@@ -1,18 +1,23 @@
-"""``kt.Timeline``: what it writes and says of a ``fit`` on towers."""
+"""``kt.Timeline``: what it writes, fits that fail, and what is refused."""
 
 import itertools
 import logging
+import shutil
 from collections import Counter
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import compat
 from keras_towers import timeline as timeline_lib
+from keras_towers.fit.context import marks
 from tests.exactness import models as m
+from tests.kit.long import some_of
 from tests.kit.traces import by_step, end, timed, written
-from tests.kit.training import STEPS, fit, linear
+from tests.kit.training import STEPS, X, Y, fit, linear
 
 PHASES = ["compute", "wait", "reduction", "update"]
 
@@ -147,3 +152,120 @@ def test_with_a_list_of_callbacks_of_keras(path):
     assert listed.callbacks == before
     assert seen == list(range(STEPS))
     assert len(written(path)["compute"]) == STEPS * 2
+
+
+def draws(x):
+    """Draws by TensorFlow, whose seed is the number of operations before."""
+    return x + tf.random.normal(tf.shape(x))
+
+
+# Marks must not change what TensorFlow's graph optimizer fuses.
+@pytest.mark.optimized
+@pytest.mark.parametrize("each_tower_traces", some_of([True, False]))
+def test_weights_are_the_same_without(path, each_tower_traces):
+    def trained(*callbacks):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        if each_tower_traces:
+            model, options = linear(keras.layers.Lambda(draws)), {}
+        else:
+            drops = keras.layers.Dropout(0.3)
+            model = linear(drops, steps_per_execution=3)
+            options = {"validation_data": (X[:20], Y[:20])}
+        with kt.TowerStrategy(2):
+            history = fit(model, 2, callbacks=callbacks, **options)
+            weights = model.get_weights()
+            if not each_tower_traces:
+                # What is traced anew draws by TensorFlow from the beginning.
+                fit(model)
+        return [*weights, *model.get_weights()], history
+
+    weights, history = trained(kt.Timeline(path))
+    wanted, expected = trained()
+    assert history == expected
+    for found, weight in zip(weights, wanted, strict=True):
+        np.testing.assert_array_equal(found, weight)
+    assert len(written(path)["compute"]) == 2 * STEPS * 2
+
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+
+def test_fits_after_one_that_was_interrupted(path, monkeypatch):
+    finish, marked = marks.StepMarks.finish, []
+    monkeypatch.setattr(
+        marks.StepMarks, "finish", lambda of: marked.append(finish(of))
+    )
+    model, timeline = linear(), kt.Timeline(path)
+    with kt.TowerStrategy(2):
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, callbacks=[timeline, Fails()])
+        # What there is has been written.
+        assert len(written(path)["compute"]) == 3 * 2
+        traces = len(marked)
+        assert traces > 0
+        fit(model)
+        model.evaluate(X, Y, verbose=0)
+        assert len(marked) == traces, "a fit without Timeline has marks"
+        fit(model, callbacks=[timeline])
+    assert len(marked) > traces
+    assert len(written(path)["compute"]) == STEPS * 2
+
+
+def test_a_folder_that_is_gone_loses_no_history(tmp_path, caplog, capsys):
+    path = tmp_path / "folder" / "trace.json"
+    timeline = kt.Timeline(path)
+    removes = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: shutil.rmtree(path.parent)
+    )
+    with kt.TowerStrategy(2):
+        history = fit(linear(), callbacks=[timeline, removes])
+    assert len(history["loss"]) == 1
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert str(path) in record.getMessage()
+    assert "No such file" in record.getMessage()
+    assert timeline.phases["compute"] > 0
+    assert "compute" in capsys.readouterr().out
+
+
+def fitted(*callbacks):
+    with kt.TowerStrategy(2):
+        fit(linear(), callbacks=callbacks)
+
+
+def called(method, path):
+    with kt.TowerStrategy(2):
+        getattr(linear(), method)(X, verbose=0, callbacks=[kt.Timeline(path)])
+
+
+REFUSED = {
+    "no path": (lambda p: kt.Timeline(None), "give a path"),
+    "no step": (lambda p: kt.Timeline(p, steps=0), "steps=0"),
+    "a folder": (lambda p: fitted(kt.Timeline(p.parent)), "cannot write"),
+    "no name": (lambda p: fitted(kt.Timeline("a\0b")), "cannot write"),
+    "two": (lambda p: fitted(kt.Timeline(p), kt.Timeline(p)), "give one"),
+    "wrapped": (lambda p: fitted(kt.ChiefOnly(kt.Timeline(p))), "without Chi"),
+    "evaluate": (lambda p: called("evaluate", p), "not evaluate"),
+    "predict": (lambda p: called("predict", p), "not predict"),
+    "no strategy": (
+        lambda p: fit(linear(), callbacks=[kt.Timeline(p)]),
+        "inside a strategy's block",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(path, name):
+    act, message = REFUSED[name]
+    with pytest.raises(kt.TowerError, match=message):
+        act(path)
+    assert not path.exists()
+
+
+def test_determinism_forbids_the_clock(path, monkeypatch):
+    monkeypatch.setattr(compat, "is_op_determinism_enabled", lambda: True)
+    with pytest.raises(kt.TowerError, match="enable_op_determinism"):
+        fitted(kt.Timeline(path))

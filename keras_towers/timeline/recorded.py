@@ -1,18 +1,24 @@
-"""When Keras's loop calls the train function, callbacks and validation."""
+"""Recordings of a ``fit``: of one rank, and of all on one clock."""
 
 from __future__ import annotations
 
+import dataclasses
+import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_towers.timeline.phases import Calls
+from keras_towers.fit.context import marks
+from keras_towers.fit.context import tower as tower_lib
+from keras_towers.timeline.phases import Calls, latest
 
+HOST = 0
+"""The row of a rank's host in the trace."""
 # The parts of ``fit``, which make up all of it, and what some of them are.
 PARTS = {
     "steps": "",
@@ -132,3 +138,98 @@ class Host(keras.callbacks.Callback):
             self.traces += 1
             self.traced.append(call[0])
         self.seconds[part] += end - call[0]
+
+
+@dataclasses.dataclass
+class OfRank:
+    """Measurements of one rank; all times are in seconds since 1970."""
+
+    rank: int
+    machine: str
+    devices: list[str]
+    first_step: int
+    first_call: int
+    # As fit.context.marks.Recorder.steps returns them.
+    stamps: np.ndarray
+    # Towers, begins and ends of steps that are a tower's own: [steps, 3].
+    spans: np.ndarray
+    # The begins of the calls that traced the step.
+    traced: np.ndarray
+    # Of the train function: [3, calls].
+    calls: np.ndarray
+    # Names, begins and ends of validation and callbacks.
+    others: list[Any]
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        devices: Sequence[str],
+        recorder: marks.Recorder,
+        host: Host,
+    ) -> OfRank:
+        """Take over what was recorded on this rank."""
+        stamps, calls = recorder.steps(), np.stack(host.calls())
+        if np.isnan(stamps[..., marks.POINTS.index("computed")]).all():
+            # Gradients of these steps go other ways than through marks.
+            stamps = stamps[:0]
+        return cls(
+            rank,
+            platform.node(),
+            [tower_lib.short_name(device) for device in devices],
+            recorder.count - len(stamps),
+            host.count - calls.shape[1],
+            stamps,
+            np.array(recorder.spans, np.float64).reshape(-1, 3),
+            np.array(host.traced, np.float64),
+            calls,
+            [list(other) for other in host.others],
+        )
+
+    def keep(self, begin: int, end: int) -> None:
+        """Keep the steps from one, counted from the first, to another."""
+        first, self.first_step = self.first_step, begin
+        self.stamps = self.stamps[max(0, begin - first) : max(0, end - first)]
+
+    def shift(self, seconds: float) -> None:
+        """Set the rank's clock back."""
+        self.stamps = self.stamps - seconds
+        self.spans = self.spans - [0, seconds, seconds]
+        self.traced = self.traced - seconds
+        self.calls = self.calls - seconds
+        self.others = [[n, b - seconds, e - seconds] for n, b, e in self.others]
+
+
+def align(ranks: Sequence[OfRank]) -> None:
+    """Cut ranks to the steps of all, and set them to the clock of rank 0."""
+    begin = max(of.first_step for of in ranks)
+    end = min(of.first_step + len(of.stamps) for of in ranks)
+    for of in ranks:
+        of.keep(begin, end)
+    # The clocks of machines differ by more than a step takes. But gradients are
+    # summed on all ranks at nearly the same moment.
+    point = marks.POINTS.index("reduced")
+    sums = [latest(of.stamps[:, :, 0, point], axis=1) for of in ranks]
+    for of, its in zip(ranks, sums, strict=True):
+        if of.machine != ranks[0].machine and len(its):
+            of.shift(float(np.median(its - sums[0])))
+
+
+def joined(ranks: Sequence[OfRank]) -> np.ndarray:
+    """Join the stamps of the towers of ranks that have the same steps."""
+    updates = min(of.stamps.shape[2] for of in ranks)
+    return np.concatenate([of.stamps[:, :, :updates] for of in ranks], axis=1)
+
+
+def towers_of(ranks: Sequence[OfRank]) -> list[tuple[int, int]]:
+    """Rank and local index of each tower."""
+    return [(of.rank, k) for of in ranks for k in range(len(of.devices))]
+
+
+def rows_of(ranks: Sequence[OfRank]) -> dict[tuple[int, int], str]:
+    """Names of the rows of the trace, by rank and row."""
+    rows = {(of.rank, HOST): "input and callbacks" for of in ranks}
+    devices = [device for of in ranks for device in of.devices]
+    for index, (rank, local) in enumerate(towers_of(ranks)):
+        rows[rank, 1 + local] = f"tower {index} ({devices[index]})"
+    return rows

@@ -1,11 +1,11 @@
-"""The times of Keras's loop, by a clock that is set by hand."""
+"""The times of Keras's loop, by a clock that is set by hand, and of ranks."""
 
 import types
 
 import numpy as np
 import pytest
 
-from keras_towers.timeline import host as host_lib
+from keras_towers.timeline import recorded
 
 pytestmark = pytest.mark.core
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, traces=0)
     fake = types.SimpleNamespace(time=lambda: clock.now)
-    monkeypatch.setattr(host_lib, "time", fake)
+    monkeypatch.setattr(recorded, "time", fake)
     return clock
 
 
@@ -29,7 +29,7 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
 
 
 def test_the_parts_of_fit(clock):
-    host = host_lib.Host(100, lambda: clock.traces)
+    host = recorded.Host(100, lambda: clock.traces)
     clock.now += 3
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
@@ -56,7 +56,7 @@ def test_the_parts_of_fit(clock):
 
 
 def test_only_the_last_calls_are_kept_and_all_are_in_the_sums(clock):
-    host = host_lib.Host(3)
+    host = recorded.Host(3)
     run(host, clock, 10)
     host.on_epoch_end(0)
     clock.now += 50  # of callbacks behind the epoch, not behind a batch
@@ -64,3 +64,30 @@ def test_only_the_last_calls_are_kept_and_all_are_in_the_sums(clock):
     assert calls.begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
     np.testing.assert_array_equal(calls.nexts - calls.ends, [0.5] * 3)
     assert (host.count, host.seconds["steps"]) == (10, 15)
+
+
+def of_rank(machine, stamps, first_step=0):
+    """The stamps of a rank, whose other times do not matter."""
+    nothing = np.empty((0, 3)), np.empty(0), np.empty((3, 0))
+    return recorded.OfRank(0, machine, [], first_step, 0, stamps, *nothing, [])
+
+
+def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
+    # Of shape [steps, towers, 1 update, points].
+    step = [[[1, 3, 7, 9]], [[1.5, 6, np.nan, np.nan]]]
+    mine = np.array([step] * 5) + 10 * np.arange(5).reshape(5, 1, 1, 1)
+    # Another machine's clock is 1000 s fast, and one step was disturbed.
+    theirs = mine + 1000.25
+    theirs[3] += 3
+    ranks = [
+        of_rank("a", mine),
+        of_rank("b", theirs),
+        # It has lost the first one.
+        of_rank("a", theirs[1:], first_step=1),
+    ]
+    recorded.align(ranks)
+    one, other, third = (of.stamps for of in ranks)
+    np.testing.assert_array_equal(one, mine[1:])
+    np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])
+    np.testing.assert_array_equal(third, theirs[1:])
+    assert recorded.joined(ranks).shape == (4, 6, 1, 4)
