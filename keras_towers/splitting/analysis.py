@@ -168,7 +168,7 @@ def _pass(
     }
     interpreter = Interpreter(initial)
     values = interpreter.run(graph, inputs)
-    found = _Differences()
+    found = []
     for result in results:
         value = values[result.tensor.name]
         if result.places is not None:
@@ -177,19 +177,24 @@ def _pass(
             why = _why_no_rows(value)
         else:
             why = _why_no_sum(value, result.degree)
-        found.check(result.what, result.name, why, value, result.tensor.op)
+        if why is not None:
+            at = result.tensor.op
+            found.append(_difference(result.what, result.name, why, value, at))
     not_same = set()
     for key, operation in interpreter.written.items():
         value, variable = interpreter.state[key], variables[key]
         why = _why_no_state(value, variable)
         what: What = "metric" if variable.merge == "sum" else "state"
-        found.check(what, variable.name, why, value, operation, key)
+        if why is not None:
+            found.append(
+                _difference(what, variable.name, why, value, operation, key)
+            )
         if variable.merge == "mean" and not value.is_same:
             not_same.add(key)
     analysis = Analysis(
-        found.all(),
+        _merged(found),
         tuple(interpreter.draws.values()),
-        tuple(e for found in interpreter.effects.values() for e in found),
+        tuple(e for es in interpreter.effects.values() for e in es),
         frozenset(interpreter.unknown),
         interpreter.count,
         values,
@@ -197,65 +202,51 @@ def _pass(
     return analysis, not_same
 
 
-class _Differences:
-    """Differences, of which those with one cause are one."""
+def _difference(
+    what: What, name: str, why: str, value: Value, at: Any, key: Any = None
+) -> Difference:
+    """Return what differs, by the cause of its value or the operation."""
+    reason = value.reason
+    return Difference(
+        what,
+        (name,),
+        why,
+        at if reason is None else reason.operation or at,
+        reason is not None and reason.is_open,
+        () if key is None else (key,),
+    )
 
-    def __init__(self) -> None:
-        self._found: dict[
-            tuple[What, str, Any, bool], list[tuple[str, Any]]
-        ] = {}
 
-    def check(
-        self,
-        what: What,
-        name: str,
-        why: str | None,
-        value: Value,
-        at: Any,
-        key: Any = None,
-    ) -> None:
-        """Note what differs, by an operation or the cause of its value.
-
-        Args:
-            key: of a variable, that of its handle.
-        """
-        if why is None:
-            return
-        reason = value.reason
-        cause = at if reason is None else reason.operation or at
-        is_open = reason is not None and reason.is_open
-        found = self._found.setdefault((what, why, cause, is_open), [])
-        found.append((name, key))
-
-    def all(self) -> tuple[Difference, ...]:
-        """Return them, each with the names of what differs."""
-        return tuple(
-            Difference(
-                what,
-                tuple(name for name, _ in found),
-                text,
-                operation,
-                is_open,
-                tuple(key for _, key in found if key is not None),
+def _merged(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Return differences, of which those with one cause are one."""
+    merged: dict[Any, Difference] = {}
+    for found in differences:
+        cause = found.what, found.text, found.operation, found.is_open
+        before = merged.get(cause, found)
+        if before is not found:
+            found = dataclasses.replace(
+                before,
+                names=before.names + found.names,
+                variables=before.variables + found.variables,
             )
-            for (what, text, operation, is_open), found in self._found.items()
-        )
+        merged[cause] = found
+    return tuple(merged.values())
 
 
 def _added_up(rows: Value, places: Value) -> Value:
     """Return the value of a gradient's rows, which are added up by indices."""
     if Kind.OTHER in (rows.kind, places.kind):
         return rows if rows.kind is Kind.OTHER else places
-    if rows.rows is None and places.is_same:
+    a, b = rows.rows, places.rows
+    if a is None and places.is_same:
         return rows
-    if rows.rows is None or places.rows is None or not places.is_free:
-        return other("adds rows of a gradient up by the indices of others")
-    uniform = rows.rows.uniform or places.rows.uniform
-    drawn = rows.rows.draw is not None or places.rows.draw is not None
-    if drawn or rows.rows.unit != places.rows.unit:
-        return other("adds rows of a gradient up by the indices of others")
-    if not (uniform or rows.rows.place == places.rows.place):
-        return other("adds rows of a gradient up by the indices of others")
+    text = "adds rows of a gradient up by the indices of others"
+    if a is None or b is None or not places.is_free:
+        return other(text)
+    if a.draw is not None or b.draw is not None or a.unit != b.unit:
+        return other(text)
+    if not (a.uniform or b.uniform or a.place == b.place):
+        return other(text)
     return total(rows.degree)
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.sizes import UNKNOWN, Size, broadcast, compared
 from keras_towers.splitting.slices import index_of
-from keras_towers.splitting.values import Value, of_known, same
+from keras_towers.splitting.values import Value, of_known
 
 # Of more entries it is not worth it.
 LARGEST = 512
 
-Fold = Callable[..., Any]
-_FOLDS: dict[str, Fold] = {}
+Fold: TypeAlias = Callable[..., Any]
 
 
 def folded(node: Node, values: Sequence[Value]) -> list[Value] | None:
@@ -40,30 +39,17 @@ def folded(node: Node, values: Sequence[Value]) -> list[Value] | None:
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
         return None
-    if all(v.is_same and not v.grows for v in values):
-        # What is not known of it is not known of any tower, and the same.
-        return [_same_known(entries) for entries in results]
-    return [of_known(entries) for entries in results]
+    # What is not known of it is not known of any tower, and the same.
+    alike = all(v.is_same and not v.grows for v in values)
+    return [of_known(entries, alike) for entries in results]
 
 
-def _same_known(entries: Any) -> Value:
-    known = np.asarray(entries, dtype=object)
-    if UNKNOWN in known.flat:
-        return same(known=known, shape=known.shape)
-    return of_known(known)
+def _elementwise(function: Callable[..., Any]) -> Fold:
+    return lambda node, *arrays: _each(function, *arrays)
 
 
-def _fold(*types: str) -> Callable[[Fold], Fold]:
-    def add(fold: Fold) -> Fold:
-        _FOLDS.update(dict.fromkeys(types, fold))
-        return fold
-
-    return add
-
-
-def _elementwise(function: Any) -> Fold:
-    vectorized = np.frompyfunc(function, function.__code__.co_argcount, 1)
-    return lambda node, *arrays: vectorized(*arrays)
+def _each(function: Callable[..., Any], *arrays: Any) -> Any:
+    return np.frompyfunc(function, len(arrays), 1)(*arrays)
 
 
 def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
@@ -104,39 +90,6 @@ def _remainder(a: Any, b: Any) -> Any:
     return UNKNOWN if not isinstance(b, Size) and not b else a % b
 
 
-for _type, _function in {
-    "Add": lambda a, b: a + b,
-    "AddV2": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
-    "FloorDiv": _divided,
-    "FloorMod": _remainder,
-    "Maximum": _extreme(operator.ge),
-    "Minimum": _extreme(operator.le),
-    "Neg": lambda a: -a,
-    "Abs": lambda a: abs(a),
-    "Square": lambda a: a * a,
-    "LogicalAnd": _both,
-    "LogicalOr": _one_of,
-    "LogicalNot": lambda a: UNKNOWN if a is UNKNOWN else not a,
-    "Select": _chosen,
-    "SelectV2": _chosen,
-    "ZerosLike": lambda a: 0,
-    "OnesLike": lambda a: 1,
-}.items():
-    _FOLDS[_type] = _elementwise(_function)
-for _type, _compare in {
-    "Less": operator.lt,
-    "LessEqual": operator.le,
-    "Greater": operator.gt,
-    "GreaterEqual": operator.ge,
-    "Equal": operator.eq,
-    "NotEqual": operator.ne,
-}.items():
-    _FOLDS[_type] = _comparing(_compare)
-
-
-@_fold("Cast", "Identity", "Snapshot", "StopGradient")
 def _same(node: Node, array: Any) -> Any:
     dtype = node.output_dtype(0)
     if node.type == "Cast" and dtype.is_integer:
@@ -149,33 +102,10 @@ def _same(node: Node, array: Any) -> Any:
         if not all(fits):
             raise ValueError("wraps around")
     if node.type == "Cast" and dtype.is_bool:
-        return np.frompyfunc(lambda a: compared(operator.ne, a, 0), 1, 1)(array)
+        return _each(lambda a: compared(operator.ne, a, 0), array)
     return array
 
 
-@_fold("Pack")
-def _pack(node: Node, *arrays: Any) -> Any:
-    return np.stack(arrays, node.attr("axis"))
-
-
-@_fold("Unpack")
-def _unpack(node: Node, array: Any) -> Any:
-    axis = node.attr("axis")
-    return [np.take(array, k, axis) for k in range(array.shape[axis])]
-
-
-@_fold("ConcatV2")
-def _concatenated(node: Node, *arrays: Any) -> Any:
-    *parts, axis = arrays
-    return np.concatenate(parts, int(axis))
-
-
-@_fold("StridedSlice")
-def _strided(node: Node, array: Any, *ends: Any) -> Any:
-    return array[index_of(node, *ends)]
-
-
-@_fold("Slice")
 def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
     spans = [
         slice(int(b), None if s == -1 else int(b + s))
@@ -184,17 +114,6 @@ def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
     return array[tuple(spans)]
 
 
-@_fold("Split")
-def _split(node: Node, axis: Any, array: Any) -> Any:
-    return np.split(array, node.num_outputs, int(axis))
-
-
-@_fold("SplitV")
-def _split_at(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
-    return np.split(array, np.cumsum([int(s) for s in sizes])[:-1], int(axis))
-
-
-@_fold("Prod", "Sum", "Max", "Min", "All", "Any")
 def _reduced(node: Node, array: Any, axes: Any) -> Any:
     combine = {
         "Prod": lambda a, b: a * b,
@@ -216,49 +135,12 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     return array
 
 
-@_fold("Reshape")
-def _reshape(node: Node, array: Any, shape: Any) -> Any:
-    return array.reshape([int(s) for s in shape])
-
-
-@_fold("ExpandDims")
-def _expanded(node: Node, array: Any, axis: Any) -> Any:
-    return np.expand_dims(array, int(np.ravel(axis)[0]))
-
-
-@_fold("Squeeze")
-def _squeezed(node: Node, array: Any) -> Any:
-    return np.squeeze(array, tuple(node.attr("squeeze_dims")) or None)
-
-
-@_fold("Transpose")
-def _transposed(node: Node, array: Any, order: Any) -> Any:
-    return np.transpose(array, [int(o) for o in order])
-
-
-@_fold("GatherV2")
 def _gathered(node: Node, array: Any, places: Any, axis: Any) -> Any:
     if node.attr("batch_dims"):
         raise ValueError("not needed of sizes")
     return np.take(array, places.astype(int), int(axis))
 
 
-@_fold("Range")
-def _range(node: Node, start: Any, end: Any, step: Any) -> Any:
-    return np.arange(int(start), int(end), int(step)).astype(object)
-
-
-@_fold("Fill")
-def _filled(node: Node, shape: Any, entry: Any) -> Any:
-    return np.full([int(s) for s in shape], entry[()], object)
-
-
-@_fold("Tile")
-def _tiled(node: Node, array: Any, times: Any) -> Any:
-    return np.tile(array, [int(t) for t in times])
-
-
-@_fold("ScatterNd")
 def _scattered(node: Node, places: Any, entries: Any, shape: Any) -> Any:
     result = np.zeros([int(s) for s in shape], object)
     for place, entry in zip(places, entries, strict=True):
@@ -267,18 +149,11 @@ def _scattered(node: Node, places: Any, entries: Any, shape: Any) -> Any:
     return result
 
 
-@_fold("InvertPermutation")
-def _inverted(node: Node, order: Any) -> Any:
-    return np.argsort([int(o) for o in order]).astype(object)
-
-
-@_fold("ListDiff")
 def _without(node: Node, array: Any, left_out: Any) -> Any:
     kept = [k for k, entry in enumerate(array) if entry not in list(left_out)]
     return [array[kept], np.array(kept, object)]
 
 
-@_fold("DynamicStitch")
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
     places = [np.ravel(a) for a in arrays[:half]]
@@ -290,7 +165,6 @@ def _stitched(node: Node, *arrays: Any) -> Any:
     return result
 
 
-@_fold("ConcatOffset")
 def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
     results, before = [], 0
     for shape in shapes:
@@ -301,12 +175,6 @@ def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
     return results
 
 
-@_fold("BroadcastArgs")
-def _broadcast(node: Node, a: Any, b: Any) -> Any:
-    return np.array(broadcast(a, b), object)
-
-
-@_fold("BroadcastGradientArgs")
 def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     rank = max(len(a), len(b))
     wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
@@ -321,3 +189,68 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]
+
+
+def _ints(array: Any) -> list[int]:
+    """The entries of a vector, if all of them are numbers."""
+    return [int(entry) for entry in array]
+
+
+_FOLDS: dict[str, Fold] = {
+    **dict.fromkeys(("Cast", "Identity", "Snapshot", "StopGradient"), _same),
+    **dict.fromkeys(("Add", "AddV2"), _elementwise(operator.add)),
+    "Sub": _elementwise(operator.sub),
+    "Mul": _elementwise(operator.mul),
+    "FloorDiv": _elementwise(_divided),
+    "FloorMod": _elementwise(_remainder),
+    "Neg": _elementwise(operator.neg),
+    "Abs": _elementwise(abs),
+    "Square": _elementwise(lambda a: a * a),
+    "Maximum": _elementwise(_extreme(operator.ge)),
+    "Minimum": _elementwise(_extreme(operator.le)),
+    "Less": _comparing(operator.lt),
+    "LessEqual": _comparing(operator.le),
+    "Greater": _comparing(operator.gt),
+    "GreaterEqual": _comparing(operator.ge),
+    "Equal": _comparing(operator.eq),
+    "NotEqual": _comparing(operator.ne),
+    "LogicalAnd": _elementwise(_both),
+    "LogicalOr": _elementwise(_one_of),
+    "LogicalNot": _elementwise(lambda a: UNKNOWN if a is UNKNOWN else not a),
+    **dict.fromkeys(("Select", "SelectV2"), _elementwise(_chosen)),
+    "ZerosLike": _elementwise(lambda a: 0),
+    "OnesLike": _elementwise(lambda a: 1),
+    **dict.fromkeys(("Prod", "Sum", "Max", "Min", "All", "Any"), _reduced),
+    "Pack": lambda node, *arrays: np.stack(arrays, node.attr("axis")),
+    "Unpack": lambda node, array: list(
+        np.moveaxis(array, node.attr("axis"), 0)
+    ),
+    "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
+    "StridedSlice": lambda node, array, *ends: array[index_of(node, *ends)],
+    "Slice": _slice,
+    "Split": lambda node, axis, array: np.split(
+        array, node.num_outputs, int(axis)
+    ),
+    "SplitV": lambda node, array, sizes, axis: np.split(
+        array, np.cumsum(_ints(sizes))[:-1], int(axis)
+    ),
+    "Reshape": lambda node, array, shape: array.reshape(_ints(shape)),
+    "ExpandDims": lambda node, array, axis: np.expand_dims(
+        array, int(np.ravel(axis)[0])
+    ),
+    "Squeeze": lambda node, array: np.squeeze(
+        array, tuple(node.attr("squeeze_dims")) or None
+    ),
+    "Transpose": lambda node, array, order: array.transpose(_ints(order)),
+    "GatherV2": _gathered,
+    "Range": lambda node, *ends: np.arange(*_ints(ends)).astype(object),
+    "Fill": lambda node, shape, entry: np.full(_ints(shape), entry[()], object),
+    "Tile": lambda node, array, times: np.tile(array, _ints(times)),
+    "ScatterNd": _scattered,
+    "InvertPermutation": lambda node, order: np.argsort(_ints(order)),
+    "ListDiff": _without,
+    "DynamicStitch": _stitched,
+    "ConcatOffset": _offsets,
+    "BroadcastArgs": lambda node, a, b: np.array(broadcast(a, b), object),
+    "BroadcastGradientArgs": _broadcast_over,
+}

@@ -9,16 +9,15 @@ from typing import Any, TypeAlias
 from keras_towers import compat
 from keras_towers.splitting import (
     control_flow,
-    exchanges,
+    marks,
     places,
     sparse,
     variables,
 )
 from keras_towers.splitting.completing import clamped, completed, constant
 from keras_towers.splitting.folding import folded
-from keras_towers.splitting.layouts import Layouts
-from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules import RULES, effects
+from keras_towers.splitting.nodes import Layouts, Node
+from keras_towers.splitting.rules import RULES, SIZES, effects
 from keras_towers.splitting.sizes import Size, own
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -29,38 +28,11 @@ from keras_towers.splitting.values import (
     same,
 )
 
-# Inputs that are sizes. All that matters of them is what is known.
-_SIZES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        ("Reshape", "Tile", "BroadcastTo", "Pad", "MirrorPad"), (1,)
-    ),
-    **dict.fromkeys(("Transpose", "TensorListFromTensor", "PadV2"), (1,)),
-    **dict.fromkeys(("Slice",), (1, 2)),
-    **dict.fromkeys(("StridedSlice",), (1, 2, 3)),
-    **dict.fromkeys(("StridedSliceGrad",), (0, 1, 2, 3)),
-    **dict.fromkeys(("Fill", "Empty", "AvgPoolGrad", "AvgPool3DGrad"), (0,)),
-    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), (0, 1)),
-    **dict.fromkeys(("TensorListStack", "TensorListPopBack", "SplitV"), (1,)),
-    **dict.fromkeys(("ScatterNd", "TensorListGetItem"), (2,)),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), (0,)),
-    **dict.fromkeys(("DepthwiseConv2dNativeBackpropInput",), (0,)),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), (1,)),
-    **dict.fromkeys(("DepthwiseConv2dNativeBackpropFilter",), (1,)),
-    **dict.fromkeys(effects.STATELESS_DRAWS, (0,)),
-    **dict.fromkeys(effects.STATEFUL_DRAWS, (0,)),
-}
 # What they return follows from the shape of what is not known, if at all.
 _OF_SHAPES = frozenset(
     (
         *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
         *("TensorListElementShape", "TensorListLength"),
-    )
-)
-# They hand sizes on, whatever these are.
-_CARRIERS = frozenset(
-    (
-        *("TensorListPushBack", "TensorListPopBack", "TensorListSetItem"),
-        *("TensorListGetItem", "OptionalFromValue"),
     )
 )
 
@@ -272,7 +244,7 @@ class Interpreter:
         limit = clamped(node, given)
         if limit is not None:
             return limit
-        sizes = _SIZES.get(node.type, ())
+        sizes = SIZES.get(node.type, ())
         rule = RULES.get(node.type)
         if rule is None:
             called = compat.graph_of_function(node.operation.graph, node.type)
@@ -288,8 +260,7 @@ class Interpreter:
                 continue
             if node.type == "Assert":
                 continue
-            carried = index in sizes or node.type in _CARRIERS
-            if not carried or value.known is None:
+            if index not in sizes or value.known is None:
                 if rule is None and node.is_stateful:
                     return self.unknown_outputs(node, given)
                 return [value.with_()] * node.num_outputs
@@ -343,7 +314,7 @@ Special: TypeAlias = (
 _SPECIAL: dict[str, Special] = {
     **control_flow.SPECIAL,
     **variables.SPECIAL,
-    **exchanges.SPECIAL,
+    **marks.SPECIAL,
     **sparse.SPECIAL,
     # Each output is one of the inputs, whatever the others are.
     "IdentityN": lambda interpreter, node, given: given,

@@ -7,9 +7,25 @@ use: each is an identity with a text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rules.common import RULES
+from keras_towers.splitting.sizes import EXAMPLES, symbol
+from keras_towers.splitting.values import (
+    DoesNotSplit,
+    Kind,
+    NotFollowed,
+    Rows,
+    Value,
+    examples,
+    same,
+)
+
+if TYPE_CHECKING:
+    from keras_towers.splitting.interpreter import Interpreter
 
 _PREFIX = "keras_towers: "
 
@@ -30,17 +46,15 @@ def marked(tensor: tf.Tensor, meaning: str) -> Any:
     return tf.raw_ops.PreventGradient(input=tensor, message=_PREFIX + meaning)
 
 
-def meaning_of(node: Any) -> str | None:
-    """Return the meaning of an operation that is a mark, or None."""
-    text: str = node.attr("message").decode()
-    return text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else None
-
-
 def meaning_in(definition: Any) -> str | None:
     """Return the meaning of an operation by its definition, or None."""
     if definition.op != "PreventGradient":
         return None
-    text = definition.attr["message"].s.decode()
+    return _meaning(definition.attr["message"].s)
+
+
+def _meaning(message: bytes) -> str | None:
+    text = message.decode()
     return text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else None
 
 
@@ -101,3 +115,99 @@ def _passing(
         return marked(value, meaning), back
 
     return identity(tensor)
+
+
+# The number of examples of all towers.
+_OF_ALL = symbol("all")
+
+
+def _exchanged(
+    interpreter: Interpreter, node: Node, given: list[Value]
+) -> Value:
+    (value,) = given
+    meaning = _meaning(node.attr("message"))
+    if meaning is not None and meaning.startswith("drawn "):
+        return examples(*map(int, meaning.split()[1:]))
+    if value.kind is Kind.OTHER and meaning != OWN_ROWS:
+        return value
+    if meaning is None:
+        return RULES["PreventGradient"](node, value)
+    if meaning not in _MEANINGS:
+        raise NotFollowed(f"takes the {meaning} over the towers")
+    return _MEANINGS[meaning](value)
+
+
+def _summed(value: Value) -> Value:
+    """All towers get the sum of what they have."""
+    if (
+        value.degree_as_sum == 0
+        and value.kind is not Kind.ROWS
+        or value.kind is Kind.SUM
+        and value.degree is None
+    ):
+        return same(shape=value.shape)
+    if value.kind is Kind.SAME and value.degree is None:
+        return same(None, shape=value.shape)
+    raise DoesNotSplit("sums over the towers what is no sum over the batch")
+
+
+def _gathered(value: Value) -> Value:
+    """All towers get the rows of all."""
+    if value.rows is None or not value.is_free:
+        raise DoesNotSplit("gathers what is no example of the batch")
+    if value.rows.draw is not None and value.rows.count > 1:
+        raise NotFollowed("gathers random numbers of examples")
+    if value.rows.unit is not None:
+        raise NotFollowed("gathers parts of the examples")
+    if value.rows.axis or value.rows.outer > 1:
+        raise DoesNotSplit("gathers along another axis than that of examples")
+    shape = value.shape
+    if shape is not None:
+        shape = (value.rows.count * _OF_ALL, *shape[1:])
+    return same(value.degree, shape=shape)
+
+
+def _granted_input(value: Value) -> Value:
+    """Examples, as if all were alike: then towers compute the same."""
+    if value.rows is None:
+        return _granted(value)
+    if value.rows.unit is not None:
+        raise NotFollowed("takes statistics of parts of the examples")
+    rows = Rows(value.rows.axis, 1, value.rows.count, uniform=True)
+    return value.with_(rows=rows, shape=value.shape)
+
+
+def _gradient_of_granted_input(value: Value) -> Value:
+    if value.rows is None:
+        return _granted(value)
+    if value.rows.count > 1 or value.rows.unit is not None:
+        raise NotFollowed("takes statistics of several rows of each example")
+    return value.with_(rows=Rows(value.rows.axis), shape=value.shape)
+
+
+def _granted(value: Value) -> Value:
+    return value.with_(shape=value.shape)
+
+
+def _gradient_of_granted(value: Value) -> Value:
+    """A sum over the tower's examples stands for that over all."""
+    if value.kind is Kind.SUM and value.degree is not None:
+        return same(value.degree + 1, shape=value.shape)
+    return _granted(value)
+
+
+def _span(value: Value) -> Value:
+    raise DoesNotSplit("numbers the examples of the batch")
+
+
+_MEANINGS: dict[str, Callable[[Value], Value]] = {
+    _GRANTED_INPUT: _granted_input,
+    GRADIENT_THROUGH_GRANTED: _gradient_of_granted_input,
+    GRANTED: _granted,
+    f"gradient of {GRANTED}": _gradient_of_granted,
+    "sum": _summed,
+    "gather": _gathered,
+    "span": _span,
+    OWN_ROWS: lambda value: examples(shape=(EXAMPLES,)),
+}
+SPECIAL: dict[str, Any] = {"PreventGradient": _exchanged}

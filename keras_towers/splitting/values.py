@@ -171,6 +171,12 @@ class Value:
         return self.with_(rows=self.rows.at(axis), **changes)
 
     @property
+    def axis(self) -> int | None:
+        """The axis of the tensor that has the examples, if one has."""
+        at = -1 if self.rows is None else self.rows.axis
+        return None if at < 0 else at
+
+    @property
     def is_free(self) -> bool:
         """Whether it does not scale with the number of examples."""
         return self.degree in (0, None)
@@ -246,10 +252,17 @@ def handle(key: Any) -> Value:
     return Value(Kind.HANDLE, key=key)
 
 
-def of_known(entries: Any) -> Value:
-    """Return the value of a tensor whose entries are known: sizes, numbers."""
+def of_known(entries: Any, is_same: bool = False) -> Value:
+    """Return the value of a tensor whose entries are known: sizes, numbers.
+
+    Args:
+        entries: them.
+        is_same: whether all towers have those that are not known, too.
+    """
     known = np.asarray(entries, dtype=object)
     details: dict[str, Any] = {"known": known, "shape": known.shape}
+    if is_same and UNKNOWN in known.flat:
+        return same(**details)
     if known.size == 1 and is_summed(known.flat[0]):
         return total(**details)
     degrees = {degree_of(entry) for entry in known.flat if not _is_zero(entry)}

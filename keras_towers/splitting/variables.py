@@ -9,9 +9,9 @@ from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
     aligned,
-    free,
+    nonlinear,
     rank_of,
-    refuse_sums,
+    refuse_others,
 )
 from keras_towers.splitting.rules.picks import picked, scattered
 from keras_towers.splitting.values import (
@@ -64,16 +64,11 @@ def write(
 def _assign(
     interpreter: Interpreter, node: Node, given: list[Value]
 ) -> Sequence[Value]:
-    write(interpreter, node, given[0], given[1])
-    return []
-
-
-def _assign_add(
-    interpreter: Interpreter, node: Node, given: list[Value]
-) -> Sequence[Value]:
-    change = given[1]
-    before = current(interpreter, _key(node, given[0]))
-    write(interpreter, node, given[0], _sum(node, before, change))
+    target, value = given
+    if node.type != "AssignVariableOp":
+        before = current(interpreter, _key(node, target))
+        value = _sum(node, before, value)
+    write(interpreter, node, target, value)
     return []
 
 
@@ -81,13 +76,9 @@ def _sum(node: Node, before: Value, change: Value) -> Value:
     for value in (change, before):
         if value.kind is Kind.OTHER:
             return value
+    parts = before.with_(shape=()), change.with_(shape=())
     try:
-        return added(
-            node,
-            (before.with_(shape=()), change.with_(shape=())),
-            "adds",
-            [0, 0],
-        )
+        return added(node, parts, "adds", [0, 0])
     except DoesNotSplit as error:
         return other(str(error), node.operation)
 
@@ -113,13 +104,12 @@ def _scatter(
     target, *rest = given
     before = current(interpreter, _key(node, target))
     unknown = [v for v in rest if v.kind is Kind.OTHER]
+    text = "writes rows of a variable that follow from the batch"
+    value = other(text, node.operation)
     if all(v.is_same for v in (before, *rest)):
         value = same()
     elif unknown:
         value = unknown[0].with_()
-    else:
-        text = "writes rows of a variable that follow from the batch"
-        value = other(text, node.operation)
     write(interpreter, node, target, value)
     return []
 
@@ -132,18 +122,10 @@ def _gather(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
         raise NotFollowed("picks rows of rows of a variable")
     if value.kind is Kind.OTHER:
         return value
-    static = node.static_shape()
-    later = given[1].shape
-    rank = 1
-    if static is not None and later is not None:
-        rank = 1 + len(static) - len(later)
-    tail = (None,) if static is None or later is None else static[len(later) :]
-    value = value.with_(shape=(None, *tail)[: max(rank, 1)])
+    static, later = node.static_shape(), given[1].shape
+    behind = () if static is None or later is None else static[len(later) :]
+    value = value.with_(shape=(None, *behind))
     return picked(node, value, given[1], 0, 0)
-
-
-def _shape(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
-    return same()
 
 
 def _find(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
@@ -152,10 +134,9 @@ def _find(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
     for value in (keys, default):
         if value.kind is Kind.OTHER:
             return value
-    if not default.is_same:
-        raise DoesNotSplit("looks keys up by a default that is not the same")
-    refuse_sums(node, (keys,))
-    free(node, keys)
+    text = "looks keys up by a default that is not the same"
+    refuse_others([default], text)
+    nonlinear(node, keys)
     rank = rank_of(node, 1, keys)
     found = aligned(node, (keys,), 0, [rank])
     # A table may hold lists, whose axes come last, as does its default.
@@ -163,28 +144,18 @@ def _find(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
     return found.with_(shape=keys.shape if holds_numbers else None)
 
 
-def _size(interpreter: Interpreter, node: Node, given: list[Value]) -> Value:
-    return same(shape=())
-
-
-def _handle(
-    interpreter: Interpreter, node: Node, given: list[Value]
-) -> Sequence[Value]:
-    return [handle(None)] * node.num_outputs
-
-
 _SCATTERS = ["Update", "Mul", "Div", "Min", "Max", "NdUpdate", "NdAdd", "NdSub"]
 SPECIAL: dict[str, Any] = {
     "ReadVariableOp": _read,
     "ResourceGather": _gather,
     "AssignVariableOp": _assign,
-    "AssignAddVariableOp": _assign_add,
-    "AssignSubVariableOp": _assign_add,
+    "AssignAddVariableOp": _assign,
+    "AssignSubVariableOp": _assign,
     "ResourceScatterAdd": _scatter_add,
     "ResourceScatterSub": _scatter_add,
-    "VariableShape": _shape,
     "LookupTableFindV2": _find,
-    "LookupTableSizeV2": _size,
+    "VariableShape": lambda interpreter, node, given: same(),
+    "LookupTableSizeV2": lambda interpreter, node, given: same(shape=()),
     **{f"ResourceScatter{name}": _scatter for name in _SCATTERS},
     **dict.fromkeys(
         (
@@ -192,6 +163,6 @@ SPECIAL: dict[str, Any] = {
             *("AnonymousHashTable", "AnonymousMutableHashTable"),
             *("FIFOQueueV2", "AnonymousSeedGenerator"),
         ),
-        _handle,
+        lambda interpreter, node, given: handle(None),
     ),
 }

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.splitting.interpreter import Interpreter
-from keras_towers.splitting.layouts import Layouts
+from keras_towers.splitting.nodes import Layouts
 from keras_towers.splitting.values import Kind, Value, handle
 from keras_towers.splitting.values import same as same_value
 from keras_towers.splitting.values import total as total_value

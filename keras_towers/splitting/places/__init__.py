@@ -6,24 +6,10 @@ is picked by them, or added up by them, is that of the same example: as long as
 a number stays within its example, it does not matter how many are ahead.
 """
 
-from keras_towers.splitting.places import (
-    counting as counting,
-)
-from keras_towers.splitting.places import (
-    parts as parts,
-)
-from keras_towers.splitting.places import (
-    picks as picks,
-)
-from keras_towers.splitting.places.meanings import (
-    Ends as Ends,
-)
-from keras_towers.splitting.places.meanings import (
-    of_ragged as of_ragged,
-)
-from keras_towers.splitting.places.moving import (
-    bounded as bounded,
-)
-from keras_towers.splitting.places.moving import (
-    followed as followed,
-)
+from keras_towers.splitting.places import counting as counting
+from keras_towers.splitting.places import parts as parts
+from keras_towers.splitting.places import picks as picks
+from keras_towers.splitting.places.meanings import Ends as Ends
+from keras_towers.splitting.places.meanings import of_ragged as of_ragged
+from keras_towers.splitting.places.moving import bounded as bounded
+from keras_towers.splitting.places.moving import followed as followed

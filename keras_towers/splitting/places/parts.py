@@ -76,10 +76,9 @@ def _repeated(
     plain = stand_in(given)
     if plain.rows is None or often.rows is None or plain.shape is None:
         return None
-    rows = one_order(step.node, [plain, often])
-    if (plain.rows.axis, often.rows.axis, rows.outer) != (0, 0, 1):
+    if plain.axis != 0 or often.axis != 0 or not often.is_free:
         return None
-    if not often.is_free or not often.kind is plain.kind is Kind.ROWS:
+    if one_order(step.node, [plain.rows, often.rows]).outer != 1:
         return None
     meaning = often.meaning
     unit = (
@@ -156,12 +155,12 @@ def _where(step: Step, mask: Value) -> Value | None:
 @rule("DynamicPartition")
 def _parted(step: Step, values: Value, parts: Value) -> list[Value] | None:
     """Each example is put into one of several parts, in order."""
-    if not values.kind is parts.kind is Kind.ROWS or not parts.is_free:
+    if values.rows is None or parts.rows is None or not parts.is_free:
         return None
-    if values.rows is None or parts.rows is None or len(parts.shape or ()) != 1:
+    if values.axis != 0 or parts.axis != 0 or len(parts.shape or ()) != 1:
         return None
-    rows = one_order(step.node, [values, parts])
-    if values.rows.axis or rows.outer != 1 or values.shape is None:
+    rows = one_order(step.node, [values.rows, parts.rows])
+    if rows.outer != 1 or values.shape is None:
         return None
     if rows.draw is not None:
         step.node.layouts.use(rows, 1, rows.count)

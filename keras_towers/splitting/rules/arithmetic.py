@@ -9,6 +9,8 @@ from keras_towers.splitting.rules.common import (
     added,
     aligned,
     free,
+    has_sum,
+    nonlinear,
     refuse_sums,
     rule,
     shapes_together,
@@ -70,38 +72,21 @@ def _added(node: Node, *values: Value) -> Value:
 def _bias(node: Node, value: Value, bias: Value) -> Value:
     if bias.kind is Kind.ROWS:
         raise DoesNotSplit("adds examples as a bias")
-    first = node.type == "BiasAdd" and node.attr("data_format") == b"NCHW"
-    if not first or value.kind is not Kind.ROWS:
-        result = added(node, (value, bias))
-        return result.with_(shape=value.shape)
-    if bias.kind is Kind.SUM and bias.degree is not None:
-        raise DoesNotSplit("gives every example a sum or mean over the batch")
-    degree = common((value.degree, bias.degree))
-    return value.with_(degree=degree, shape=value.shape)
+    return added(node, (value, bias)).with_(shape=value.shape)
 
 
 @rule("Mul", "MulNoNan")
 def _times(node: Node, *values: Value) -> Value:
     degree = product(*(v.degree for v in values))
-    sums = [v for v in values if v.kind is Kind.SUM]
-    if not sums:
-        return aligned(node, values, degree)
-    if len(sums) > 1:
-        raise DoesNotSplit(
-            "multiplies sums or means over the batch with each other"
-        )
-    if any(v.kind is Kind.ROWS and v.degree is not None for v in values):
-        raise DoesNotSplit(
-            "multiplies every example by a sum or mean over the batch"
-        )
-    return total(degree, shape=shapes_together(values))
+    if has_sum(values):
+        return total(degree, shape=shapes_together(values))
+    return aligned(node, values, degree)
 
 
 @rule("RealDiv", "Div", "DivNoNan", "Xdivy")
 def _divided(node: Node, a: Value, b: Value) -> Value:
     if node.dtype(0).is_integer:
-        refuse_sums(node, (a, b))
-        return aligned(node, (a, b), free(node, a, b))
+        return aligned(node, (a, b), nonlinear(node, a, b))
     if b.degree is None and node.type in ("RealDiv", "Div"):
         refuse_sums(node, (a, b))
         return aligned(node, (a, b), a.degree or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,10 @@ from keras_towers.splitting.values import (
 )
 
 Rule: TypeAlias = "Callable[..., Value | Sequence[Value]]"
+RuleT = TypeVar("RuleT", bound=Rule)
 RULES: dict[str, Rule] = {}
+# Inputs that are sizes, or numbers that an operation hands on as they are.
+SIZES: dict[str, Sequence[int]] = {}
 
 _OTHER_UNITS = (
     "combines entries of examples of which there may be different numbers"
@@ -39,15 +42,20 @@ _OTHER_UNITS = (
 _EXAMPLES_AND_SUMS = "gives every example a sum or mean over the batch"
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
+def rule(*types: str, sizes: Sequence[int] = ()) -> Callable[[RuleT], RuleT]:
     """Register what a function says of some types of operations.
 
     It takes the operation and the values of its inputs, and returns the value
     of each output, or one for all of them. It raises DoesNotSplit.
+
+    Args:
+        types: the types.
+        sizes: the inputs of which all that matters is what is known of them.
     """
 
-    def add(function: Rule) -> Rule:
+    def add(function: RuleT) -> RuleT:
         RULES.update(dict.fromkeys(types, function))
+        SIZES.update(dict.fromkeys(types, sizes))
         return function
 
     return add
@@ -72,6 +80,18 @@ def free(node: Node, *values: Value) -> Degree:
                 f"takes {node.type} of what scales with the number of examples"
             )
     return 0
+
+
+def nonlinear(node: Node, *values: Value) -> Degree:
+    """Check that values are neither sums over the batch nor scale with it."""
+    refuse_sums(node, values)
+    return free(node, *values)
+
+
+def refuse_others(values: Iterable[Value], text: str) -> None:
+    """Check that all towers have values that one device has."""
+    if not all(value.is_same for value in values):
+        raise DoesNotSplit(text)
 
 
 def fixed(value: Value, what: str = "an axis") -> Any:
@@ -167,63 +187,28 @@ def aligned(
         ranks = [rank_of(node, k, value) for k, value in enumerate(values)]
     rank = max(ranks, default=0)
     shape = shapes_together(values)
-    found: Rows | None = None
-    with_rows = []
+    every = []
     for value, own in zip(values, ranks, strict=True):
-        if value.kind is not Kind.ROWS:
-            continue
-        rows = rows_of(value)
-        if rows.axis >= 0:
-            rows = rows.at(rows.axis + rank - own)
-        with_rows.append((value, rows))
-        if found is None:
-            found = rows
-        elif found.axis != rows.axis:
-            raise DoesNotSplit("combines every example with every other")
-        elif found.unit != rows.unit:
-            raise NotFollowed(_OTHER_UNITS)
-        elif found.count != rows.count:
-            raise DoesNotSplit(
-                "combines different numbers of rows of an example"
-            )
-        elif _is_open(found):
-            found = rows if not rows.uniform or found.uniform else found
-        elif not _is_open(rows) and found.place != rows.place:
-            raise DoesNotSplit(
-                "combines the rows of examples in different orders"
-            )
-    if found is None:
+        if value.rows is not None:
+            ahead = 0 if value.axis is None else rank - own
+            every.append(value.rows.at(value.rows.axis + ahead))
+    if not every:
         return same(degree, shape=shape)
-    if not _is_open(found):
-        for _, rows in with_rows:
-            node.layouts.use(rows, found.outer, found.inner)
-        found = found.in_order(found.outer, found.inner)
-    elif len({rows.draw for _, rows in with_rows} - {None}) > 1:
-        # Several draws, which nothing has given an order yet.
-        found = node.layouts.resolved(
-            next(r for _, r in with_rows if r.draw is not None)
-        )
-        for _, rows in with_rows:
-            node.layouts.use(rows, found.outer, found.inner)
-    return Value(Kind.ROWS, degree, found, shape=shape)
+    return Value(Kind.ROWS, degree, one_order(node, every), shape=shape)
 
 
-def _is_open(rows: Rows) -> bool:
-    """Whether any order of its rows may turn out to be the one."""
-    return rows.uniform or rows.draw is not None
-
-
-def one_order(node: Node, values: Iterable[Value]) -> Rows:
-    """Return the rows that several values have along one axis."""
-    every = [value.rows for value in values if value.rows is not None]
+def one_order(node: Node, every: Sequence[Rows]) -> Rows:
+    """Return the rows of what combines several, row by row."""
+    if len({rows.axis for rows in every}) > 1:
+        raise DoesNotSplit("combines every example with every other")
     if len({rows.unit for rows in every}) > 1:
         raise NotFollowed(_OTHER_UNITS)
     if len({rows.count for rows in every}) > 1:
         raise DoesNotSplit("combines different numbers of rows of an example")
-    known = [rows for rows in every if not _is_open(rows)]
+    drawn = [rows for rows in every if rows.draw is not None]
+    known = [rows for rows in every if not rows.uniform and rows.draw is None]
     if len({(rows.outer, rows.inner) for rows in known}) > 1:
         raise DoesNotSplit("combines the rows of examples in different orders")
-    drawn = [rows for rows in every if rows.draw is not None]
     first = (known or drawn or every)[0]
     if len({rows.draw for rows in drawn}) > 1 or (known and drawn):
         first = node.layouts.resolved(first)
@@ -247,6 +232,23 @@ def added(
         raise DoesNotSplit(_EXAMPLES_AND_SUMS)
     degree = common((v.degree_as_sum for v in values), verb)
     return total(degree, shape=shapes_together(values))
+
+
+def has_sum(values: Sequence[Value]) -> bool:
+    """Return whether a factor of a product is a sum over the batch.
+
+    No other may be one, or belong to examples.
+    """
+    sums = [value for value in values if value.kind is Kind.SUM]
+    if len(sums) > 1:
+        raise DoesNotSplit(
+            "multiplies sums or means over the batch with each other"
+        )
+    if sums and any(v.rows and v.degree is not None for v in values):
+        raise DoesNotSplit(
+            "multiplies every example by a sum or mean over the batch"
+        )
+    return bool(sums)
 
 
 def spread(node: Node, value: Value, shape: Shape | None) -> Value:
@@ -276,10 +278,10 @@ def spread(node: Node, value: Value, shape: Shape | None) -> Value:
 def dropped(value: Value, axes: Sequence[int]) -> Value:
     """Return what is left without axes, none of which are of examples."""
     shape = without(value.shape, *axes)
-    if value.kind is not Kind.ROWS:
+    if value.axis is None:
         return value.with_(shape=shape)
-    axis = rows_of(value).axis
-    return value.moved(axis - sum(a < axis for a in axes), shape=shape)
+    ahead = sum(axis < value.axis for axis in axes)
+    return value.moved(value.axis - ahead, shape=shape)
 
 
 def inserted(value: Value, axis: int, size: Any = 1) -> Value:
@@ -287,12 +289,6 @@ def inserted(value: Value, axis: int, size: Any = 1) -> Value:
     shape = value.shape
     if shape is not None:
         shape = (*shape[:axis], size, *shape[axis:])
-    if value.kind is not Kind.ROWS:
+    if value.axis is None:
         return value.with_(shape=shape)
-    own = rows_of(value).axis
-    return value.moved(own + (0 <= axis <= own), shape=shape)
-
-
-def all_outputs(node: Node, value: Value) -> list[Value]:
-    """Return a value for every output."""
-    return [value] * node.num_outputs
+    return value.moved(value.axis + (axis <= value.axis), shape=shape)

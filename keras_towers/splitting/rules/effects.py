@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from keras_towers.splitting.joining import nothing
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules.common import rule
+from keras_towers.splitting.rules.common import refuse_others, rule
 from keras_towers.splitting.sizes import UNKNOWN, examples_in, grows
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -14,41 +17,20 @@ from keras_towers.splitting.values import (
     same,
 )
 
-STATELESS_DRAWS = [
-    "StatelessRandomUniform",
-    "StatelessRandomUniformV2",
-    "StatelessRandomNormal",
-    "StatelessRandomNormalV2",
-    "StatelessTruncatedNormal",
-    "StatelessTruncatedNormalV2",
-    "StatelessRandomUniformInt",
-    "StatelessRandomUniformIntV2",
-    "StatelessRandomUniformFullInt",
-    "StatelessRandomUniformFullIntV2",
-]
-STATEFUL_DRAWS = [
-    "RandomUniform",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "RandomUniformInt",
-    "StatefulUniform",
-    "StatefulUniformInt",
-    "StatefulStandardNormalV2",
-    "StatefulTruncatedNormal",
-]
-OF_PARAMETERS = [
-    "StatelessMultinomial",
-    "StatelessRandomGammaV2",
-    "StatelessRandomGammaV3",
-    "StatelessRandomBinomial",
-    "StatelessRandomPoisson",
-    "StatelessParameterizedTruncatedNormal",
-    "Multinomial",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "ParameterizedTruncatedNormal",
-    "RandomGammaGrad",
-]
+STATELESS_DRAWS = tuple(
+    f"Stateless{name}{version}"
+    for name in (
+        *("RandomUniform", "RandomNormal", "TruncatedNormal"),
+        *("RandomUniformInt", "RandomUniformFullInt"),
+    )
+    for version in ("", "V2")
+)
+STATEFUL_DRAWS = (
+    *("RandomUniform", "RandomStandardNormal", "TruncatedNormal"),
+    *("RandomUniformInt", "StatefulUniform", "StatefulUniformInt"),
+    *("StatefulStandardNormalV2", "StatefulTruncatedNormal"),
+)
+_SEED = "makes a seed of what follows from the batch"
 
 
 def drawn(node: Node, target: Value) -> Value:
@@ -77,18 +59,16 @@ def drawn(node: Node, target: Value) -> Value:
     "StatelessRandomGetAlg",
     "StatelessRandomGetKeyCounterAlg",
 )
-def _key(node: Node, *seed: Value) -> list[Value]:
-    if any(not s.is_same for s in seed):
-        raise DoesNotSplit("makes a seed of what follows from the batch")
-    return [same() for _ in range(node.num_outputs)]
+def _key(node: Node, *seed: Value) -> Value:
+    refuse_others(seed, _SEED)
+    return same()
 
 
 @rule("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle")
 def _shuffled(node: Node, value: Value, *seeds: Value) -> Value:
     if value.grows or value.kind is not Kind.SAME:
         raise DoesNotSplit("shuffles the examples of the batch")
-    if any(not seed.is_same for seed in seeds):
-        raise DoesNotSplit("makes a seed of what follows from the batch")
+    refuse_others(seeds, _SEED)
     if node.is_stateful:
         raise DoesNotSplit("shuffles in another order on every tower")
     return value.with_(shape=value.shape)
@@ -99,16 +79,15 @@ def _nothing(node: Node, *values: Value) -> list[Value]:
     return []
 
 
-@rule("OptionalFromValue")
+@rule("OptionalFromValue", sizes=range(sys.maxsize))
 def _optional(node: Node, *values: Value) -> Value:
     return Value(Kind.OPTIONAL, items=values)
 
 
 @rule("OptionalGetValue")
-def _held(node: Node, optional: Value) -> list[Value]:
-    if optional.kind is Kind.OPTIONAL:
-        return list(optional.items)
-    return [same(None) for _ in range(node.num_outputs)]
+def _held(node: Node, optional: Value) -> Value | Sequence[Value]:
+    is_known = optional.kind is Kind.OPTIONAL
+    return optional.items if is_known else same(None)
 
 
 @rule("OptionalNone", "OptionalHasValue")

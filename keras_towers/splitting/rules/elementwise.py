@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     aligned,
     free,
+    nonlinear,
     refuse_sums,
     rule,
     shapes_together,
@@ -26,100 +27,63 @@ from keras_towers.splitting.values import (
 )
 
 # What they do to a number has nothing to do with what they do to its double.
-_NONLINEAR = [
-    "Exp",
-    "Log",
-    "Log1p",
-    "Expm1",
-    "Tanh",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "Elu",
-    "Selu",
-    "Relu6",
-    "Sin",
-    "Cos",
-    "Tan",
-    "Asin",
-    "Acos",
-    "Atan",
-    "Sinh",
-    "Cosh",
-    "Asinh",
-    "Acosh",
-    "Atanh",
-    "Erf",
-    "Erfc",
-    "Erfinv",
-    "Ndtri",
-    "Lgamma",
-    "Digamma",
-    "Floor",
-    "Ceil",
-    "Round",
-    "Rint",
-    "IsFinite",
-    "IsNan",
-    "IsInf",
-    "LogicalNot",
-    "LogicalAnd",
-    "LogicalOr",
-    "FloorMod",
-    "Mod",
-    "FloorDiv",
-    "TruncateDiv",
-    "TruncateMod",
-    "Atan2",
-    "BesselI0",
-    "BesselI0e",
-    "BesselI1",
-    "BesselI1e",
-    "Invert",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "LeftShift",
-    "RightShift",
-    "PopulationCount",
-    "StringLower",
-    "StringUpper",
-    "RegexReplace",
-    "StaticRegexReplace",
-    "StaticRegexFullMatch",
-    "RegexFullMatch",
-    "StringStrip",
-    "StringLength",
-    "StringToHashBucketFast",
-    "StringToHashBucketStrong",
-    "StringToHashBucket",
-    "AsString",
-    "StringJoin",
-    "StringToNumber",
-    "Substr",
-    "Bucketize",
-    "Igamma",
-    "Igammac",
-    "Betainc",
-    "Polygamma",
-    "Zeta",
-    "NextAfter",
-    "DecodeBase64",
-    "EncodeBase64",
+_NONLINEAR = (
+    *("Exp", "Expm1", "Log", "Log1p", "Sigmoid", "Softplus", "Softsign"),
+    *("Elu", "Selu", "Relu6", "Floor", "Ceil", "Round", "Rint"),
+    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Atan2"),
+    *("Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh"),
+    *("Erf", "Erfc", "Erfinv", "Ndtri", "Lgamma", "Digamma", "Polygamma"),
+    *("Igamma", "Igammac", "Betainc", "Zeta", "NextAfter"),
+    *("BesselI0", "BesselI0e", "BesselI1", "BesselI1e", "Bucketize"),
+    *("IsFinite", "IsNan", "IsInf", "LogicalNot", "LogicalAnd", "LogicalOr"),
+    *("Mod", "FloorMod", "FloorDiv", "TruncateDiv", "TruncateMod"),
+    *("Invert", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+    *("LeftShift", "RightShift", "PopulationCount"),
+    *("RegexReplace", "StaticRegexReplace", "RegexFullMatch"),
+    *("StaticRegexFullMatch", "StringLower", "StringUpper", "StringStrip"),
+    *("StringLength", "StringJoin", "StringToNumber", "AsString", "Substr"),
+    *("StringToHashBucket", "StringToHashBucketFast"),
+    *("StringToHashBucketStrong", "DecodeBase64", "EncodeBase64"),
     "UnicodeTranscode",
-]
-_POWERS = {
-    "Square": 2,
-    "Sqrt": 0.5,
-    "Rsqrt": -0.5,
-    "Reciprocal": -1,
-    "Inv": -1,
-}
+)
+_POWERS = {"Square": 2, "Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal": -1, "Inv": -1}
 
 
-def _elementwise(
-    degree: Callable[..., Degree],
-) -> Callable[..., Value]:
+def _power(node: Node, value: Value) -> Degree:
+    exponent = _POWERS[node.type]
+    if exponent < 0 and node.dtype(0).is_integer:
+        return free(node, value)
+    return power(value.degree, exponent)
+
+
+def _one(verb: str) -> Callable[..., Degree]:
+    """The one degree that all inputs have."""
+    return lambda node, *values: common((v.degree for v in values), verb)
+
+
+def _of_comparison(node: Node, *values: Value) -> Degree:
+    _one("compares")(node, *values)
+    return 0
+
+
+# Types, and the degree of what they return.
+_DEGREES: Sequence[tuple[Iterable[str], Callable[..., Degree]]] = (
+    (_NONLINEAR, free),
+    (_POWERS, _power),
+    (("Relu", "Abs", "LeakyRelu", "ComplexAbs"), _one("takes")),
+    (("Sign", "Angle"), _of_comparison),
+    (("Less", "LessEqual", "Greater", "GreaterEqual"), _of_comparison),
+    (("Equal", "NotEqual", "ApproximateEqual"), _of_comparison),
+    (("ClipByValue", "Minimum"), _one("compares")),
+    (("Complex",), _one("joins")),
+    (
+        ("SquaredDifference",),
+        lambda node, *values: power(_one("subtracts")(node, *values), 2),
+    ),
+)
+
+
+def _elementwise(degree: Callable[..., Degree]) -> Callable[..., Value]:
     """Make a rule of the degree of the output."""
 
     def apply(node: Node, *values: Value) -> Value:
@@ -129,51 +93,8 @@ def _elementwise(
     return apply
 
 
-rule(*_NONLINEAR)(_elementwise(free))
-rule("Relu", "Abs", "LeakyRelu", "ComplexAbs")(
-    _elementwise(lambda node, value: value.degree)
-)
-rule("Sign", "Angle")(_elementwise(lambda node, value: 0))
-
-
-def _power(exponent: float) -> Callable[..., Degree]:
-    def degree(node: Node, value: Value) -> Degree:
-        if exponent < 0 and node.dtype(0).is_integer:
-            return free(node, value)
-        return power(value.degree, exponent)
-
-    return degree
-
-
-for _type, _exponent in _POWERS.items():
-    rule(_type)(_elementwise(_power(_exponent)))
-_COMPARISONS = "Less LessEqual Greater GreaterEqual Equal NotEqual"
-
-
-@rule(*_COMPARISONS.split(), "ApproximateEqual")
-def _compared(node: Node, *values: Value) -> Value:
-    refuse_sums(node, values)
-    common((v.degree for v in values), "compares")
-    return aligned(node, values, 0)
-
-
-rule("SquaredDifference")(
-    _elementwise(
-        lambda node, *values: power(
-            common((v.degree for v in values), "subtracts"), 2
-        )
-    )
-)
-rule("ClipByValue")(
-    _elementwise(
-        lambda node, *values: common((v.degree for v in values), "compares")
-    )
-)
-rule("Complex")(
-    _elementwise(
-        lambda node, *values: common((v.degree for v in values), "joins")
-    )
-)
+for _types, _degree in _DEGREES:
+    rule(*_types)(_elementwise(_degree))
 
 
 @rule("Xlogy", "Xlog1py")
@@ -198,28 +119,21 @@ def _raised(node: Node, base: Value, exponent: Value) -> Value:
             if degree is None and number <= 0:
                 degree = 0
             return aligned(node, (base, exponent), degree)
-    refuse_sums(node, (base, exponent))
-    return aligned(node, (base, exponent), free(node, base, exponent))
+    return aligned(node, (base, exponent), nonlinear(node, base, exponent))
 
 
-@rule("Maximum", "Minimum")
-def _extreme(node: Node, a: Value, b: Value) -> Value:
-    if node.type == "Maximum" and a.kind is b.kind is Kind.SAME:
-        for count, least in ((a, b), (b, a)):
-            # There is one example at least.
-            if _is_count(count) and _is_one_or_less(least):
-                return same(
-                    count.degree,
-                    shape=shapes_together((a, b)),
-                    known=count.known,
-                )
-    refuse_sums(node, (a, b))
-    degree = common((a.degree, b.degree), "compares")
-    return aligned(node, (a, b), degree)
+@rule("Maximum")
+def _largest(node: Node, *values: Value) -> Value:
+    for count, least in (values, values[::-1]):
+        # There is one example at least.
+        if _is_count(count) and _is_at_most_1(least):
+            shape = shapes_together(values)
+            return same(count.degree, shape=shape, known=count.known)
+    return _elementwise(_one("compares"))(node, *values)
 
 
 def _is_count(value: Value) -> bool:
-    known = value.known
+    known = value.known if value.kind is Kind.SAME else None
     return known is not None and all(
         isinstance(e, Size)
         and e.number >= 1
@@ -228,8 +142,8 @@ def _is_count(value: Value) -> bool:
     )
 
 
-def _is_one_or_less(value: Value) -> bool:
-    known = value.known
+def _is_at_most_1(value: Value) -> bool:
+    known = value.known if value.kind is Kind.SAME else None
     return known is not None and all(
         isinstance(e, (int, float)) and e <= 1 for e in known.flat
     )
@@ -265,20 +179,21 @@ def _no_degree(degree: Degree) -> Degree:
     return 0
 
 
-rule("ReluGrad", "LeakyReluGrad")(_linear_in(0, lambda d: 0))
-rule("Relu6Grad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad")(
-    _linear_in(0, _no_degree)
-)
-rule("TanhGrad", "SigmoidGrad")(_linear_in(1, _no_degree))
-rule("SqrtGrad")(_linear_in(1, lambda d: power(d, -1)))
-rule("RsqrtGrad")(_linear_in(1, lambda d: power(d, 3)))
-rule("ReciprocalGrad", "InvGrad")(_linear_in(1, lambda d: power(d, 2)))
+for _types, _gradient, _factor in (
+    (("ReluGrad", "LeakyReluGrad"), 0, lambda d: 0),
+    (("Relu6Grad", "EluGrad", "SeluGrad"), 0, _no_degree),
+    (("SoftplusGrad", "SoftsignGrad"), 0, _no_degree),
+    (("TanhGrad", "SigmoidGrad"), 1, _no_degree),
+    (("SqrtGrad",), 1, lambda d: power(d, -1)),
+    (("RsqrtGrad",), 1, lambda d: power(d, 3)),
+    (("ReciprocalGrad", "InvGrad"), 1, lambda d: power(d, 2)),
+):
+    rule(*_types)(_linear_in(_gradient, _factor))
 
 
 @rule("Bitcast")
 def _other_type(node: Node, value: Value) -> Value:
-    refuse_sums(node, (value,))
+    degree = nonlinear(node, value)
     if node.dtype(0).size != node.output_dtype(0).size:
         raise DoesNotSplit("reads the bytes of numbers")
-    degree = free(node, value)
     return value.with_(degree=degree, shape=value.shape)

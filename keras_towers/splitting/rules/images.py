@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
-    all_outputs,
+    aligned,
     fixed,
     free,
-    one_order,
+    has_sum,
+    refuse_others,
     refuse_sums,
     rows_of,
     rule,
 )
 from keras_towers.splitting.values import (
+    Degree,
     DoesNotSplit,
     Kind,
     Shape,
@@ -28,11 +30,8 @@ from keras_towers.splitting.values import (
 
 
 def _along_first(node: Node, *values: Value) -> None:
-    for value in values:
-        if value.kind is Kind.ROWS and rows_of(value).axis:
-            raise DoesNotSplit(
-                f"takes {node.type} along the examples of the batch"
-            )
+    if any(value.axis for value in values):
+        raise DoesNotSplit(f"takes {node.type} along the examples of the batch")
 
 
 def _windows(node: Node, like: Value) -> Shape | None:
@@ -43,127 +42,100 @@ def _windows(node: Node, like: Value) -> Shape | None:
     return (like.shape[0], *shape[1:])
 
 
-def _convolved(
-    node: Node, images: Value, kernel: Value, shape: Shape | None
+def _together(
+    node: Node, values: Sequence[Value], degree: Degree, shape: Shape | None
 ) -> Value:
+    """What is computed of several values, example by example."""
+    _along_first(node, *values)
+    result = aligned(node, values, degree, [0] * len(values))
+    return result.with_(shape=shape)
+
+
+@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+def _convolved(node: Node, images: Value, kernel: Value) -> Value:
     _along_first(node, images)
     if kernel.kind is Kind.ROWS:
         raise DoesNotSplit("convolves with a kernel for each example")
     degree = product(images.degree, kernel.degree)
-    if Kind.SUM in (images.kind, kernel.kind):
-        if (
-            Kind.ROWS in (images.kind, kernel.kind)
-            or images.kind is kernel.kind
-        ):
-            raise DoesNotSplit("convolves with a sum or mean over the batch")
+    shape = _windows(node, images)
+    if has_sum((images, kernel)):
         return total(degree, shape=shape)
     return images.with_(degree=degree, shape=shape)
-
-
-@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-def _convolution(node: Node, images: Value, kernel: Value) -> Value:
-    return _convolved(node, images, kernel, _windows(node, images))
 
 
 @rule(
     *("Conv2DBackpropInput", "Conv3DBackpropInputV2"),
     "DepthwiseConv2dNativeBackpropInput",
+    sizes=(0,),
 )
-def _convolution_to_input(
+def _to_images(
     node: Node, sizes: Value, kernel: Value, upstream: Value
 ) -> Value:
-    return _convolved(node, upstream, kernel, _windows(node, upstream))
+    return _convolved(node, upstream, kernel)
 
 
 @rule(
     *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"),
     "DepthwiseConv2dNativeBackpropFilter",
+    sizes=(1,),
 )
-def _convolution_to_kernel(
+def _to_kernel(
     node: Node, images: Value, sizes: Value, upstream: Value
 ) -> Value:
-    _along_first(node, images, upstream)
-    refuse_sums(node, (images, upstream))
+    values = images, upstream
+    refuse_sums(node, values)
     degree = product(images.degree, upstream.degree)
     shape = node.static_shape()
-    if Kind.ROWS not in (images.kind, upstream.kind):
-        return same(degree, shape=shape)
-    one_order(node, (images, upstream))
-    return total(degree, shape=shape)
+    result = _together(node, values, degree, shape)
+    return result if result.rows is None else total(degree, shape=shape)
 
 
 @rule(
     *("MaxPool", "MaxPoolV2", "AvgPool", "MaxPool3D", "AvgPool3D"),
     *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
-    *("ScaleAndTranslate", "LRN", "Dilation2D", "AdjustContrastv2"),
-    *("AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"),
-    *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches"),
-    "ExtractVolumePatches",
+    *("ScaleAndTranslate", "LRN", "Dilation2D", "SpaceToDepth", "DepthToSpace"),
+    *("ExtractImagePatches", "ExtractVolumePatches"),
 )
-def _pooled(node: Node, images: Value, *options: Value) -> Value:
-    refuse_sums(node, (images,))
-    for option in options:
-        if not option.is_same:
-            raise DoesNotSplit(
-                f"takes {node.type} by what follows from the batch"
-            )
-    if node.type in ("LRN", "Dilation2D", "AdjustHue", "RGBToHSV", "HSVToRGB"):
-        free(node, images)
-    image = node.type in (
-        "RGBToHSV",
-        "HSVToRGB",
-        "AdjustContrastv2",
-        "AdjustHue",
-        "AdjustSaturation",
-    )
-    if image:
-        _not_inside(node, images)
-        return images.with_(shape=images.shape)
+def _of_windows(node: Node, images: Value, *options: Value) -> Value:
+    _check_images(node, images, options)
     _along_first(node, images)
     return images.with_(shape=_windows(node, images))
 
 
-def _not_inside(node: Node, images: Value) -> None:
-    """Refuse examples as height, width or channels."""
-    rank = node.rank(0) or 3
+@rule(
+    *("AdjustContrastv2", "AdjustHue", "AdjustSaturation"),
+    *("RGBToHSV", "HSVToRGB"),
+)
+def _of_pixels(node: Node, images: Value, *options: Value) -> Value:
+    _check_images(node, images, options)
+    # Height, width and channels, or these alone.
     inner = 1 if node.type.endswith(("HSV", "RGB")) else 3
-    if images.kind is Kind.ROWS and rows_of(images).axis >= rank - inner:
+    rank = node.rank(0) or 3
+    if images.axis is not None and images.axis >= rank - inner:
         raise DoesNotSplit(f"takes {node.type} along the examples of the batch")
+    return images.with_(shape=images.shape)
 
 
-@rule("MaxPoolGrad", "MaxPool3DGrad")
-def _to_largest(
-    node: Node, before: Value, after: Value, upstream: Value
-) -> Value:
-    refuse_sums(node, (before, after, upstream))
-    _along_first(node, before, after, upstream)
-    return _together(node, (before, after, upstream), before.shape)
+def _check_images(node: Node, images: Value, options: Sequence[Value]) -> None:
+    refuse_sums(node, (images,))
+    refuse_others(options, f"takes {node.type} by what follows from the batch")
+    if node.type in ("LRN", "Dilation2D", "AdjustHue", "RGBToHSV", "HSVToRGB"):
+        free(node, images)
 
 
-@rule("MaxPoolGradGrad", "MaxPool3DGradGrad")
-def _to_largest_again(
-    node: Node, before: Value, after: Value, upstream: Value
-) -> Value:
-    refuse_sums(node, (before, after, upstream))
-    _along_first(node, before, after, upstream)
-    return _together(node, (before, after, upstream), after.shape)
+@rule(
+    *("MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradGrad", "MaxPool3DGradGrad"),
+)
+def _to_largest(node: Node, *values: Value) -> Value:
+    before, after, upstream = values
+    refuse_sums(node, values)
+    like = after if node.type.endswith("GradGrad") else before
+    return _together(node, values, upstream.degree, like.shape)
 
 
-def _together(
-    node: Node, values: Sequence[Value], shape: Shape | None
-) -> Value:
-    """What is linear in the last of several values, example by example."""
-    degree = values[-1].degree
-    if all(value.rows is None for value in values):
-        return same(degree, shape=shape)
-    rows = one_order(node, values)
-    return Value(Kind.ROWS, degree, rows, shape=shape)
-
-
-@rule("AvgPoolGrad", "AvgPool3DGrad")
+@rule("AvgPoolGrad", "AvgPool3DGrad", sizes=(0,))
 def _to_mean(node: Node, sizes: Value, upstream: Value) -> Value:
-    _along_first(node, upstream)
-    return upstream.with_(shape=_windows(node, upstream))
+    return _to_resized(node, upstream)
 
 
 @rule(
@@ -181,8 +153,7 @@ def _batch_norm(node: Node, images: Value, *parameters: Value) -> list[Value]:
         raise DoesNotSplit("normalizes by the mean and variance of the batch")
     refuse_sums(node, (images, *parameters))
     _along_first(node, images)
-    if any(not p.is_same for p in parameters):
-        raise DoesNotSplit("normalizes by what follows from the batch")
+    refuse_others(parameters, "normalizes by what follows from the batch")
     free(node, images)
     rest = [same() for _ in range(node.num_outputs - 1)]
     return [images.with_(shape=images.shape), *rest]
@@ -192,9 +163,7 @@ def _batch_norm(node: Node, images: Value, *parameters: Value) -> list[Value]:
 def _transformed(
     node: Node, images: Value, transforms: Value, *options: Value
 ) -> Value:
-    values: Sequence[Value] = (images, transforms)
-    refuse_sums(node, values)
-    _along_first(node, *values)
+    refuse_sums(node, (images, transforms))
     free(node, transforms)
     fill = options[-1]
     if fill.kind is not Kind.SAME or (
@@ -206,15 +175,13 @@ def _transformed(
     shape = _windows(node, like)
     if shape is not None and options[0].known is not None:
         shape = (shape[0], *options[0].known, *shape[3:])
-    result = _together(node, (transforms, images), shape)
-    return result.with_(degree=degree, shape=shape)
+    return _together(node, (transforms, images), degree, shape)
 
 
 @rule("NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5")
-def _suppressed(node: Node, *values: Value) -> list[Value]:
-    if any(not v.is_same for v in values):
-        raise DoesNotSplit("compares the boxes of examples with each other")
-    return all_outputs(node, same())
+def _suppressed(node: Node, *values: Value) -> Value:
+    refuse_others(values, "compares the boxes of examples with each other")
+    return same()
 
 
 @rule("CTCLoss", "CTCLossV2")
@@ -226,16 +193,12 @@ def _ctc(node: Node, inputs: Value, *values: Value) -> list[Value]:
 def _blocks(node: Node, value: Value, sizes: Value, ends: Value) -> Value:
     """Blocks of pixels become rows of the batch, or rows become blocks."""
     block = [int(size) for size in fixed(sizes, "a size of blocks")]
-    if not ends.is_same:
-        raise DoesNotSplit("pads by what follows from the batch")
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
-        return value.with_()
-    rows, times = rows_of(value), math.prod(block)
-    if 0 < rows.axis <= len(block):
+    refuse_others([ends], "pads by what follows from the batch")
+    if value.axis in range(1, len(block) + 1):
         raise DoesNotSplit(f"takes {node.type} along the examples of the batch")
-    if rows.axis:
+    if value.axis != 0:
         return value.with_()
-    rows = node.layouts.resolved(rows)
+    rows, times = node.layouts.resolved(rows_of(value)), math.prod(block)
     if node.type == "SpaceToBatchND":
         return value.with_(rows=rows.in_order(times * rows.outer, rows.inner))
     if rows.outer % times:

@@ -14,17 +14,19 @@ from typing import Any
 from keras_towers.splitting.joining import joined, nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import inserted, rows_of, rule
-from keras_towers.splitting.sizes import EXAMPLES
+from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
     NotFollowed,
     Value,
     examples,
+    of_known,
+    same,
 )
 
 
-@rule("TensorListReserve", "EmptyTensorList")
+@rule("TensorListReserve", "EmptyTensorList", sizes=(0, 1))
 def _empty(node: Node, shape: Value, count: Value) -> Value:
     if node.type == "EmptyTensorList":
         return _with_length(nothing(), 0)
@@ -60,42 +62,48 @@ def _element_of(elements: Value) -> Value:
     return dataclasses.replace(elements, items=())
 
 
-@rule("TensorListFromTensor")
+@rule("TensorListFromTensor", sizes=(1,))
 def _elements(node: Node, value: Value, shape: Value) -> Value:
     rest = None if value.shape is None else value.shape[1:]
     length = None if value.shape is None else value.shape[0]
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
+    if value.axis is None:
         return _with_length(value.with_(shape=rest), length)
-    if rows_of(value).axis == 0:
+    if value.axis == 0:
         if rows_of(value).count > 1 or rows_of(value).unit is not None:
             raise DoesNotSplit("loops over the rows of examples")
-        return _with_length(value.moved(-1, shape=rest), EXAMPLES)
-    moved = value.moved(rows_of(value).axis - 1, shape=rest)
-    return _with_length(moved, length)
+        length = EXAMPLES
+    return _with_length(value.moved(value.axis - 1, shape=rest), length)
 
 
-@rule("TensorListStack", "TensorListGather", "TensorListConcatV2")
-def _stacked(node: Node, elements: Value, *options: Value) -> Value:
-    if node.type == "TensorListConcatV2":
-        raise DoesNotSplit("joins the elements of a list")
+@rule("TensorListConcatV2")
+def _concatenated(node: Node, *values: Value) -> Value:
+    raise DoesNotSplit("joins the elements of a list")
+
+
+@rule("TensorListStack", sizes=(1,))
+def _stacked(node: Node, elements: Value, shape: Value) -> Value:
+    if elements.kind is Kind.ROUND:
+        raise DoesNotSplit("numbers the examples of the batch")
+    if not _is_of_batch(elements):
+        return inserted(_element_of(elements), 0, _length(elements))
+    if elements.kind is not Kind.ROWS:
+        raise NotFollowed("makes a list that rounds of no loop fill")
+    size = None if elements.shape is None else (EXAMPLES, *elements.shape)
+    return _element_of(elements).moved(0, shape=size)
+
+
+@rule("TensorListGather")
+def _picked(node: Node, elements: Value, places: Value, shape: Value) -> Value:
     if elements.kind is Kind.ROUND:
         raise DoesNotSplit("numbers the examples of the batch")
     if _is_of_batch(elements):
-        if node.type != "TensorListStack":
-            raise DoesNotSplit("picks examples of the batch from a list")
-        if elements.kind is not Kind.ROWS:
-            raise NotFollowed("makes a list that rounds of no loop fill")
-        shape = elements.shape
-        return _element_of(elements).moved(
-            0, shape=None if shape is None else (EXAMPLES, *shape)
-        )
-    size: Any = _length(elements)
-    if node.type == "TensorListGather":
-        size = None if options[0].shape is None else options[0].shape[0]
+        raise DoesNotSplit("picks examples of the batch from a list")
+    _check_index(places)
+    size = None if places.shape is None else places.shape[0]
     return inserted(_element_of(elements), 0, size)
 
 
-@rule("TensorListGetItem")
+@rule("TensorListGetItem", sizes=(0, 1, 2))
 def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
     if index.kind is Kind.ROUND:
         if not _is_of_batch(elements):
@@ -107,7 +115,7 @@ def _element(node: Node, elements: Value, index: Value, shape: Value) -> Value:
     return _element_of(elements)
 
 
-@rule("TensorListSetItem")
+@rule("TensorListSetItem", sizes=(0, 1, 2))
 def _set_element(
     node: Node, elements: Value, index: Value, value: Value
 ) -> Value:
@@ -120,7 +128,7 @@ def _set_element(
         raise DoesNotSplit("puts an element where an example's number says")
     if value.kind is Kind.SAME:
         value = examples(-1, degree=value.degree, shape=value.shape)
-    if value.kind is not Kind.ROUND and rows_of(value).axis >= 0:
+    if value.axis is not None:
         raise DoesNotSplit("gives every example all examples")
     return _either(elements, value)
 
@@ -130,14 +138,14 @@ def _check_index(index: Value) -> None:
         raise DoesNotSplit("picks an element of a list by the batch")
 
 
-@rule("TensorListPushBack")
+@rule("TensorListPushBack", sizes=(0, 1))
 def _pushed(node: Node, elements: Value, value: Value) -> Value:
-    if elements.items == (EXAMPLES,):
+    if _is_of_batch(elements):
         raise NotFollowed("puts more into a list than there are examples")
     return _either(elements, value, more=1)
 
 
-@rule("TensorListPopBack")
+@rule("TensorListPopBack", sizes=(0, 1))
 def _popped(node: Node, elements: Value, shape: Value) -> list[Value]:
     length = _length(elements)
     rest = length - 1 if isinstance(length, int) else None
@@ -151,3 +159,20 @@ def _resized(node: Node, elements: Value, size: Value) -> Value:
     number = None if size.known is None else size.known.flat[0]
     # What is added is zero, which is anything.
     return _with_length(elements, number)
+
+
+@rule("TensorListElementShape")
+def _element_shape(node: Node, elements: Value) -> Value:
+    # A list may have been told less of its elements than is known here.
+    if elements.grows and elements.shape is not None:
+        return of_known([UNKNOWN] * len(elements.shape))
+    return same()
+
+
+@rule("TensorListLength")
+def _known_length(node: Node, elements: Value) -> Value:
+    if elements.items:
+        return of_known(elements.items[0])
+    if elements.rows is not None and elements.axis is None:
+        raise NotFollowed("uses the length of a list that is not known")
+    return same()

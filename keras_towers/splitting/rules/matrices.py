@@ -1,15 +1,21 @@
-"""Operations on matrices, and along vectors."""
+"""Operations on matrices and along vectors, and products of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
     aligned,
-    all_outputs,
     free,
+    has_sum,
     inserted,
+    nonlinear,
+    one_order,
     rank_of,
+    refuse_others,
     refuse_sums,
     rows_of,
     rule,
@@ -17,82 +23,53 @@ from keras_towers.splitting.rules.common import (
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    Rows,
     Shape,
     Value,
     other,
+    product,
+    same,
+    total,
 )
 
-_MATRICES = [
-    "MatrixBandPart",
-    "MatrixDiag",
-    "MatrixDiagV2",
-    "MatrixDiagV3",
-    "MatrixDiagPart",
-    "MatrixDiagPartV2",
-    "MatrixDiagPartV3",
-    "FFT",
-    "RFFT",
-    "IRFFT",
-    "IFFT",
-    "FFT3D",
-    "IFFT3D",
-    "FFT2D",
-    "IFFT2D",
-    "RFFT2D",
-    "IRFFT2D",
-]
-_OF_MATRICES = [
-    "MatrixInverse",
-    "Cholesky",
-    "Qr",
-    "Svd",
-    "SelfAdjointEigV2",
-    "MatrixDeterminant",
-    "LogMatrixDeterminant",
-    "Lu",
-    "MatrixSquareRoot",
-]
-
-
-_OF_VECTORS = (
-    *("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"),
-    *("FFT", "RFFT", "IRFFT", "IFFT"),
+_NONLINEAR = (
+    *("MatrixInverse", "Cholesky", "Qr", "Svd", "SelfAdjointEigV2", "Lu"),
+    *("MatrixDeterminant", "LogMatrixDeterminant", "MatrixSquareRoot"),
 )
+# How many axes they work along, which are the last.
+_AXES = {
+    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), 1),
+    **dict.fromkeys(("FFT", "RFFT", "IRFFT", "IFFT"), 1),
+    **dict.fromkeys(("MatrixBandPart", "MatrixDiagPart"), 2),
+    **dict.fromkeys(("MatrixDiagPartV2", "MatrixDiagPartV3"), 2),
+    **dict.fromkeys(("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), 2),
+    **dict.fromkeys(_NONLINEAR, 2),
+    **dict.fromkeys(("FFT3D", "IFFT3D"), 3),
+}
 
 
-@rule(*_MATRICES, *_OF_MATRICES)
-def _of_matrix(node: Node, value: Value, *options: Value) -> list[Value]:
-    own = 1 if node.type in _OF_VECTORS else 3 if "3D" in node.type else 2
-    if any(not o.is_same for o in options):
-        raise DoesNotSplit(f"takes {node.type} by what follows from the batch")
-    if (
-        value.kind is Kind.ROWS
-        and rows_of(value).axis >= rank_of(node, 0, value) - own
-    ):
-        if own == 1 and "Diag" in node.type and rows_of(value).uniform:
-            return all_outputs(
-                node,
-                other(
-                    "makes a matrix of all pairs of examples", of_numbers=True
-                ),
-            )
-        raise DoesNotSplit(f"takes {node.type} of a matrix of examples")
+@rule(*_AXES)
+def _of_matrix(
+    node: Node, value: Value, *options: Value
+) -> Value | list[Value]:
+    own, kind = _AXES[node.type], node.type
+    refuse_others(options, f"takes {kind} by what follows from the batch")
+    if value.axis is not None and value.axis >= rank_of(node, 0, value) - own:
+        if own == 1 and "Diag" in kind and rows_of(value).uniform:
+            text = "makes a matrix of all pairs of examples"
+            return other(text, of_numbers=True)
+        raise DoesNotSplit(f"takes {kind} of a matrix of examples")
     degree = value.degree
-    if node.type in _OF_MATRICES:
-        refuse_sums(node, (value,))
-        degree = free(node, value)
-    if len(options) > 1:
-        _check_fill(node, options[-1])
+    if kind in _NONLINEAR:
+        degree = nonlinear(node, value)
+    # Zero is linear, any other fill is not.
+    filled = len(options) > 1 and options[-1].degree is not None
+    if filled and kind.startswith("MatrixDiag"):
+        raise DoesNotSplit("fills matrices with what is not zero")
     shapes = [node.static_shape(k) for k in range(node.num_outputs)]
     return [
         value.with_(degree=degree, shape=_like_first(value, s)) for s in shapes
     ]
-
-
-def _check_fill(node: Node, fill: Value) -> None:
-    """Refuse to fill with anything but zero, which is linear."""
-    if node.type.startswith("MatrixDiag") and fill.degree is not None:
-        raise DoesNotSplit("fills matrices with what is not zero")
 
 
 def _like_first(value: Value, shape: Shape | None) -> Shape | None:
@@ -109,29 +86,114 @@ def _solved(node: Node, matrix: Value, right: Value) -> Value:
     free(node, matrix)
     result = aligned(node, (matrix, right), right.degree)
     rank = max(rank_of(node, 0, matrix), rank_of(node, 1, right))
-    if result.rows is not None and result.rows.axis >= rank - 2:
+    if result.axis is not None and result.axis >= rank - 2:
         raise DoesNotSplit("solves equations of examples together")
-    return result.with_(shape=right.shape, rows=result.rows)
+    return result.with_(shape=right.shape)
 
 
-@rule("MatrixSetDiag")
-def _with_diagonal(node: Node, matrix: Value, diagonal: Value) -> Value:
-    return _joined(node, matrix, diagonal)
-
-
-def _joined(node: Node, matrix: Value, diagonal: Value) -> Value:
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+def _with_diagonal(
+    node: Node, matrix: Value, diagonal: Value, *which: Value
+) -> Value:
+    if any(k.known is None or k.known.size > 1 for k in which):
+        raise DoesNotSplit("sets several diagonals of a matrix")
     rank = rank_of(node, 0, matrix)
     for value in (matrix, diagonal):
-        if value.rows is not None and value.rows.axis >= rank - 2:
+        if value.axis is not None and value.axis >= rank - 2:
             raise DoesNotSplit("takes MatrixSetDiag of a matrix of examples")
     column = inserted(diagonal, rank - 1)
     return added(node, (matrix, column), "joins", [rank, rank])
 
 
-@rule("MatrixSetDiagV2", "MatrixSetDiagV3")
-def _with_diagonals(
-    node: Node, matrix: Value, diagonal: Value, which: Value
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _matrices(node: Node, a: Value, b: Value) -> Value:
+    ranks = rank_of(node, 0, a), rank_of(node, 1, b)
+    names = (
+        ("transpose_a", "transpose_b")
+        if node.type == "MatMul"
+        else ("adj_x", "adj_y")
+    )
+    flipped = [node.attr(name) for name in names]
+    batch = [f"batch{k}" for k in range(max(ranks) - 2)]
+    labels = [
+        batch[len(batch) - (rank - 2) :] + (pair[::-1] if flip else pair)
+        for rank, flip, pair in zip(
+            ranks, flipped, (["left", "inner"], ["inner", "right"]), strict=True
+        )
+    ]
+    return contracted(node, [a, b], labels, [*batch, "left", "right"])
+
+
+@rule("Einsum")
+def _einsum(node: Node, *values: Value) -> Value:
+    equation = node.attr("equation").decode().replace(" ", "")
+    left, out = equation.split("->")
+    terms = left.split(",")
+    ranks = [rank_of(node, k, value) for k, value in enumerate(values)]
+    hidden = [
+        rank - len(term.replace("...", ""))
+        for rank, term in zip(ranks, terms, strict=True)
+    ]
+    dots = [f"dots{k}" for k in range(max(hidden, default=0))]
+
+    def labels(term: str, count: int) -> list[str]:
+        before, has, after = term.partition("...")
+        return [*before, *(dots[len(dots) - count :] if has else ()), *after]
+
+    named = [labels(t, h) for t, h in zip(terms, hidden, strict=True)]
+    after = labels(out, len(dots))
+    if any(len(set(label)) < len(label) for label in (*named, after)):
+        raise DoesNotSplit("takes the diagonal of an axis")
+    return contracted(node, values, named, after)
+
+
+def contracted(
+    node: Node,
+    values: Sequence[Value],
+    labels: Sequence[Sequence[str]],
+    out: Sequence[str],
 ) -> Value:
-    if which.known is None or which.known.size > 1:
-        raise DoesNotSplit("sets several diagonals of a matrix")
-    return _joined(node, matrix, diagonal)
+    """Return the value of a product whose axes have names.
+
+    Args:
+        node: the operation.
+        values: its N factors.
+        labels: N lists of the names of their axes.
+        out: those of the product; it is summed over all others.
+    """
+    degree = product(*(v.degree for v in values))
+    shape = _shape(values, labels, out)
+    if has_sum(values):
+        return total(degree, shape=shape)
+    found: dict[str, list[Rows]] = {}
+    for value, names in zip(values, labels, strict=True):
+        if value.rows is not None:
+            name = "a loop" if value.axis is None else names[value.axis]
+            at = out.index(name) if name in out else -1
+            found.setdefault(name, []).append(value.rows.at(at))
+    if not found:
+        return same(degree, shape=shape)
+    if len(found) > 1:
+        raise DoesNotSplit("combines every example with every other")
+    ((name, every),) = found.items()
+    rows = one_order(node, every)
+    if name in out or name == "a loop":
+        return Value(Kind.ROWS, degree, rows, shape=shape)
+    if rows.uniform and rows.unit is None:
+        return same(product(degree, 1), shape=shape)
+    return total(degree, shape=shape)
+
+
+def _shape(
+    values: Sequence[Value],
+    labels: Sequence[Sequence[str]],
+    out: Sequence[str],
+) -> Shape | None:
+    sizes: dict[str, Any] = {}
+    for value, names in zip(values, labels, strict=True):
+        if value.shape is None:
+            return None
+        for name, size in zip(names, value.shape, strict=True):
+            if name not in sizes or sizes[name] in (None, 1):
+                sizes[name] = size
+    return tuple(sizes.get(name) for name in out)

@@ -1,4 +1,4 @@
-"""Operations that put entries elsewhere, or repeat them."""
+"""Operations that put entries elsewhere, join tensors and take them apart."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ import numpy as np
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
+    added,
     aligned,
     axes_of,
     dropped,
     fixed,
-    free,
     inserted,
     multiple,
+    nonlinear,
     rank_of,
-    refuse_sums,
+    refuse_others,
+    replaced,
     rows_of,
     rule,
     shape_of,
 )
-from keras_towers.splitting.sizes import (
-    UNKNOWN,
-    Size,
-    degree_of,
-    units_in,
-)
+from keras_towers.splitting.sizes import UNKNOWN, Size, degree_of, units_in
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -36,30 +33,26 @@ from keras_towers.splitting.values import (
     Rows,
     Shape,
     Value,
+    common,
 )
 
+_NOT_FOLLOWED = "reshapes so that the rows of examples cannot be followed"
+_ELSEWHERE = "moves the examples of the batch to other places"
+_OTHER_ORDERS = "joins the rows of examples in different orders"
 
-@rule("Reshape")
+
+@rule("Reshape", sizes=(1,))
 def _reshaped(node: Node, value: Value, target: Value) -> Value:
     shape = _target(node, value, target)
-    if value.kind is not Kind.ROWS:
+    if value.axis is None:
         sizes = [size for size in shape or () if size is not None]
         if value.kind is Kind.SAME and any(degree_of(s) != 0 for s in sizes):
             raise DoesNotSplit("reshapes by the number of examples")
         return value.with_(shape=shape)
-    rows = rows_of(value)
-    if rows.axis < 0:
-        return value.with_(shape=shape)
-    before = shape_of(node, 0, value)
-    if shape is None:
-        raise NotFollowed(
-            "reshapes so that the rows of examples cannot be followed"
-        )
-    grown = [axis for axis, size in enumerate(shape) if units_in(size)]
-    if len(grown) != 1:
-        raise NotFollowed(
-            "reshapes so that the rows of examples cannot be followed"
-        )
+    rows, before = rows_of(value), shape_of(node, 0, value)
+    grown = [axis for axis, size in enumerate(shape or ()) if units_in(size)]
+    if shape is None or len(grown) != 1:
+        raise NotFollowed(_NOT_FOLLOWED)
     axis = grown[0]
     count = multiple(shape[axis], rows)
     ahead, ahead_now = _entries(before[: rows.axis]), _entries(shape[:axis])
@@ -75,14 +68,8 @@ def _reshaped(node: Node, value: Value, target: Value) -> Value:
             "reshapes so that a row holds parts of several examples"
         )
     outer = blocks // ahead_now
-    if rows.uniform:
-        # Entries are alike along this axis only.
-        if ahead != ahead_now or count != rows.count:
-            rows = rows.in_order(rows.outer, rows.inner)
-        else:
-            return value.moved(axis, shape=shape)
     rows = rows.in_order(outer, count // outer).at(axis)
-    return Value(Kind.ROWS, value.degree, rows, shape=shape)
+    return value.with_(rows=rows, shape=shape)
 
 
 def _outer_of_draw(
@@ -99,9 +86,7 @@ def _outer_of_draw(
 
 def _entries(sizes: Sequence[Any]) -> int:
     if not all(isinstance(size, int) for size in sizes):
-        raise NotFollowed(
-            "reshapes so that the rows of examples cannot be followed"
-        )
+        raise NotFollowed(_NOT_FOLLOWED)
     return math.prod(sizes)
 
 
@@ -127,30 +112,21 @@ def _target(node: Node, value: Value, target: Value) -> Shape | None:
     if len(missing) == 1 and before is not None and None not in before:
         whole: Any = math.prod(before)
         rest: Any = math.prod(s for s in shape if s is not None)
-        if (
-            rest is UNKNOWN
-            or whole is UNKNOWN
-            or (not isinstance(rest, Size) and not rest)
-        ):
-            return tuple(shape)
-        size = (
-            whole // rest
-            if isinstance(whole, Size) or isinstance(rest, Size)
-            else whole // rest
-        )
-        shape[missing[0]] = None if size is UNKNOWN else size
+        if UNKNOWN not in (whole, rest) and (isinstance(rest, Size) or rest):
+            size = whole // rest
+            shape[missing[0]] = None if size is UNKNOWN else size
     return tuple(shape)
 
 
-@rule("Transpose", "ConjugateTranspose")
+@rule("Transpose", "ConjugateTranspose", sizes=(1,))
 def _transposed(node: Node, value: Value, order: Value) -> Value:
     axes = fixed(order, "an order of axes")
     shape = None
     if value.shape is not None:
         shape = tuple(value.shape[axis] for axis in axes)
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
+    if value.axis is None:
         return value.with_(shape=shape)
-    return value.moved(axes.index(rows_of(value).axis), shape=shape)
+    return value.moved(axes.index(value.axis), shape=shape)
 
 
 @rule("ExpandDims")
@@ -168,40 +144,79 @@ def _squeezed(node: Node, value: Value) -> Value:
         raise NotFollowed(
             "squeezes axes that are not known before the step runs"
         )
-    if value.rows is not None and value.rows.axis in gone:
+    if value.axis in gone:
         raise DoesNotSplit("squeezes the axis of examples")
     return dropped(value, sorted(gone))
 
 
 @rule("ReverseV2", "Roll")
 def _reversed(node: Node, value: Value, *options: Value) -> Value:
-    axes = axes_of(node, options[-1], rank_of(node, 0, value))
-    if value.rows is not None and value.rows.axis in axes:
-        raise DoesNotSplit("moves the examples of the batch to other places")
-    if any(not option.is_same for option in options):
-        raise DoesNotSplit("moves entries by what follows from the batch")
+    if value.axis in axes_of(node, options[-1], rank_of(node, 0, value)):
+        raise DoesNotSplit(_ELSEWHERE)
+    refuse_others(options, "moves entries by what follows from the batch")
     return value.with_(shape=value.shape)
 
 
 @rule("ReverseSequence")
 def _reversed_sequences(node: Node, value: Value, lengths: Value) -> Value:
-    refuse_sums(node, (lengths,))
-    free(node, lengths)
-    batch, along = node.attr("batch_dim"), node.attr("seq_dim")
+    nonlinear(node, lengths)
+    if value.axis == node.attr("seq_dim"):
+        raise DoesNotSplit(_ELSEWHERE)
+    if lengths.kind is not Kind.ROWS:
+        return value.with_(shape=value.shape)
+    if value.kind is Kind.SUM:
+        raise DoesNotSplit("reorders a sum over the batch for each example")
     rank = rank_of(node, 0, value)
-    if value.rows is not None and value.rows.axis == along:
-        raise DoesNotSplit("moves the examples of the batch to other places")
-    if lengths.kind is Kind.ROWS:
-        ranked = inserted_at(lengths, batch, rank)
-        if value.kind is Kind.SUM:
-            raise DoesNotSplit("reorders a sum over the batch for each example")
-        result = aligned(node, (value, ranked), value.degree, [rank, rank])
-        return result.with_(shape=value.shape)
-    return value.with_(shape=value.shape)
+    column = lengths.moved(node.attr("batch_dim"))
+    result = aligned(node, (value, column), value.degree, [rank, rank])
+    return result.with_(shape=value.shape)
 
 
-def inserted_at(lengths: Value, axis: int, rank: int) -> Value:
-    """Return a vector as a tensor of a rank, whose other axes have size 1."""
-    shape = [1] * rank
-    size = None if lengths.shape is None else lengths.shape[0]
-    return lengths.moved(axis, shape=(*shape[:axis], size, *shape[axis + 1 :]))
+@rule("Pack")
+def _packed(node: Node, *values: Value) -> Value:
+    rank = rank_of(node, 0, values[0])
+    result = added(node, values, "joins", [rank] * len(values))
+    return inserted(result, node.attr("axis") % (rank + 1), len(values))
+
+
+@rule("Unpack")
+def _unpacked(node: Node, value: Value) -> Value:
+    axis = node.attr("axis") % rank_of(node, 0, value)
+    if value.axis == axis:
+        raise DoesNotSplit("takes the examples of the batch apart")
+    return dropped(value, [axis])
+
+
+@rule("ConcatV2")
+def _joined(node: Node, *values: Value) -> Value:
+    *parts, along = values
+    rank = rank_of(node, 0, parts[0])
+    axis = int(fixed(along)) % rank
+    size: Any = 0
+    for part in parts:
+        own = None if part.shape is None else part.shape[axis]
+        size = None if size is None or own is None else size + own
+    with_rows = [part for part in parts if part.axis == axis]
+    sums = [p for p in parts if p.kind is Kind.SUM and p.degree is not None]
+    if not with_rows or sums:
+        shapes = [p.with_(shape=replaced(p.shape, axis, 1)) for p in parts]
+        result = added(node, shapes, "joins", [rank] * len(parts))
+        return result.with_(shape=replaced(result.shape, axis, size))
+    degree = common((p.degree for p in parts), "joins")
+    if len(with_rows) < len(parts):
+        raise DoesNotSplit("joins examples with rows that are no examples")
+    place = [rows_of(part) for part in parts]
+    if len({rows.unit for rows in place}) > 1:
+        raise DoesNotSplit(_OTHER_ORDERS)
+    if all(rows.uniform for rows in place):
+        place = [rows.in_order(1, rows.inner) for rows in place]
+    place = [node.layouts.resolved(rows) for rows in place]
+    inner = {rows.inner for rows in place if not rows.uniform}
+    if len(inner) != 1:
+        raise DoesNotSplit(_OTHER_ORDERS)
+    (each,) = inner
+    if any(rows.count % each for rows in place):
+        raise DoesNotSplit(_OTHER_ORDERS)
+    rows = place[0].in_order(sum(r.count // each for r in place), each)
+    shape = replaced(parts[0].shape, axis, size)
+    return Value(Kind.ROWS, degree, rows, shape=shape)

@@ -10,19 +10,13 @@ from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     fixed,
     multiple,
-    rank_of,
-    replaced,
+    refuse_others,
     rows_of,
     rule,
     shape_of,
     spread,
 )
-from keras_towers.splitting.sizes import (
-    UNKNOWN,
-    degree_of,
-    grows,
-    times_in,
-)
+from keras_towers.splitting.sizes import UNKNOWN, degree_of, grows, times_in
 from keras_towers.splitting.slices import Span, spans
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -34,83 +28,68 @@ from keras_towers.splitting.values import (
     same,
 )
 
+_ENDS = "takes a slice whose ends follow from the number of examples"
+_SOME = "takes some of the examples of the batch"
+_EVERY_OTHER = "takes every other row of the batch, or reverses it"
 
-@rule("Split", "SplitV")
-def _split(node: Node, *values: Value) -> list[Value]:
-    value, along = (
-        values[::-1] if node.type == "Split" else (values[0], values[2])
-    )
-    axis = int(fixed(along)) % rank_of(node, 0, value)
-    count = node.num_outputs
-    sizes: list[Any] = [None] * count
-    if node.type == "SplitV" and values[1].known is not None:
-        sizes = list(values[1].known)
-    elif node.type == "SplitV" and not values[1].is_same:
-        raise DoesNotSplit("splits a tensor by what follows from the batch")
-    elif value.shape is not None and value.shape[axis] is not None:
-        sizes = [value.shape[axis] // count] * count
-    shapes = [
-        replaced(value.shape, axis, None if s == -1 or s is UNKNOWN else s)
-        for s in sizes
-    ]
-    if value.kind is not Kind.ROWS or rows_of(value).axis != axis:
-        return [value.with_(shape=shape) for shape in shapes]
+
+@rule("Split")
+def _split(node: Node, along: Value, value: Value) -> list[Value]:
+    axis, count = int(fixed(along)), node.num_outputs
+    size = shape_of(node, 1, value)[axis]
+    each = UNKNOWN if size is None else size // count
+    return _split_into(node, value, 1, axis, [each] * count)
+
+
+@rule("SplitV", sizes=(1,))
+def _split_at(
+    node: Node, value: Value, sizes: Value, along: Value
+) -> list[Value]:
+    parts: list[Any] = [UNKNOWN] * node.num_outputs
+    if sizes.known is not None:
+        parts = [UNKNOWN if s == -1 else s for s in sizes.known]
+    else:
+        text = "splits a tensor by what follows from the batch"
+        refuse_others([sizes], text)
+    return _split_into(node, value, 0, int(fixed(along)), parts)
+
+
+def _split_into(
+    node: Node, value: Value, index: int, axis: int, sizes: Sequence[Any]
+) -> list[Value]:
+    shape = shape_of(node, index, value)
     results, begin = [], 0
-    for size, shape in zip(sizes, shapes, strict=True):
-        results.append(
-            _part(value, axis, begin, size).with_(
-                shape=shape, rows=_part(value, axis, begin, size).rows
-            )
-        )
+    for size in sizes:
+        taken = [Span(a) for a in range(len(shape))]
+        taken[axis] = Span(axis % len(shape), begin, size)
+        results.append(_taken(node, value, shape, taken))
         begin = begin + size
     return results
 
 
-def _part(value: Value, axis: int, begin: Any, size: Any) -> Value:
-    """Some of the rows of a tensor, along the axis of examples."""
-    rows = rows_of(value)
-    count = times_in(size, rows.of_each)
-    first = 0 if begin == 0 else times_in(begin, rows.of_each)
-    if count is None or first is None:
-        raise DoesNotSplit("takes some of the examples of the batch")
-    if rows.uniform:
-        rows = dataclasses.replace(rows, axis=axis, outer=1, inner=count)
-        return value.with_(rows=rows)
-    if first % rows.inner or count % rows.inner:
-        raise DoesNotSplit("takes some of the examples of the batch")
-    if first == 0 and count == rows.count:
-        return value.moved(axis)
-    rows = rows.in_order(count // rows.inner, rows.inner).at(axis)
-    return value.with_(rows=rows)
-
-
-@rule("StridedSlice")
+@rule("StridedSlice", sizes=(1, 2, 3))
 def _strided(node: Node, value: Value, *ends: Value) -> Value:
     shape = shape_of(node, 0, value)
     taken = spans(node, shape, *(end.known for end in ends))
     _check_ends(value, taken, ends)
-    result_shape: list[Any] = []
-    result: Value | None = None
-    for span in taken:
-        own = (
-            1
-            if span.axis is None
-            else shape[span.axis]
-            if span.size is None
-            else span.size
-        )
-        is_rows = (
-            value.rows is not None
-            and span.axis is not None
-            and span.axis == value.rows.axis
-        )
-        if is_rows:
-            result = _rows_of_span(node, value, span, len(result_shape))
-        if not span.dropped:
-            result_shape.append(None if own is UNKNOWN else own)
-    if result is None:
-        result = value
-    return result.with_(shape=tuple(result_shape), rows=result.rows)
+    return _taken(node, value, shape, taken)
+
+
+@rule("Slice", sizes=(1, 2))
+def _slice(node: Node, value: Value, *ends: Value) -> Value:
+    begin, size = (end.known for end in ends)
+    if begin is None or size is None:
+        raise DoesNotSplit("takes a slice whose ends follow from the data")
+    shape = shape_of(node, 0, value)
+    taken = []
+    for axis, whole in enumerate(shape):
+        first, count = begin[axis], size[axis]
+        if count == -1:
+            count = UNKNOWN if whole is None else whole - first
+        all_of_it = first == 0 and count == whole
+        taken.append(Span(axis) if all_of_it else Span(axis, first, count))
+    _check_ends(value, taken, ends)
+    return _taken(node, value, shape, taken)
 
 
 def _check_ends(
@@ -120,35 +99,65 @@ def _check_ends(
     if all(end.is_same for end in ends):
         return
     for span in taken:
-        if value.rows is not None and span.axis == value.rows.axis:
+        if span.axis is None or span.axis == value.axis:
             continue
         sizes = [span.begin, 0 if span.size is None else span.size]
-        if span.axis is not None and any(degree_of(s) != 0 for s in sizes):
-            raise DoesNotSplit(
-                "takes a slice whose ends follow from the number of examples"
-            )
+        if any(degree_of(s) != 0 for s in sizes):
+            raise DoesNotSplit(_ENDS)
+
+
+def _taken(
+    node: Node, value: Value, shape: Shape, taken: Sequence[Span]
+) -> Value:
+    """What is left of a tensor of which a part of each axis is taken."""
+    left: list[Any] = []
+    result = value
+    for span in taken:
+        size: Any = 1
+        if span.axis is not None:
+            size = shape[span.axis] if span.size is None else span.size
+            if span.axis == value.axis:
+                result = _rows_of_span(node, value, span, len(left))
+        if not span.dropped:
+            left.append(None if size is UNKNOWN else size)
+    return result.with_(shape=tuple(left))
 
 
 def _rows_of_span(node: Node, value: Value, span: Span, axis: int) -> Value:
+    """What is left of the rows of a tensor, along another axis."""
     if span.dropped:
         raise DoesNotSplit("takes one example of the batch")
     if span.size is None:
         return value.moved(axis)
-    if rows_of(value).draw is not None:
-        value = value.with_(rows=node.layouts.resolved(rows_of(value)))
-    rows = rows_of(value)
-    if span.stride == 1:
-        return _part(value, axis, span.begin, span.size)
+    rows = node.layouts.resolved(rows_of(value))
     count = times_in(span.size, rows.of_each)
-    if not count or count * span.stride != rows.count:
-        raise DoesNotSplit("takes every other row of the batch, or reverses it")
-    if rows.inner % span.stride:
-        raise DoesNotSplit("takes some of the examples of the batch")
-    rows = rows.in_order(rows.outer, rows.inner // span.stride)
+    if span.stride != 1:
+        if not count or count * span.stride != rows.count:
+            raise DoesNotSplit(_EVERY_OTHER)
+        if rows.inner % span.stride:
+            raise DoesNotSplit(_SOME)
+        rows = rows.in_order(rows.outer, rows.inner // span.stride)
+        return value.with_(rows=rows.at(axis))
+    first = _blocks_ahead(value, span.begin)
+    if count is None or first is None:
+        raise DoesNotSplit(_SOME)
+    if rows.uniform:
+        rows = dataclasses.replace(rows, axis=axis, outer=1, inner=count)
+        return value.with_(rows=rows)
+    if first % rows.inner or count % rows.inner:
+        raise DoesNotSplit(_SOME)
+    if first == 0 and count == rows.count:
+        return value.moved(axis)
+    rows = rows.in_order(count // rows.inner, rows.inner)
     return value.with_(rows=rows.at(axis))
 
 
-@rule("StridedSliceGrad")
+def _blocks_ahead(value: Value, begin: Any) -> int | None:
+    """How many rows of each example there are before an index, if known."""
+    return 0 if begin == 0 else times_in(begin, rows_of(value).of_each)
+
+
+@rule("StridedSliceGrad", sizes=(0, 1, 2, 3))
 def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
     *ends, value = values
     if target.known is None:
@@ -158,32 +167,21 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
     shape = tuple(target.known)
     taken = spans(node, shape, *(end.known for end in ends))
     _check_ends(value, taken, ends)
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
+    if value.axis is None:
         return _zeros_around(node, value, shape)
-    axis = 0
-    for span in taken:
-        if (
-            axis == rows_of(value).axis
-            and not span.dropped
-            and span.axis is not None
-        ):
-            if span.size is None:
-                return value.moved(span.axis, shape=shape)
-            if span.stride != 1:
-                return _spread(node, value, span, shape)
-            return _whole(node, value, span.axis, span.begin, shape)
-        axis += not span.dropped
-    raise NotFollowed("takes a slice that cannot be followed")
-
-
-def _spread(node: Node, value: Value, span: Span, shape: Shape) -> Value:
-    """Rows among zeros, as many of which follow each of them."""
+    span = [span for span in taken if not span.dropped][value.axis]
+    if span.axis is None:
+        raise NotFollowed("takes a slice that cannot be followed")
+    if span.size is None:
+        return value.moved(span.axis, shape=shape)
+    if span.stride == 1:
+        return _whole(node, value, span.axis, span.begin, shape)
+    # Each row is followed by as many zeros.
     rows = node.layouts.resolved(rows_of(value))
-    assert span.axis is not None
     count = times_in(shape[span.axis], rows.of_each)
     own = times_in(span.size, rows.of_each)
     if own != rows.count or count != rows.count * span.stride:
-        raise DoesNotSplit("takes every other row of the batch, or reverses it")
+        raise DoesNotSplit(_EVERY_OTHER)
     rows = rows.in_order(rows.outer, rows.inner * span.stride)
     return value.with_(rows=rows.at(span.axis), shape=shape)
 
@@ -202,73 +200,37 @@ def _whole(
 ) -> Value:
     """Blocks of rows among blocks of zeros: the gradient of a part."""
     rows = node.layouts.resolved(rows_of(value))
-    first = 0 if begin == 0 else times_in(begin, rows.of_each)
+    first = _blocks_ahead(value, begin)
     count = multiple(shape[axis], rows)
     if first is None or first % rows.inner or count % rows.inner:
-        raise DoesNotSplit("takes some of the examples of the batch")
+        raise DoesNotSplit(_SOME)
     rows = rows.in_order(count // rows.inner, rows.inner).at(axis)
     return value.with_(rows=rows, shape=shape)
 
 
-@rule("Slice")
-def _slice(node: Node, value: Value, begin: Value, size: Value) -> Value:
-    if begin.known is None or size.known is None:
-        raise DoesNotSplit("takes a slice whose ends follow from the data")
-    before = shape_of(node, 0, value)
-    own = rows_of(value).axis if value.rows is not None else None
-    for axis, (f, s) in enumerate(zip(begin.known, size.known, strict=True)):
-        grows = degree_of(f) != 0 or degree_of(s) != 0
-        if axis != own and grows and not (begin.is_same and size.is_same):
-            raise DoesNotSplit(
-                "takes a slice whose ends follow from the number of examples"
-            )
-    shape = tuple(
-        (None if b is None else b - f)
-        if s == -1
-        else None
-        if s is UNKNOWN
-        else s
-        for b, f, s in zip(before, begin.known, size.known, strict=True)
-    )
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
-        return value.with_(shape=shape)
-    axis = rows_of(value).axis
-    rows = _part(value, axis, begin.known[axis], shape[axis]).rows
-    return value.with_(rows=rows, shape=shape)
-
-
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad", sizes=(1,))
 def _padded(node: Node, value: Value, widths: Value, *fill: Value) -> Value:
     if fill:
         value = _filled_around(value, fill[0])
-    before = shape_of(node, 0, value)
-    if widths.known is None:
+    before, pads = shape_of(node, 0, value), widths.known
+    if pads is None:
         raise NotFollowed("pads by what follows from the data")
-    pads = widths.known
-    own = rows_of(value).axis if value.rows is not None else None
-    for axis, ends in enumerate(pads):
-        if axis != own and any(degree_of(end) != 0 for end in ends):
-            if value.degree is None:
-                continue
+    if value.degree is not None:
+        others = [end for axis, end in enumerate(pads) if axis != value.axis]
+        if any(degree_of(end) != 0 for ends in others for end in ends):
             raise DoesNotSplit("pads by the number of examples")
     sign = -1 if node.type == "MirrorPadGrad" else 1
     shape = tuple(
         None if s is None or UNKNOWN in (a, b) else s + sign * (a + b)
         for s, (a, b) in zip(before, pads, strict=True)
     )
-    if value.kind is not Kind.ROWS or rows_of(value).axis < 0:
-        return (
-            value.with_(shape=shape)
-            if value.kind is not Kind.SAME
-            else _zeros_around(node, value, shape)
-        )
-    rows = rows_of(value)
-    ahead, behind = pads[rows.axis]
-    if ahead == 0 and behind == 0:
+    if value.kind is Kind.SAME:
+        return _zeros_around(node, value, shape)
+    if value.axis is None or not any(pads[value.axis]):
         return value.with_(shape=shape)
     # Zeros for other blocks of the batch: the gradient of a slice.
-    if node.type == "Pad" and not rows.uniform:
-        return _whole(node, value, rows.axis, ahead, shape)
+    if node.type == "Pad" and not rows_of(value).uniform:
+        return _whole(node, value, value.axis, pads[value.axis][0], shape)
     raise DoesNotSplit("adds rows to the batch")
 
 

@@ -10,6 +10,7 @@ from keras_towers.splitting.rules.common import (
     aligned,
     fixed,
     free,
+    nonlinear,
     one_order,
     rank_of,
     refuse_sums,
@@ -28,6 +29,7 @@ from keras_towers.splitting.values import (
     total,
 )
 
+_EXAMPLES_AND_SUMS = "gives every example a sum or mean over the batch"
 _FROM_OTHERS = "picks rows of other examples of the batch"
 
 
@@ -46,36 +48,30 @@ def picked(
     free(node, places)
     if places.kind is Kind.SUM:
         raise DoesNotSplit("picks rows by a sum over the batch")
-    first = shape_of(node, 0, values)
-    rank = rank_of(node, 1, places)
-    later = shape_of(node, 1, places)
+    first, later = shape_of(node, 0, values), shape_of(node, 1, places)
     shape: Shape = (*first[:axis], *later[skipped:], *first[axis + 1 :])
     if values.kind is Kind.SUM:
         if places.kind is Kind.ROWS and values.degree is not None:
-            raise DoesNotSplit(
-                "gives every example a sum or mean over the batch"
-            )
+            raise DoesNotSplit(_EXAMPLES_AND_SUMS)
         return values.with_(shape=shape)
-    found: list[tuple[int, Value]] = []
-    if values.kind is Kind.ROWS:
-        own = rows_of(values).axis
-        if own == axis:
-            raise DoesNotSplit(_FROM_OTHERS)
-        found.append((own if own < axis else own + rank - skipped - 1, values))
-    if places.kind is Kind.ROWS:
-        own = rows_of(places).axis
-        at = own if own < skipped else axis + own - skipped
-        found.append((at, places))
-    if not found:
+    if values.axis == axis:
+        raise DoesNotSplit(_FROM_OTHERS)
+    every: list[Rows] = []
+    if values.rows is not None:
+        own = values.rows.axis
+        behind = own > axis
+        every.append(values.rows.at(own + behind * (len(later) - skipped - 1)))
+    if places.rows is not None:
+        own = places.rows.axis
+        ahead = own >= skipped
+        every.append(places.rows.at(own + ahead * (axis - skipped)))
+    if not every:
         return same(values.degree, shape=shape)
-    if len({at for at, _ in found}) > 1:
-        raise DoesNotSplit("combines every example with every other")
-    at = found[0][0]
-    rows = one_order(node, [value for _, value in found])
-    moved = dataclasses.replace(
-        rows, axis=at, uniform=rows.uniform and len(found) == 1
-    )
-    return Value(Kind.ROWS, values.degree, moved, shape=shape)
+    rows = one_order(node, every)
+    # Other rows are picked for each example.
+    uniform = rows.uniform and len(every) == 1
+    rows = dataclasses.replace(rows, uniform=uniform)
+    return Value(Kind.ROWS, values.degree, rows, shape=shape)
 
 
 @rule("GatherV2", "Gather")
@@ -90,19 +86,18 @@ def _gathered(node: Node, values: Value, places: Value, *along: Value) -> Value:
 
 @rule("GatherNd")
 def _gathered_at(node: Node, values: Value, places: Value) -> Value:
-    refuse_sums(node, (places,))
-    free(node, places)
+    nonlinear(node, places)
     if values.kind is Kind.ROWS:
         raise DoesNotSplit(_FROM_OTHERS)
     if values.kind is Kind.SUM and places.kind is Kind.ROWS:
-        raise DoesNotSplit("gives every example a sum or mean over the batch")
+        raise DoesNotSplit(_EXAMPLES_AND_SUMS)
     shape: Shape | None = None
     if values.shape is not None and places.shape is not None:
         depth = places.shape[-1]
         if isinstance(depth, int):
             shape = (*places.shape[:-1], *values.shape[depth:])
     if places.kind is Kind.ROWS:
-        if rows_of(places).axis == rank_of(node, 1, places) - 1:
+        if places.axis == rank_of(node, 1, places) - 1:
             raise DoesNotSplit("picks a row by the indices of all examples")
         return places.with_(degree=values.degree, shape=shape)
     return values.with_(shape=shape)
@@ -117,40 +112,35 @@ def scattered(
         raise DoesNotSplit("adds up rows by a sum over the batch")
     if Kind.ROWS not in (places.kind, rows.kind):
         return rows.with_(shape=shape)
-    if all(v.rows is None or v.rows.axis < 0 for v in (places, rows)):
-        return aligned(node, (places, rows), rows.degree, [0, 0]).with_(
-            rows=Rows(-1), shape=shape
-        )
+    if places.axis is None and rows.axis is None:
+        result = aligned(node, (places, rows), rows.degree, [0, 0])
+        return result.with_(rows=Rows(-1), shape=shape)
     if rows.kind is Kind.SUM:
         raise DoesNotSplit("adds sums over the batch up by examples")
     if places.rows is None:
         raise DoesNotSplit("puts parts of examples among others")
     if rows.rows is not None:
-        if places.rows.axis != rows.rows.axis:
-            raise DoesNotSplit("combines every example with every other")
-        one_order(node, [places, rows])
+        one_order(node, [places.rows, rows.rows])
     return total(rows.degree, shape=shape)
 
 
 @rule("UnsortedSegmentSum", "SegmentSum")
 def _segments(node: Node, rows: Value, segments: Value, *count: Value) -> Value:
-    if rows.kind is Kind.ROWS and segments.kind is not Kind.ROWS:
-        axis = rows_of(rows).axis
+    if segments.kind is not Kind.ROWS and rows.axis is not None:
         rank = rank_of(node, 1, segments)
-        if axis >= rank and rows.shape is not None:
-            known = None if not count else count[0].known
-            size = None if known is None else known.flat[0]
-            size = size if isinstance(size, int) else None
+        if rows.axis >= rank and rows.shape is not None:
+            known = [c.known.flat[0] for c in count if c.known is not None]
+            size = known[0] if known and isinstance(known[0], int) else None
             shape = (size, *rows.shape[rank:])
-            return rows.moved(axis - rank + 1, shape=shape)
-    if count and count[0].grows or not all(c.is_same for c in count):
+            return rows.moved(rows.axis - rank + 1, shape=shape)
+    if any(c.grows or not c.is_same for c in count):
         raise DoesNotSplit("makes a segment for every example")
     if node.type == "SegmentSum" and segments.kind is Kind.ROWS:
         raise DoesNotSplit("makes as many segments as follow from the data")
     return scattered(node, segments, rows, node.static_shape())
 
 
-@rule("ScatterNd")
+@rule("ScatterNd", sizes=(2,))
 def _scattered(node: Node, places: Value, rows: Value, target: Value) -> Value:
     if target.grows:
         raise DoesNotSplit("makes a row for every example by its index")
@@ -187,13 +177,13 @@ def _in_place(node: Node, tensor: Value, places: Value, rows: Value) -> Value:
     # The axes that the indices count, and those of the indices.
     counted, ahead = places.shape[-1], len(places.shape) - 1
     for value, first in ((tensor, counted), (rows, ahead)):
-        if value.rows is not None and 0 <= value.rows.axis < first:
+        if value.axis is not None and value.axis < first:
             raise DoesNotSplit("writes rows of other examples of the batch")
-    parts = [rows.with_(shape=None, rows=rows.rows), tensor]
-    if rows.rows is not None and rows.rows.axis >= 0:
-        parts[0] = rows.moved(rows.rows.axis - ahead + counted)
-    result = added(node, parts, "joins", [rank, rank])
-    return result.with_(shape=tensor.shape, rows=result.rows)
+    written = rows.with_()
+    if rows.axis is not None:
+        written = rows.moved(rows.axis - ahead + counted)
+    result = added(node, (written, tensor), "joins", [rank, rank])
+    return result.with_(shape=tensor.shape)
 
 
 @rule("Bincount", "DenseBincount")
@@ -211,26 +201,19 @@ def _counted(node: Node, places: Value, size: Value, weights: Value) -> Value:
         return same(degree, shape=shape)
     if places.kind is not Kind.ROWS:
         raise DoesNotSplit("counts weights of examples")
-    if weights.kind is Kind.ROWS:
-        if rows_of(weights).axis != rows_of(places).axis:
-            raise DoesNotSplit("combines every example with every other")
-        places = places.with_(
-            rows=one_order(node, (places, weights)), shape=places.shape
-        )
+    rows = rows_of(places)
+    if weights.rows is not None:
+        rows = one_order(node, (rows, weights.rows))
     if node.type == "DenseBincount" and rank_of(node, 0, places) == 2:
-        if rows_of(places).axis == 0:
-            if shape is not None and places.shape is not None:
-                known = None if size.known is None else size.known.flat[0]
-                columns = known if isinstance(known, int) else shape[1]
-                shape = (places.shape[0], columns)
-            whole = places.with_(degree=degree, shape=shape)
-            return whole.with_(rows=_not_uniform(node, places), shape=shape)
-        raise DoesNotSplit("counts along the examples of the batch")
+        if rows.axis:
+            raise DoesNotSplit("counts along the examples of the batch")
+        if shape is not None and places.shape is not None:
+            known = None if size.known is None else size.known.flat[0]
+            columns = known if isinstance(known, int) else shape[1]
+            shape = (places.shape[0], columns)
+        rows = node.layouts.resolved(rows)
+        rows = rows.in_order(rows.outer, rows.inner)
+        return places.with_(degree=degree, rows=rows, shape=shape)
     if binary:
         raise DoesNotSplit("asks whether any example of the batch is something")
     return total(degree, shape=shape)
-
-
-def _not_uniform(node: Node, value: Value) -> Rows:
-    rows = node.layouts.resolved(rows_of(value))
-    return rows.in_order(rows.outer, rows.inner)

@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.splitting.values import Kind
-from tests.kit.long import some_of
 from tests.splitting.kit import refused, rows, same, traced
-from tests.splitting.rules.case import Case, exercise, floats, ints
+from tests.splitting.rules.case import Case, floats, ints
 
 raw = tf.raw_ops
 
@@ -61,11 +60,6 @@ COVERED = [
     *("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle"),
     *("OptionalFromValue", "OptionalNone", "CTCLossV2"),
 ]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)
 
 
 def _drawn(shape):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.splitting.rules.case import Case, exercise, floats, of_floats, size
+from tests.splitting.rules.case import Case, floats, of_floats, size
 
-
-def _slice(
-    note: str, function: Any, axes: str, splits: str, **more: Any
-) -> Case:
-    return of_floats("StridedSlice", note, function, axes, splits, **more)
-
-
+_slice = functools.partial(of_floats, "StridedSlice")
+_put_back = functools.partial(of_floats, "StridedSliceGrad")
+_taken = functools.partial(of_floats, "Slice")
+_padded = functools.partial(of_floats, "Pad")
 _SOME = "some of the examples"
 
 
@@ -98,50 +94,25 @@ def _gradient(function: Any) -> Any:
 
 
 _GRADIENTS = [
-    of_floats(
-        "StridedSliceGrad",
-        "other",
-        _gradient(lambda x: x[:, 1:3]),
-        "acb adb",
-        "ab",
-        letters="ab",
+    _put_back(
+        "other", _gradient(lambda x: x[:, 1:3]), "acb adb", "ab", letters="ab"
     ),
-    of_floats(
-        "StridedSliceGrad",
-        "dropped",
-        _gradient(lambda x: x[:, 1]),
-        "acb ab",
-        "ab",
-        letters="ab",
+    _put_back(
+        "dropped", _gradient(lambda x: x[:, 1]), "acb ab", "ab", letters="ab"
     ),
-    of_floats(
-        "StridedSliceGrad",
-        "new",
-        _gradient(lambda x: x[:, None]),
-        "ac a1c",
-        "ac",
+    _put_back("new", _gradient(lambda x: x[:, None]), "ac a1c", "ac"),
+    _put_back(
+        "dots", _gradient(lambda x: x[..., 0]), "acb ac", "ac", letters="ac"
     ),
-    of_floats(
-        "StridedSliceGrad",
-        "dots",
-        _gradient(lambda x: x[..., 0]),
-        "acb ac",
-        "ac",
-        letters="ac",
-    ),
-    of_floats(
-        "StridedSliceGrad", "first", _gradient(lambda x: x[0]), "acb cb", "cb"
-    ),
-    of_floats(
-        "StridedSliceGrad",
+    _put_back("first", _gradient(lambda x: x[0]), "acb cb", "cb"),
+    _put_back(
         "of each",
         lambda x, dy: tf.gradients(_twice(x)[1::2], [x], [dy]),
         "ab ab",
         "a",
         letters="a",
     ),
-    of_floats(
-        "StridedSliceGrad",
+    _put_back(
         "half",
         lambda x, dy: tf.gradients(
             tf.concat([x, x], 0)[: size(x, 0)], [x], [dy]
@@ -150,8 +121,7 @@ _GRADIENTS = [
         "",
         letters="a",
     ),
-    of_floats(
-        "StridedSliceGrad",
+    _put_back(
         "at n",
         lambda c, x: tf.gradients(tf.concat([c, c, c], 0)[size(x, 0)], [c]),
         "e ab",
@@ -162,16 +132,14 @@ _GRADIENTS = [
 
 
 _PARTS = [
-    of_floats(
-        "Slice",
+    _taken(
         "other",
         lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
         "acb",
         "ab",
         letters="ab",
     ),
-    of_floats(
-        "Slice",
+    _taken(
         "some",
         lambda x: tf.slice(x, [0, 1], [2, 2]),
         "ec",
@@ -179,16 +147,14 @@ _PARTS = [
         refuses={"e": _SOME},
         letters="e",
     ),
-    of_floats(
-        "Slice",
+    _taken(
         "own",
         lambda x: tf.slice(x, [0, 1], [size(x, 0), 2]),
         "ac",
         "a",
         letters="a",
     ),
-    of_floats(
-        "Slice",
+    _taken(
         "half",
         lambda x: tf.slice(
             tf.concat([x, x], 0), [size(x, 0), 0], [size(x, 0), 2]
@@ -197,40 +163,31 @@ _PARTS = [
         "a",
         letters="a",
     ),
-    of_floats(
-        "Slice",
+    _taken(
         "at n",
         lambda c, x: tf.slice(tf.concat([c, c, c], 0), [size(x, 0)], [1]),
         "e ab",
         "",
         letters="a",
     ),
-    of_floats(
-        "Pad",
+    _padded(
         "",
         lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 0]]),
         "acb",
         "ab",
         letters="ab",
     ),
-    of_floats(
-        "Pad",
-        "own",
-        lambda x: tf.pad(x, [[1, 0], [1, 2]]),
-        "ac",
-        "",
-        letters="a",
+    _padded(
+        "own", lambda x: tf.pad(x, [[1, 0], [1, 2]]), "ac", "", letters="a"
     ),
-    of_floats(
-        "Pad",
+    _padded(
         "blocks",
         lambda x: tf.pad(x, [[size(x, 0), 0], [0, 0]]),
         "ac",
         "a",
         letters="a",
     ),
-    of_floats(
-        "Pad",
+    _padded(
         "by n",
         lambda c, x: tf.pad(c, [[size(x, 0), 0]]),
         "e ab",
@@ -311,8 +268,3 @@ _SPLITS = [
     ),
 ]
 CASES = [*_SPLITS, *_SLICES, *_GRADIENTS, *_PARTS]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)

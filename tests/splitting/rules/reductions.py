@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
 from tests.splitting.layouts import Arg
-from tests.splitting.rules.case import Case, exercise, floats, ints, raw
+from tests.splitting.rules.case import Case, floats, ints, raw
 
 _WORDS = {
     "Max": "takes the largest value of the batch",
@@ -149,8 +147,3 @@ CASES = [
         letters="",
     ),
 ]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
 from tests.splitting.layouts import Arg
 from tests.splitting.rules.case import (
     Case,
     binary,
-    exercise,
     floats,
     ints,
     of_ints,
@@ -134,8 +131,3 @@ _OTHERS = [
     Case("Copy", raw("Copy", "input"), floats("ab"), "ab"),
 ]
 CASES = [*_PAIRS, *_SAME, *_OTHERS]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_towers.splitting import exchanges
-from keras_towers.splitting.layouts import Layouts
+from keras_towers.splitting import marks
+from keras_towers.splitting.nodes import Layouts
 from keras_towers.splitting.values import DoesNotSplit
 from tests.splitting.kit import Given, rows, same, total
 from tests.splitting.kit_numbers import assert_alike, made, whole_of
@@ -38,7 +38,7 @@ def test_what_towers_get_is_what_one_device_has(meaning):
 
 def _checked(meaning: str, given: Given) -> bool:
     try:
-        value = exchanges._MEANINGS[meaning](given.described)
+        value = marks._MEANINGS[meaning](given.described)
     except DoesNotSplit:
         return False
     for counts in ((5, 2), (2, 3, 1)):

@@ -2,102 +2,43 @@
 
 from __future__ import annotations
 
-import pytest
+import functools
+
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.splitting.rules.case import (
-    Case,
-    exercise,
-    floats,
-    ints,
-    of_floats,
-    size,
-)
+from tests.splitting.rules.case import Case, floats, ints, of_floats, size
+
+_reshaped = functools.partial(of_floats, "Reshape")
+_joined = functools.partial(of_floats, "ConcatV2")
 
 _RESHAPES = [
-    of_floats(
-        "Reshape",
-        "flat",
-        lambda x: tf.reshape(x, [size(x, 0), -1]),
-        "abc",
-        "a",
+    _reshaped("flat", lambda x: tf.reshape(x, [size(x, 0), -1]), "abc", "a"),
+    _reshaped("all", lambda x: tf.reshape(x, [-1]), "abc", "abc"),
+    _reshaped("merge", lambda x: tf.reshape(x, [-1, size(x, 2)]), "abc", "ab"),
+    _reshaped("last", lambda x: tf.reshape(x, [size(x, 0), -1]), "abc", "a"),
+    _reshaped("split", lambda x: tf.reshape(x, [size(x, 0), 2, 2]), "ac", "a"),
+    _reshaped(
+        "blocks", lambda x: tf.reshape(x, [2, -1, 3]), "ab", "", letters="a"
     ),
-    of_floats("Reshape", "all", lambda x: tf.reshape(x, [-1]), "abc", "abc"),
-    of_floats(
-        "Reshape",
-        "merge",
-        lambda x: tf.reshape(x, [-1, size(x, 2)]),
-        "abc",
-        "ab",
-    ),
-    of_floats(
-        "Reshape",
-        "last",
-        lambda x: tf.reshape(x, [size(x, 0), -1]),
-        "abc",
-        "a",
-    ),
-    of_floats(
-        "Reshape",
-        "split",
-        lambda x: tf.reshape(x, [size(x, 0), 2, 2]),
-        "ac",
-        "a",
-    ),
-    of_floats(
-        "Reshape",
-        "blocks",
-        lambda x: tf.reshape(x, [2, -1, 3]),
-        "ab",
-        "",
-        letters="a",
-    ),
-    of_floats(
-        "Reshape",
+    _reshaped(
         "ones",
         lambda x: tf.reshape(x, [1, size(x, 0), 1, 3]),
         "ab",
         "a",
         letters="a",
     ),
-    of_floats(
-        "Reshape",
-        "pairs",
-        lambda x: tf.reshape(x, [-1, 2, 3]),
-        "ab",
-        "",
-        letters="a",
+    _reshaped(
+        "pairs", lambda x: tf.reshape(x, [-1, 2, 3]), "ab", "", letters="a"
     ),
-    of_floats(
-        "Reshape",
-        "mixed",
-        lambda x: tf.reshape(x, [3, -1]),
-        "ab",
-        "",
-        letters="a",
-    ),
-    of_floats(
-        "Reshape",
+    _reshaped("mixed", lambda x: tf.reshape(x, [3, -1]), "ab", "", letters="a"),
+    _reshaped(
         "back",
         lambda x: tf.reshape(tf.reshape(x, [-1]), tf.shape(x)),
         "abc",
         "ab",
     ),
-    of_floats(
-        "Reshape",
-        "ends",
-        lambda x: tf.reshape(x, [-1, 2 * size(x, 1)]),
-        "abc",
-        "",
-    ),
-    of_floats(
-        "Reshape",
-        "then",
-        lambda x: tf.reshape(tf.transpose(x), [-1]),
-        "ab",
-        "ab",
-    ),
+    _reshaped("ends", lambda x: tf.reshape(x, [-1, 2 * size(x, 1)]), "abc", ""),
+    _reshaped("then", lambda x: tf.reshape(tf.transpose(x), [-1]), "ab", "ab"),
 ]
 _MOVES = [
     of_floats(
@@ -162,11 +103,22 @@ _MOVES = [
         letters="ac",
     ),
 ]
-
-
-CASES = [*_RESHAPES, *_MOVES]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)
+_JOINS = [
+    of_floats("Pack", "", lambda x, y: tf.stack([x, y], 1), "ab ab", "ab"),
+    of_floats("Pack", "last", lambda x, y: tf.stack([x, y], -1), "ab ab", "ab"),
+    of_floats(
+        "Unpack", "", lambda x: tf.unstack(x, 3, 1), "abc", "ac", letters="ac"
+    ),
+    *(
+        _joined(
+            str(k), lambda x, y, k=k: tf.concat([x, y], k), "abc abc", "abc"
+        )
+        for k in (0, 1, -1)
+    ),
+    _joined(
+        "zeros", lambda x: tf.concat([x, tf.zeros_like(x), x], 0), "ab", "ab"
+    ),
+    _joined("ones", lambda x: tf.concat([tf.ones_like(x), x], 0), "ab", "ab"),
+    _joined("rest", lambda x, y: tf.concat([x, y], 0), "ab db", "b"),
+]
+CASES = [*_RESHAPES, *_MOVES, *_JOINS]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.splitting.rules.case import Case, exercise, floats, ints, raw
+from tests.splitting.rules.case import Case, floats, ints, raw
 
 _FROM_OTHERS = "rows of other examples"
 
@@ -30,6 +28,15 @@ def _gather(
     )
 
 
+_ADDING = (
+    ("Add", tf.tensor_scatter_nd_add),
+    ("Sub", tf.tensor_scatter_nd_sub),
+)
+_WRITING = (
+    ("Update", tf.tensor_scatter_nd_update),
+    ("Max", tf.tensor_scatter_nd_max),
+    ("Min", tf.tensor_scatter_nd_min),
+)
 CASES = [
     _gather("bc", "ae", 0, 0, "aec"),
     _gather("cb", "ae", 1, 0, "aec"),
@@ -101,17 +108,14 @@ CASES = [
         [*_places("a", 3), *floats("ab")],
         "a",
     ),
-    Case(
-        "TensorScatterAdd",
-        lambda t, i, x: tf.tensor_scatter_nd_add(t, i[:, None], x),
-        [*floats("cb"), *_places("a", 3), *floats("ab")],
-        letters="a",
-    ),
-    Case(
-        "TensorScatterSub",
-        lambda t, i, x: tf.tensor_scatter_nd_sub(t, i[:, None], x),
-        [*floats("cb"), *_places("a", 3), *floats("ab")],
-        letters="a",
+    *(
+        Case(
+            f"TensorScatter{name}",
+            lambda t, i, x, f=function: f(t, i[:, None], x),
+            [*floats("cb"), *_places("a", 3), *floats("ab")],
+            letters="a",
+        )
+        for name, function in _ADDING
     ),
     *(
         Case(
@@ -122,58 +126,29 @@ CASES = [
             letters="b",
             note="in place",
         )
-        for name, function in (
-            ("Add", tf.tensor_scatter_nd_add),
-            ("Sub", tf.tensor_scatter_nd_sub),
+        for name, function in _ADDING
+    ),
+    *(
+        Case(
+            f"TensorScatter{name}",
+            lambda t, x, f=function: f(t, [[0], [2]], x),
+            floats("cb", "ab"),
+            "b",
+            letters="ab",
         )
+        for name, function in _WRITING
     ),
-    Case(
-        "TensorScatterUpdate",
-        lambda t, x: tf.tensor_scatter_nd_update(t, [[0], [2]], x),
-        floats("cb", "ab"),
-        "b",
-        letters="ab",
-    ),
-    Case(
-        "TensorScatterUpdate",
-        lambda t, x: tf.tensor_scatter_nd_update(t, [[0, 1], [2, 0]], x),
-        floats("cdeb", "aeb"),
-        "eb",
-        {"c": "of other examples"},
-        letters="eb",
-        note="two",
-    ),
-    Case(
-        "TensorScatterMax",
-        lambda t, x: tf.tensor_scatter_nd_max(t, [[0], [2]], x),
-        floats("cb", "ab"),
-        "b",
-        letters="ab",
-    ),
-    Case(
-        "TensorScatterMax",
-        lambda t, x: tf.tensor_scatter_nd_max(t, [[0, 1], [2, 0]], x),
-        floats("cdeb", "aeb"),
-        "eb",
-        {"c": "of other examples"},
-        letters="eb",
-        note="two",
-    ),
-    Case(
-        "TensorScatterMin",
-        lambda t, x: tf.tensor_scatter_nd_min(t, [[0], [2]], x),
-        floats("cb", "ab"),
-        "b",
-        letters="ab",
-    ),
-    Case(
-        "TensorScatterMin",
-        lambda t, x: tf.tensor_scatter_nd_min(t, [[0, 1], [2, 0]], x),
-        floats("cdeb", "aeb"),
-        "eb",
-        {"c": "of other examples"},
-        letters="eb",
-        note="two",
+    *(
+        Case(
+            f"TensorScatter{name}",
+            lambda t, x, f=function: f(t, [[0, 1], [2, 0]], x),
+            floats("cdeb", "aeb"),
+            "eb",
+            {"c": "of other examples"},
+            letters="eb",
+            note="two",
+        )
+        for name, function in _WRITING
     ),
     Case(
         "Bincount",
@@ -210,8 +185,3 @@ CASES = [
         note="no weights",
     ),
 ]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)

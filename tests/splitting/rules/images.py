@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.splitting.rules.case import Case, exercise, floats, raw
+from tests.splitting.rules.case import Case, floats, raw
 
 _ONE = [1, 1, 1, 1]
 _SAME = {"strides": _ONE, "padding": "SAME"}
@@ -26,15 +24,19 @@ def _on(name: str, function: Any, *axes: str, letters: str = "a", **more: Any):
     return Case(name, function, args, "a", letters=letters, **more)
 
 
-def _sized(name: str, sizes: Any, keys: str, **attributes: Any) -> Any:
-    """An operation that is given the shape of its output."""
+def _sized(name: str, keys: str, sizes: Any, *axes: str, **more: Any) -> Case:
+    """A case of an operation that is given the shape of its output."""
     first, second, third = keys.split()
 
     def apply(x: Any, y: Any) -> Any:
         values = {first: x, second: y, third: sizes(x, y)}
-        return getattr(tf.raw_ops, name)(**values, **attributes)
+        return getattr(tf.raw_ops, name)(**values, **more)
 
-    return apply
+    return _on(name, apply, *axes)
+
+
+_TO_INPUT = "out_backprop filter input_sizes"
+_TO_FILTER = "input out_backprop filter_sizes"
 
 
 def _like_x(*rest: int) -> Any:
@@ -60,71 +62,53 @@ _CONVOLUTIONS = [
         "acce",
         "bbed",
     ),
-    _on(
+    _sized(
         "Conv2DBackpropInput",
-        _sized(
-            "Conv2DBackpropInput",
-            _like_x(4, 4, 5),
-            "out_backprop filter input_sizes",
-            **_SAME,
-        ),
+        _TO_INPUT,
+        _like_x(4, 4, 5),
         "accd",
         "bbed",
+        **_SAME,
     ),
-    _on(
+    _sized(
         "Conv3DBackpropInputV2",
-        _sized(
-            "Conv3DBackpropInputV2",
-            _like_x(4, 4, 4, 5),
-            "out_backprop filter input_sizes",
-            **_SAME_3D,
-        ),
+        _TO_INPUT,
+        _like_x(4, 4, 4, 5),
         "acccd",
         "bbbed",
+        **_SAME_3D,
     ),
-    _on(
+    _sized(
         "DepthwiseConv2dNativeBackpropInput",
-        _sized(
-            "DepthwiseConv2dNativeBackpropInput",
-            _like_x(4, 4, 5),
-            "out_backprop filter input_sizes",
-            **_SAME,
-        ),
+        _TO_INPUT,
+        _like_x(4, 4, 5),
         "acce",
         "bbe1",
+        **_SAME,
     ),
-    _on(
+    _sized(
         "Conv2DBackpropFilter",
-        _sized(
-            "Conv2DBackpropFilter",
-            _fixed(3, 3, 5, 2),
-            "input out_backprop filter_sizes",
-            **_SAME,
-        ),
+        _TO_FILTER,
+        _fixed(3, 3, 5, 2),
         "acce",
         "accd",
+        **_SAME,
     ),
-    _on(
+    _sized(
         "Conv3DBackpropFilterV2",
-        _sized(
-            "Conv3DBackpropFilterV2",
-            _fixed(3, 3, 3, 5, 2),
-            "input out_backprop filter_sizes",
-            **_SAME_3D,
-        ),
+        _TO_FILTER,
+        _fixed(3, 3, 3, 5, 2),
         "accce",
         "acccd",
+        **_SAME_3D,
     ),
-    _on(
+    _sized(
         "DepthwiseConv2dNativeBackpropFilter",
-        _sized(
-            "DepthwiseConv2dNativeBackpropFilter",
-            _fixed(3, 3, 5, 1),
-            "input out_backprop filter_sizes",
-            **_SAME,
-        ),
+        _TO_FILTER,
+        _fixed(3, 3, 5, 1),
         "acce",
         "acce",
+        **_SAME,
     ),
 ]
 _POOLS = [
@@ -376,8 +360,3 @@ _BLOCKS = [
     ),
 ]
 CASES = [*_CONVOLUTIONS, *_POOLS, *_GRADIENTS, *_RESIZES, *_PIXELS, *_BLOCKS]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)

@@ -1,24 +1,24 @@
-"""Operations that repeat entries, or fill tensors with them."""
+"""Operations that ask for shapes, and that fill or repeat by shapes."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
-    free,
     inserted,
+    nonlinear,
     rank_of,
-    refuse_sums,
+    refuse_others,
     rows_of,
     rule,
     shape_of,
     spread,
 )
-from keras_towers.splitting.sizes import (
-    UNKNOWN,
-    units_in,
-)
+from keras_towers.splitting.sizes import UNKNOWN, units_in
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -27,11 +27,46 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
+    of_known,
     same,
 )
 
+_SHAPE = "uses a shape that follows from the data"
+_EVERY = "repeats every example for every other"
 
-@rule("Tile")
+
+@rule("Shape", "ShapeN", "Size", "Rank")
+def _shapes(node: Node, *values: Value) -> Sequence[Value]:
+    return [_of_shape(node, k, value) for k, value in enumerate(values)]
+
+
+def _of_shape(node: Node, index: int, value: Value) -> Value:
+    shape = value.shape
+    rank = node.rank(index) if shape is None else len(shape)
+    if node.type == "Rank" and rank is not None:
+        return of_known(rank)
+    if shape is None:
+        if value.is_same:
+            return same()
+        raise NotFollowed(_SHAPE)
+    sizes = [UNKNOWN if size is None else size for size in shape]
+    is_same = value.kind is Kind.SAME and not value.grows
+    if node.type != "Size":
+        return of_known(sizes, is_same)
+    whole: Any = math.prod(sizes)
+    if whole is UNKNOWN and not is_same:
+        raise NotFollowed("uses a size that follows from the data")
+    return of_known(whole, is_same)
+
+
+@rule("BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset")
+def _of_shapes(node: Node, *shapes: Value) -> Value:
+    if any(s.grows or not s.is_same for s in shapes):
+        raise NotFollowed(_SHAPE)
+    return same()
+
+
+@rule("Tile", sizes=(1,))
 def _tiled(node: Node, value: Value, times: Value) -> Value:
     if times.known is None:
         raise NotFollowed("repeats a tensor as often as follows from the data")
@@ -52,26 +87,19 @@ def _tiled(node: Node, value: Value, times: Value) -> Value:
             return result
         rows = result.rows.in_order(result.rows.outer, result.rows.inner)
         return result.with_(rows=rows, shape=shape)
-    rows = rows_of(value)
     if grown:
-        raise DoesNotSplit("repeats every example for every other")
-    if rows.axis < 0:
+        raise DoesNotSplit(_EVERY)
+    if value.axis is None or counts[value.axis] == 1:
         return value.with_(shape=shape)
-    again = counts[rows.axis]
-    if again == 1:
-        return value.with_(shape=shape)
-    if rows.draw is not None:
-        rows = node.layouts.resolved(rows)
-    outer, inner = rows.outer, rows.inner
+    rows, again = node.layouts.resolved(rows_of(value)), counts[value.axis]
     if rows.uniform:
-        inner *= again
+        rows = dataclasses.replace(rows, inner=rows.inner * again)
     else:
-        outer *= again
-    rows = dataclasses.replace(rows, outer=outer, inner=inner)
+        rows = dataclasses.replace(rows, outer=rows.outer * again)
     return value.with_(rows=rows, shape=shape)
 
 
-@rule("BroadcastTo")
+@rule("BroadcastTo", sizes=(1,))
 def _broadcast(node: Node, value: Value, target: Value) -> Value:
     shape = _known_shape(node, target)
     if value.kind is not Kind.ROWS:
@@ -79,19 +107,16 @@ def _broadcast(node: Node, value: Value, target: Value) -> Value:
     rank = len(shape) if shape is not None else node.output_rank()
     if rank is None:
         raise NotFollowed("makes a tensor of unknown rank")
-    rows = rows_of(value)
+    axis = rows_of(value).axis
+    if value.axis is not None:
+        axis += rank - rank_of(node, 0, value)
     grown = [a for a, s in enumerate(shape or ()) if units_in(s)]
-    axis = (
-        rows.axis
-        if rows.axis < 0
-        else rows.axis + rank - rank_of(node, 0, value)
-    )
     if grown not in ([axis], []):
-        raise DoesNotSplit("repeats every example for every other")
+        raise DoesNotSplit(_EVERY)
     return value.moved(axis, shape=shape)
 
 
-@rule("Fill")
+@rule("Fill", sizes=(0,))
 def _filled(node: Node, target: Value, value: Value) -> Value:
     return spread(node, value, _known_shape(node, target))
 
@@ -112,7 +137,7 @@ def _known_shape(node: Node, target: Value) -> Shape | None:
     )
 
 
-@rule("Empty")
+@rule("Empty", sizes=(0,))
 def _empty(node: Node, target: Value) -> Value:
     if not node.attr("init"):
         raise NotFollowed("makes a tensor of what happens to be in memory")
@@ -126,40 +151,35 @@ def _filled_like(node: Node, value: Value) -> Value:
     if value.kind is Kind.ROWS:
         rows = rows_of(value)
         rows = Rows(rows.axis, 1, rows.count, uniform=True, unit=rows.unit)
-        filled = value.with_(degree=degree, rows=rows, shape=shape)
-        return dataclasses.replace(filled, items=value.items)
+        return value.with_(degree=degree, rows=rows, shape=shape)
     if shape is None:
         shape = node.static_shape()
     if value.kind is Kind.OTHER and (shape is None or None in shape):
         raise NotFollowed("makes a tensor whose shape follows from the data")
-    return (
-        spread(node, same(degree), shape) if shape is not None else same(degree)
-    )
+    if shape is None:
+        return same(degree)
+    return spread(node, same(degree), shape)
 
 
 @rule("OneHot")
 def _one_hot(
     node: Node, indices: Value, depth: Value, on: Value, off: Value
 ) -> Value:
-    refuse_sums(node, (indices,))
-    free(node, indices)
-    if not depth.is_same:
-        raise DoesNotSplit("makes one column for every example")
+    nonlinear(node, indices)
+    refuse_others([depth], "makes one column for every example")
     if not (on.kind is off.kind is Kind.SAME):
         raise DoesNotSplit("fills with what follows from the batch")
     degree = common((on.degree, off.degree), "chooses between")
     rank = rank_of(node, 0, indices)
     axis = node.attr("axis") % (rank + 1)
     size = None if depth.known is None else depth.known[()]
-    return inserted(
-        indices.with_(degree=degree, shape=indices.shape), axis, size
-    )
+    entries = indices.with_(degree=degree, shape=indices.shape)
+    return inserted(entries, axis, size)
 
 
 @rule("Range", "LinSpace")
 def _range(node: Node, *ends: Value) -> Value:
-    if any(not end.is_same for end in ends):
-        raise DoesNotSplit("numbers the examples of the batch")
+    refuse_others(ends, "numbers the examples of the batch")
     shape = None
     if node.type == "Range" and all(end.known is not None for end in ends):
         start, end, step = (e.known[()] for e in ends)

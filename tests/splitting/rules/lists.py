@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.kit.long import some_of
-from tests.splitting.rules.case import Case, exercise, floats
+from tests.splitting.rules.case import Case, floats
 
 raw = tf.raw_ops
 
@@ -195,8 +193,3 @@ CASES = [
         floats("ebc"),
     ),
 ]
-
-
-@pytest.mark.parametrize("case", some_of(CASES), ids=str)
-def test_case(case):
-    exercise(case)
