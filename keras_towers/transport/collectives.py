@@ -25,8 +25,6 @@ from keras_towers.transport.messages import (
     carried,
     packed,
     received,
-    summable,
-    summed,
 )
 from keras_towers.transport.runtime import Task
 
@@ -108,61 +106,37 @@ class CollectiveTransport(EngineTransport):
     def local_size(self) -> int:
         return self._task.cluster.local_size
 
-    def all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         # Eagerly, each operation would take as long as a small message.
-        return self._traced(
-            f"all_reduce.{key}",
-            lambda tensors: self._all_reduce(tensors, key),
+        return packed(
             tensors,
-        )
-
-    def _all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        def total(tensor: tf.Tensor, key: str) -> tf.Tensor:
-            form = _form(tensor, key)
-            floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
-            over_nccl = self._gpu is not None and floats
-            bytes_ = tensor.shape.num_elements() * tensor.dtype.size
-            if not over_nccl and bytes_ <= _SMALL_BYTES:
-                number = self._keys.number(key, "each", form)
-                every = self._gather(tf.reshape(tensor, [-1]), number)
-                return tf.reshape(tf.reduce_sum(every, 0), tensor.shape)
-            number = self._keys.number(key, "sum", form)
-            with tf.device(self._gpu if over_nccl else self._task.host):
-                return tf.raw_ops.CollectiveReduceV2(
-                    input=tensor,
-                    **self._options(number, _FIXED, over_nccl),
-                    merge_op="Add",
-                    final_op="Id",
-                )
-
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        parts = [summable(tensor) for tensor in tensors]
-        known = [n for n, t in enumerate(parts) if t.shape.is_fully_defined()]
-        totals: dict[int, tf.Tensor] = {
-            # Its size is not known before all ranks have told it.
-            n: self._total_of_any_size(part, f"{key}.any.{n}")
-            for n, part in enumerate(parts)
-            if n not in known
-        }
-        vectors = packed(
-            [parts[n] for n in known],
             lambda vectors: [
-                total(vector, f"{key}.{n}") for n, vector in enumerate(vectors)
+                self._total(vector, f"{key}.{n}")
+                for n, vector in enumerate(vectors)
             ],
         )
-        totals |= zip(known, vectors, strict=True)
-        return [
-            summed(totals[n], tensor.dtype) for n, tensor in enumerate(tensors)
-        ]
 
-    def _total_of_any_size(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        every = self.all_gather(tensor[tf.newaxis], key)
-        total = tf.reduce_sum(every, 0)
-        return tf.ensure_shape(total, tensor.shape)
+    def _total(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        if not tensor.shape.is_fully_defined():
+            # Its size is not known before all ranks have told it.
+            every = self.all_gather(tensor[tf.newaxis], f"{key}.any")
+            return tf.ensure_shape(tf.reduce_sum(every, 0), tensor.shape)
+        form = _form(tensor, key)
+        floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
+        over_nccl = self._gpu is not None and floats
+        bytes_ = tensor.shape.num_elements() * tensor.dtype.size
+        if not over_nccl and bytes_ <= _SMALL_BYTES:
+            number = self._keys.number(key, "each", form)
+            every = self._gather(tf.reshape(tensor, [-1]), number)
+            return tf.reshape(tf.reduce_sum(every, 0), tensor.shape)
+        number = self._keys.number(key, "sum", form)
+        with tf.device(self._gpu if over_nccl else self._task.host):
+            return tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                **self._options(number, _FIXED, over_nccl),
+                merge_op="Add",
+                final_op="Id",
+            )
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)
@@ -202,11 +176,11 @@ class CollectiveTransport(EngineTransport):
         parts = received(tf.reshape(swapped[:, :each], [-1]), tensor.dtype)
         return tf.reshape(parts, tf.shape(tensor))
 
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    def _send(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         def send(tensor: tf.Tensor, key: str) -> tf.Tensor:
-            number = self._keys.number(key, "from", root, _form(tensor, key))
+            number = self._keys.number(key, _form(tensor, key))
             options = self._options(number, _FIXED)
             # These two are never put in the order of the program.
             del options["ordering_token"]
@@ -219,17 +193,12 @@ class CollectiveTransport(EngineTransport):
                     shape=tensor.shape, T=tensor.dtype, **options
                 )
 
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        values = packed(
-            [carried(tensor) for tensor in tensors],
+        return packed(
+            tensors,
             lambda vectors: [
                 send(vector, f"{key}.{n}") for n, vector in enumerate(vectors)
             ],
         )
-        return [
-            received(value, tensor.dtype)
-            for value, tensor in zip(values, tensors, strict=True)
-        ]
 
     def lost(self) -> str:
         """The ranks that do not answer, in words; empty if all do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check, watch
-from keras_towers.transport import plain
+from keras_towers.transport import messages, plain
 
 # So many that any facts fit.
 _FACTS_BYTES = 1024
@@ -81,7 +81,13 @@ def load(name: str, title: str) -> ModuleType:
 
 
 class EngineTransport(ABC):
-    """The common part of all engines' transports."""
+    """The common part of all engines' transports.
+
+    Attributes:
+        carries: the dtypes that the engine sends as they are; None: all.
+    """
+
+    carries: Collection[tf.DType] | None = messages.CARRIED
 
     # Later strategies may be created by some ranks only.
     _compared = False
@@ -99,6 +105,44 @@ class EngineTransport(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor: ...
+
+    @abstractmethod
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        """Sum tensors of dtypes that engines sum."""
+
+    @abstractmethod
+    def _send(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        """Give all ranks the root's tensors, of dtypes that are carried."""
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        def total(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            sums = self._sum([messages.summable(t) for t in tensors], key)
+            return [
+                messages.summed(value, tensor.dtype)
+                for value, tensor in zip(sums, tensors, strict=True)
+            ]
+
+        return self._traced(f"all_reduce.{key}", total, tensors)
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    ) -> list[tf.Tensor]:
+        key = f"{key}.from{root}"
+
+        def send(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            sent = [messages.carried(t, self.carries) for t in tensors]
+            return [
+                messages.received(value, tensor.dtype)
+                for value, tensor in zip(
+                    self._send(sent, key, root), tensors, strict=True
+                )
+            ]
+
+        return self._traced(f"broadcast.{key}", send, tensors)
 
     def mark(self, what: str) -> None:
         watch.mark(what)
@@ -138,9 +182,11 @@ class EngineTransport(ABC):
         """Run a collective, eagerly too, as one traced function."""
         # ``what`` tells it from all others; ``rows`` is None if the first
         # dimensions differ from call to call.
-        if not tf.executing_eagerly():
-            return collective(list(tensors))
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not tensors:
+            return []
+        if not tf.executing_eagerly():
+            return collective(tensors)
         specs = [
             tf.TensorSpec(
                 [None, *t.shape[1:]] if rows is None else t.shape, t.dtype

@@ -30,12 +30,6 @@ from keras_towers.meeting import (
 )
 from keras_towers.transport import engine, messages
 
-# What Horovod carries as it is.
-_CARRIED = (
-    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
-    *(tf.float16, tf.float32, tf.float64),
-)
-
 
 def load() -> ModuleType:
     """Import ``horovod.tensorflow``, or raise an error with instructions."""
@@ -113,6 +107,10 @@ class HorovodTransport(engine.EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
+    carries = (
+        *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
+        *(tf.float16, tf.float32, tf.float64),
+    )
 
     _tries = 0
 
@@ -179,69 +177,55 @@ class HorovodTransport(engine.EngineTransport):
         """Whether Horovod runs over MPI rather than Gloo."""
         return bool(self._hvd.mpi_enabled())
 
-    def all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        return self._at_once(self._sum, tensors, key)
-
-    def _at_once(
+    def _traced(
         self,
-        send: Callable[[tf.Tensor, str], tf.Tensor],
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
         tensors: Sequence[tf.Tensor],
-        key: str,
+        rows: int | None = -1,
     ) -> list[tf.Tensor]:
-        """Send tensors concurrently."""
-
-        def all_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return [
-                send(tf.convert_to_tensor(tensor), f"{key}.{index}")
-                for index, tensor in enumerate(tensors)
-            ]
-
         # Eager operations run one by one, each taking a cycle of Horovod.
         if len(tensors) < 2:
-            return all_of(tensors)
-        return self._traced(key, all_of, tensors)
+            return collective([tf.convert_to_tensor(t) for t in tensors])
+        return super()._traced(what, collective, tensors, rows)
 
-    def _sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        total = self._hvd.mpi_ops._allreduce(
-            messages.summable(tensor),
-            name=name,
-            op=self._hvd.Sum,
-            ignore_name_scope=True,
-        )
-        return messages.summed(total, tensor.dtype)
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return [
+            self._hvd.mpi_ops._allreduce(
+                tensor,
+                name=f"{key}.{index}",
+                op=self._hvd.Sum,
+                ignore_name_scope=True,
+            )
+            for index, tensor in enumerate(tensors)
+        ]
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _carried(
+        return self._bits(
             tensor,
             lambda t: self._hvd.allgather(t, name=key, ignore_name_scope=True),
         )
 
     def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _carried(
+        return self._bits(
             tensor,
             lambda t: self._hvd.alltoall(t, name=key, ignore_name_scope=True),
         )
 
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    def _send(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        def send(tensor: tf.Tensor, name: str) -> tf.Tensor:
-            return _carried(
-                tensor,
-                lambda t: self._hvd.broadcast(
-                    t, root, name=name, ignore_name_scope=True
-                ),
+        return [
+            self._hvd.broadcast(
+                tensor, root, name=f"{key}.{index}", ignore_name_scope=True
             )
+            for index, tensor in enumerate(tensors)
+        ]
 
-        return self._at_once(send, tensors, f"{key}.from{root}")
-
-
-def _carried(
-    tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
-) -> tf.Tensor:
-    """Send a tensor bit by bit, even if Horovod lacks its dtype."""
-    tensor = tf.convert_to_tensor(tensor)
-    sent = messages.carried(tensor, _CARRIED)
-    return messages.received(send(sent), tensor.dtype)
+    def _bits(
+        self, tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """Send a tensor bit by bit, even if Horovod lacks its dtype."""
+        tensor = tf.convert_to_tensor(tensor)
+        sent = messages.carried(tensor, self.carries)
+        return messages.received(send(sent), tensor.dtype)

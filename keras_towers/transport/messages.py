@@ -23,7 +23,7 @@ _SENT_AS = {
 }
 # There is none of one byte: these become numbers.
 _WIDENED = (tf.bool, tf.int8, tf.uint8)
-_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SUMMED_AS = {
     tf.bfloat16: tf.float32,
     **dict.fromkeys((*_WIDENED, tf.int16, tf.uint16), tf.int32),
@@ -34,10 +34,10 @@ MESSAGE_BYTES: int = 4 * 2**20
 
 
 def carried(
-    tensor: tf.Tensor, native: Collection[tf.DType] = _CARRIED
+    tensor: tf.Tensor, native: Collection[tf.DType] | None = CARRIED
 ) -> tf.Tensor:
-    """Return the tensor as a dtype that an engine sends."""
-    if tensor.dtype in native:
+    """Return the tensor as a dtype that an engine sends; None: any."""
+    if native is None or tensor.dtype in native:
         return tensor
     if tensor.dtype in _WIDENED:
         return tf.cast(tensor, tf.int32)

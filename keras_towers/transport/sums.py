@@ -15,13 +15,15 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.transport.engine import EngineTransport
-from keras_towers.transport.messages import packed, summable, summed
+from keras_towers.transport.messages import packed
 
 DIFFERENT = "the ranks do not sum the same tensors"
 
 
 class Sums(EngineTransport):
     """The collectives of a ``Transport``, built from sums of vectors."""
+
+    carries = None
 
     @abstractmethod
     def _sum_known(
@@ -33,29 +35,8 @@ class Sums(EngineTransport):
     def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
         """Sum a vector whose length is known when it is there, maybe empty."""
 
-    def all_reduce(
-        self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        if self.size == 1:
-            return list(tensors)
-
-        def total(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            sums = packed(
-                [summable(tensor) for tensor in tensors],
-                lambda vectors: self._sum(vectors, key),
-            )
-            return [
-                summed(value, tensor.dtype)
-                for value, tensor in zip(sums, tensors, strict=True)
-            ]
-
-        return self._told(f"all_reduce.{key}", total, tensors)
-
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        if self.size == 1:
-            return tensor
-        (gathered,) = self._told(
+        (gathered,) = self._traced(
             f"all_gather.{key}",
             lambda tensors: [self._all_gather(tensors[0], key)],
             [tensor],
@@ -75,18 +56,12 @@ class Sums(EngineTransport):
         mine = tf.reshape(split[:, self.rank], tf.shape(tensor))
         return tf.ensure_shape(mine, tensor.shape)
 
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
-    ) -> list[tf.Tensor]:
-        if self.size == 1:
-            return list(tensors)
-        return self._told(
-            f"broadcast.{root}.{key}",
-            lambda tensors: self._broadcast(tensors, f"{key}.from{root}", root),
-            tensors,
-        )
-
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return packed(tensors, lambda vectors: self._sum_each(vectors, key))
+
+    def _sum_each(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
         flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
         known = [v for v in flat if v.shape.num_elements() is not None]
         sums = iter(self._sum_known(known, key) if known else [])
@@ -117,36 +92,35 @@ class Sums(EngineTransport):
         gathered = from_words(everyone, tensor.dtype, shape)
         return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
 
-    def _broadcast(
+    def _send(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         words = [to_words(tensor) for tensor in tensors]
-        vector = tf.concat([*words, tf.zeros([0], WORD)], 0)
+        vector = tf.concat(words, 0)
         if self.rank != root:
             vector = tf.zeros_like(vector)
         vector = self._sum_unknown(vector, key)
-        parts = (
-            tf.split(vector, [tf.size(part) for part in words], num=len(words))
-            if words
-            else []
-        )
+        sizes = [tf.size(part) for part in words]
         received = []
-        for tensor, part in zip(tensors, parts, strict=True):
+        for tensor, part in zip(
+            tensors, tf.split(vector, sizes, num=len(words)), strict=True
+        ):
             value = from_words(part, tensor.dtype, tf.shape(tensor))
             received.append(tf.ensure_shape(value, tensor.shape))
         return received
 
-    def _told(
+    def _traced(
         self,
         what: str,
         collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
         tensors: Sequence[tf.Tensor],
         rows: int | None = -1,
     ) -> list[tf.Tensor]:
-        """Run a collective as ``_traced``; say what the ranks differ in."""
+        if self.size == 1:
+            return list(tensors)
         known = set(self._functions)
         try:
-            return self._traced(what, collective, tensors, rows)
+            return super()._traced(what, collective, tensors, rows)
         except tf.errors.InvalidArgumentError as error:
             if DIFFERENT not in str(error):
                 raise
