@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -219,6 +220,43 @@ class TakesGradients(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class KerasCall:
+    """A call of a Keras method, with its arguments by name."""
+
+    # One of ``METHODS``, and Keras's own.
+    kind: str
+    original: Callable[..., Any]
+    model: keras.Model
+    # These may be replaced, as callbacks are.
+    given: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        original: Callable[..., Any],
+        model: keras.Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> KerasCall:
+        """Bind the user's arguments to their names."""
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        _, *given = bound.arguments.items()
+        named = dict(given)
+        named.update(named.pop("kwargs", {}))
+        return cls(kind, original, model, named)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its steps train."""
+        return self.kind in TRAINING
+
+    def run(self) -> Any:
+        """Run Keras's own method."""
+        return self.original(self.model, **self.given)
+
+
 class Calls(Protocol):
     """Runs calls of the Keras methods in ``METHODS``."""
 
@@ -227,15 +265,8 @@ class Calls(Protocol):
         """The models placed on the towers."""
         ...
 
-    def run(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a call of the method ``kind``; ``original`` is Keras's own."""
+    def run(self, asked: KerasCall) -> Any:
+        """Run a call of a method of Keras."""
         ...
 
 

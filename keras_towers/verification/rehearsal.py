@@ -17,6 +17,7 @@ from keras_towers.fit import told as told_lib
 from keras_towers.fit.calls.synchronous import TowerCalls, check_splits
 from keras_towers.fit.capture import verdict
 from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.verify import compare, snapshot, steps
 from keras_towers.fit.verify.steps import RecordedStep, Run
 from keras_towers.strategies.base import BaseStrategy
@@ -66,9 +67,10 @@ class SharedDeviceStrategy(BaseStrategy):
         check_splits(model, self._config)
         self.adopt(model)
         self._calls.adoption.mark_trained()
-        call = self._calls.open(model, "train_on_batch", False, None)
-        step = functools.partial(call.run_step, steps.step_of(model))
-        run = self._compared.recorded(step)
+        step = steps.step_of(model)
+        asked = KerasCall("train_on_batch", step, model, {})
+        call = self._calls.open(asked, False, None)
+        run = self._compared.recorded(functools.partial(call.run_step, step))
         return RecordedStep(run, spec, wholes[0].updates, call.retrying)
 
 

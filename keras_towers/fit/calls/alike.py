@@ -14,7 +14,7 @@ import numpy as np
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callbacks as callbacks_lib
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.meeting import check as check_lib
 
 logger = logging.getLogger("keras_towers")
@@ -40,17 +40,13 @@ _WARNINGS = {
 _OF_A_RANK = ("name", "seed")
 
 
-def check(
-    config: TowerConfig,
-    kind: str,
-    model: keras.Model,
-    given: dict[str, Any],
-) -> None:
+def check(config: TowerConfig, asked: KerasCall) -> None:
     """Check that all ranks call the same method with the same settings."""
     # Compared are the arguments of the call that decide on its steps, and, for
     # training, the loss and the optimizer that were compiled. Learning rates
     # may differ, since all ranks train with that of rank 0: a warning names
     # them.
+    kind, model, given = asked.kind, asked.model, asked.given
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":
         names += _OF_SAME_DATA
@@ -60,10 +56,10 @@ def check(
         if given.get(name) is not None
     }
     mine["validation_data"] = str(given.get("validation_data") is not None)
-    if kind in TRAINING:
+    if asked.trains:
         mine |= _compiled(model) | {_LAYERS: _layers(model)}
-    if kind in TRAINING and config.transport.size > 1:
-        observer = callbacks_lib.observing(kind, given)
+    if asked.trains and config.transport.size > 1:
+        observer = callbacks_lib.observing(asked)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         mine["callback that measures"] = str(name)

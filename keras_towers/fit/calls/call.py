@@ -15,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.contract import TRAINING, Start, TowerConfig
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.logs import Logs
@@ -111,15 +111,15 @@ class TowerCall:
         self,
         step: GlobalStep,
         adoption: Adoption,
-        model: keras.Model,
-        kind: str,
+        asked: KerasCall,
         prepared: bool = False,
         start: Start | None = None,
     ):
         self.config: TowerConfig = step.config
         self.adoption = adoption
-        self.model = model
-        self.kind = kind
+        self.asked = asked
+        self.model = asked.model
+        self.kind = asked.kind
         self.start = start
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
@@ -128,16 +128,16 @@ class TowerCall:
         self._step = step
         self._prepared = prepared
         self.logs: Logs = Logs(
-            model,
+            self.model,
             self.trains,
             self.config.transport,
-            adoption.log_sources(model, self.trains),
+            adoption.log_sources(self.model, self.trains),
         )
 
     @property
     def trains(self) -> bool:
         """Whether the steps of the call train."""
-        return self.kind in TRAINING
+        return self.asked.trains
 
     @property
     def predicts(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.meeting.check import Peers
@@ -167,16 +166,6 @@ class ResumesFit(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def by_name(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Bind the user's arguments of a Keras method to their names."""
-    given = inspect.signature(method).bind(None, *args, **kwargs).arguments
-    del given["self"]
-    given.update(given.pop("kwargs", {}))
-    return given
-
-
 def listed(callbacks: Any) -> list[Any]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -196,9 +185,9 @@ def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
     return added
 
 
-def resuming(kind: str, given: dict[str, Any]) -> ResumesFit | None:
+def resuming(asked: KerasCall) -> ResumesFit | None:
     """Find the callback that makes ``fit`` go on in the middle, if any."""
-    found = _of_kind(ResumesFit, kind, given)
+    found = _of_kind(ResumesFit, asked)
     if len(found) > 1:
         names = " and ".join(type(c).__name__ for c in found)
         raise TowerError(
@@ -208,13 +197,11 @@ def resuming(kind: str, given: dict[str, Any]) -> ResumesFit | None:
     return found[0] if found else None
 
 
-def _of_kind(
-    wanted: type[_Kind], kind: str, given: dict[str, Any]
-) -> list[_Kind]:
+def _of_kind(wanted: type[_Kind], asked: KerasCall) -> list[_Kind]:
     """Find the callbacks of a type that a ``fit`` got."""
-    if kind != "fit":
+    if asked.kind != "fit":
         return []
-    callbacks = listed(given.get("callbacks"))
+    callbacks = listed(asked.given.get("callbacks"))
     for callback in callbacks:
         held = getattr(callback, "callback", None)
         if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
@@ -227,9 +214,9 @@ def _of_kind(
     return [c for c in callbacks if isinstance(c, wanted)]
 
 
-def observing(kind: str, given: dict[str, Any]) -> ObservesFit | None:
+def observing(asked: KerasCall) -> ObservesFit | None:
     """Find the callback that observes a ``fit``, if any."""
-    found = _of_kind(ObservesFit, kind, given)
+    found = _of_kind(ObservesFit, asked)
     if len(found) > 1:
         raise TowerError(
             f"fit got {len(found)} callbacks of type "
@@ -240,17 +227,15 @@ def observing(kind: str, given: dict[str, Any]) -> ObservesFit | None:
 
 @contextlib.contextmanager
 def observed(
-    kind: str,
-    model: keras.Model,
-    given: dict[str, Any],
-    config: TowerConfig | None,
+    asked: KerasCall, config: TowerConfig | None = None
 ) -> Iterator[None]:
     """Let a callback observe the ``fit`` in this block, if one does."""
     # Without towers (``config`` is None) Keras trains as without a strategy.
-    observer = observing(kind, given)
+    observer = observing(asked)
     if observer is None:
         yield
         return
+    given = asked.given
     callbacks = given["callbacks"]
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
@@ -260,7 +245,7 @@ def observed(
             callbacks.callbacks = ordered
         else:
             given["callbacks"] = ordered
-        stack.enter_context(observer.around(model, config, given["x"]))
+        stack.enter_context(observer.around(asked.model, config, given["x"]))
         yield
 
 

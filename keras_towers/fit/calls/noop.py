@@ -14,10 +14,9 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import building
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
-from keras_towers.fit.calls.callbacks import by_name
 from keras_towers.fit.calls.synchronous import run_alone
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -36,57 +35,46 @@ class NoOpCalls:
         )
         self._logs = logs
 
-    def run(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, asked: KerasCall) -> Any:
+        model, trains = asked.model, asked.trains
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-        given = by_name(original, args, kwargs)
-        trains = kind in TRAINING
         # Keras passes this argument where fit itself calls evaluate.
-        if not trains and not kwargs.get("_use_cached_eval_dataset"):
+        if not trains and not asked.given.get("_use_cached_eval_dataset"):
             # A callback may call it during fit: undo the shadows of that.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
-                return run_alone(kind, original, model, given)
-        call = _NoOpCall(self._strategy, model, kind, self._logs)
+                return run_alone(asked)
+        call = _NoOpCall(self._strategy, asked, self._logs)
         optimizer = getattr(model, "optimizer", None) if trains else None
         ends = {"finalize_variable_values": lambda variables: None}
         with (
-            patches.shadowed(model, call.shadows(trains)),
+            patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends if optimizer else {}),
         ):
-            return run_alone(kind, original, model, given)
+            return run_alone(asked)
 
 
 class _NoOpCall:
     """Replaces Keras's steps during one call."""
 
     def __init__(
-        self,
-        strategy: Strategy,
-        model: keras.Model,
-        kind: str,
-        logs: Mapping[str, float],
+        self, strategy: Strategy, asked: KerasCall, logs: Mapping[str, float]
     ):
         self._strategy = strategy
-        self._model = model
-        self._kind = kind
+        self._model = asked.model
+        self._kind = asked.kind
+        self._trains = asked.trains
         self._logs = logs
 
-    def shadows(self, trains: bool) -> dict[str, Any]:
-        name = "train_function" if trains else "test_function"
+    def shadows(self) -> dict[str, Any]:
+        name = "train_function" if self._trains else "test_function"
         return {
             "_distribute_strategy": SeenByKeras(self._strategy, self),
-            "_maybe_symbolic_build": self._begin if trains else _nothing,
+            "_maybe_symbolic_build": self._begin if self._trains else _nothing,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
             f"make_{name}": _nothing,

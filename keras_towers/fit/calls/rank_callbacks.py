@@ -16,7 +16,7 @@ from keras_towers.fit.calls.callbacks import (
     EveryRank,
     saves_by_itself,
 )
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.meeting import check
@@ -47,15 +47,14 @@ _NEVER_STOP = (keras.callbacks.Callback, *_CHIEF_ONLY)
 def adapt(
     config: TowerConfig,
     adoption: Adoption,
-    kind: str,
-    given: dict[str, Any],
-    nested: bool = False,
+    asked: KerasCall,
+    nested: bool,
 ) -> None:
     """Keep this rank's callbacks only, and a progress bar on rank 0 only."""
-    # The arguments ``given`` change. A nested call may be the validation of
-    # another one.
-    if kind.endswith("_on_batch"):
+    # A nested call may be the validation of another one.
+    if asked.kind.endswith("_on_batch"):
         return
+    given = asked.given
     callbacks = given.get("callbacks")
     if config.peers.rank > 0:
         given["verbose"] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.contract import TRAINING, Start, TowerConfig
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights.adoption import Adoption
@@ -29,24 +29,16 @@ class TowerCalls:
         self._step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update.spread, update)
 
-    def run(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        given = callbacks.by_name(original, args, kwargs)
-        resuming = callbacks.resuming(kind, given)
+    def run(self, asked: KerasCall) -> Any:
+        resuming = callbacks.resuming(asked)
         if resuming is None:
-            return self._start(kind, original, model, given, None)
+            return self._start(asked, None)
         with resuming.around():
             start = resuming.begin(self._config.peers)
-            given["initial_epoch"] = start.epoch
+            asked.given["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
-                callbacks.warn_of_counters(given)
-            return self._start(kind, original, model, given, start)
+                callbacks.warn_of_counters(asked.given)
+            return self._start(asked, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
         """Return the towers that run a method."""
@@ -57,22 +49,16 @@ class TowerCalls:
         """Whether a call runs as plain Keras does."""
         return self._config.num_replicas == 1
 
-    def _start(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        given: dict[str, Any],
-        start: Start | None,
-    ) -> Any:
+    def _start(self, asked: KerasCall, start: Start | None) -> Any:
+        kind, model = asked.kind, asked.model
         if self._alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-            return run_alone(kind, original, model, given)
+            return run_alone(asked)
         check_splits(model, self._config)
         outer = call_lib.current()
         if outer is not None:
-            outer.settle(kind in TRAINING)
+            outer.settle(asked.trains)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.knows(
             model, kind
@@ -84,19 +70,19 @@ class TowerCalls:
             if outer is None and not prepared and config.peers.size > 1:
                 from keras_towers.fit.calls import alike
 
-                alike.check(config, kind, model, given)
+                alike.check(config, asked)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
-                if kind in TRAINING:
+                if asked.trains:
                     self.adoption.mark_trained()
                 elif kind == "evaluate" and outer is None:
                     self.adoption.equalise()
                 else:
                     self.adoption.average()
-                call = self.open(model, kind, prepared, start)
+                call = self.open(asked, prepared, start)
                 with causes_noted(call):
-                    return self._run(call, original, given)
+                    return self._run(call)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
             if refused is not None:
@@ -112,23 +98,13 @@ class TowerCalls:
                 self._config.transport.mark("")
 
     def open(
-        self,
-        model: keras.Model,
-        kind: str,
-        prepared: bool,
-        start: Start | None,
+        self, asked: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
-        return TowerCall(
-            self._step, self.adoption, model, kind, prepared, start
-        )
+        return TowerCall(self._step, self.adoption, asked, prepared, start)
 
-    def _run(
-        self,
-        call: TowerCall,
-        original: Callable[..., Any],
-        given: dict[str, Any],
-    ) -> Any:
+    def _run(self, call: TowerCall) -> Any:
+        asked = call.asked
         order: Any = contextlib.nullcontext()
         if call.kind == "fit" and (call.start or self._config.peers.size > 1):
             from keras_towers.fit.data.ranks import Order
@@ -138,36 +114,29 @@ class TowerCalls:
         nested = call_lib.current() is not None
         with call.opened():
             if call.kind == "predict_on_batch":
-                call.prepare((given["x"],))
+                call.prepare((asked.given["x"],))
             if self._config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                rank_callbacks.adapt(
-                    self._config, self.adoption, call.kind, given, nested
-                )
+                rank_callbacks.adapt(self._config, self.adoption, asked, nested)
             with (
                 order,
-                callbacks.on_one_device(given),
-                callbacks.observed(call.kind, call.model, given, self._config),
+                callbacks.on_one_device(asked.given),
+                callbacks.observed(asked, self._config),
             ):
-                result = original(call.model, **given)
+                result = asked.run()
                 self._step.has_run()
                 return result
 
 
-def run_alone(
-    kind: str,
-    original: Callable[..., Any],
-    model: keras.Model,
-    given: dict[str, Any],
-) -> Any:
+def run_alone(asked: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        tower_lib.training_alone.filled(kind in TRAINING),
-        callbacks.observed(kind, model, given, None),
+        tower_lib.training_alone.filled(asked.trains),
+        callbacks.observed(asked),
     ):
-        return original(model, **given)
+        return asked.run()
 
 
 def check_splits(model: keras.Model, config: TowerConfig) -> None:

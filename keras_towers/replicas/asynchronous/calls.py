@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +15,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context.marks import recorder_of
-from keras_towers.fit.contract import TRAINING, Start
+from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
 from keras_towers.replicas import ReplicaCounts, Rounds
@@ -62,33 +61,25 @@ class AsyncCalls(TowerCalls):
         return UpdateSchedule(self._update)
 
     def open(
-        self,
-        model: keras.Model,
-        kind: str,
-        prepared: bool,
-        start: Start | None,
+        self, asked: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if kind not in TRAINING:
-            return super().open(model, kind, prepared, start)
-        given = (self._step, self.adoption, model, kind, prepared, start)
+        if not asked.trains:
+            return super().open(asked, prepared, start)
+        given = (self._step, self.adoption, asked, prepared, start)
         return _AsyncCall(self, *given)
 
-    def _run(
-        self,
-        call: TowerCall,
-        original: Callable[..., Any],
-        given: dict[str, Any],
-    ) -> Any:
+    def _run(self, call: TowerCall) -> Any:
         add_atomically()
         if not isinstance(call, _AsyncCall) or call.kind != "fit":
-            return super()._run(call, original, given)
-        with self._told(call, given):
-            return super()._run(call, original, given)
+            return super()._run(call)
+        with self._told(call):
+            return super()._run(call)
 
     def _told(
-        self, call: _AsyncCall, given: dict[str, Any]
+        self, call: _AsyncCall
     ) -> contextlib.AbstractContextManager[None]:
         """Write observations of the ``fit`` in a block."""
+        given = call.asked.given
         with_writer(given, lambda epoch: write_staleness(self.staleness, epoch))
         return contextlib.nullcontext()
 
@@ -129,28 +120,25 @@ class ReplicaCalls(AsyncCalls):
         self._last = coordinator
 
     def open(
-        self,
-        model: keras.Model,
-        kind: str,
-        prepared: bool,
-        start: Start | None,
+        self, asked: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if kind in TRAINING:
+        model = asked.model
+        if asked.trains:
             refuse_eager(self._config, model)
         steps = steps_of(model)
-        if kind == "fit" and steps is not None and steps.schedule.runs:
+        if asked.kind == "fit" and steps is not None and steps.schedule.runs:
             raise TowerError(
                 f"fit of model {model.name!r} is called inside its own fit, "
                 f"whose replicas are busy: {self._config.name} can run "
                 "train_on_batch there, or fit of another model."
             )
-        return super().open(model, kind, prepared, start)
+        return super().open(asked, prepared, start)
 
     def _told(
-        self, call: _AsyncCall, given: dict[str, Any]
+        self, call: _AsyncCall
     ) -> contextlib.AbstractContextManager[None]:
         call.dropped = DroppedGradients(self._rounds, lambda: self.counts)
-        return call.dropped.told(self._config.name, given)
+        return call.dropped.told(self._config.name, call.asked.given)
 
 
 class _AsyncCall(ReplicaCall):

@@ -17,7 +17,7 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
@@ -77,21 +77,14 @@ class ServedCalls(TowerCalls):
             )
         return self._sessions[model]
 
-    def run(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        model: keras.Model,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, asked: KerasCall) -> Any:
         """Run one call; tell the other workers if it is a fit that fails."""
-        if kind != "fit":
-            return super().run(kind, original, model, args, kwargs)
-        session = self.session_of(model)
+        if asked.kind != "fit":
+            return super().run(asked)
+        session = self.session_of(asked.model)
         if session.trains:
             raise TowerError(
-                f"fit of model {model.name!r} is called inside its own fit, "
+                f"fit of model {asked.model.name!r} is called inside its own fit, "
                 f"which {self._config.name} cannot do: call fit of another "
                 "model there, or fit again afterwards."
             )
@@ -100,7 +93,7 @@ class ServedCalls(TowerCalls):
         session.workers = workers
         try:
             with self._peers.looking(workers.watching(needs_all=True)):
-                return super().run(kind, original, model, args, kwargs)
+                return super().run(asked)
         except BaseException as error:
             workers.fail(error)
             raise
@@ -115,33 +108,25 @@ class ServedCalls(TowerCalls):
         return False
 
     def open(
-        self,
-        model: keras.Model,
-        kind: str,
-        prepared: bool,
-        start: Start | None,
+        self, asked: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if kind != "fit":
+        if asked.kind != "fit":
             return TowerCall(
-                self._by_itself, self.adoption, model, kind, prepared, start
+                self._by_itself, self.adoption, asked, prepared, start
             )
-        refuse_eager(self._config, model)
-        given = self._step, self.adoption, model, kind, prepared, start
-        call = ServedFit(self.session_of(model), *given)
+        refuse_eager(self._config, asked.model)
+        given = self._step, self.adoption, asked, prepared, start
+        call = ServedFit(self.session_of(asked.model), *given)
         if self._rounds is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
                 self._rounds, lambda: call.session.counts
             )
         return call
 
-    def _run(
-        self,
-        call: TowerCall,
-        original: Callable[..., Any],
-        given: dict[str, Any],
-    ) -> Any:
+    def _run(self, call: TowerCall) -> Any:
         if not isinstance(call, ServedFit):
-            return super()._run(call, original, given)
+            return super()._run(call)
+        given = call.asked.given
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=call.begin, on_epoch_end=call.end_epoch
@@ -156,7 +141,7 @@ class ServedCalls(TowerCalls):
         if call.dropped is not None:
             told = call.dropped.told(self._config.name, given)
         with told, call.ended(), call.joined():
-            return super()._run(call, original, given)
+            return super()._run(call)
 
 
 class ServedFit(ReplicaCall):
