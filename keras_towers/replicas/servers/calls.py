@@ -84,8 +84,8 @@ class ServedCalls(TowerCalls):
         session = self.session_of(asked.model)
         if session.trains:
             raise TowerError(
-                f"fit of model {asked.model.name!r} is called inside its own fit, "
-                f"which {self._config.name} cannot do: call fit of another "
+                f"fit of model {asked.model.name!r} is called inside its own "
+                f"fit, which {self._config.name} cannot do: call fit of another "
                 "model there, or fit again afterwards."
             )
         self._fits += 1
