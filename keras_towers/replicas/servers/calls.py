@@ -85,8 +85,8 @@ class ServedCalls(TowerCalls):
         if session.trains:
             raise TowerError(
                 f"fit of model {asked.model.name!r} is called inside its own "
-                f"fit, which {self._config.name} cannot do: call fit of another "
-                "model there, or fit again afterwards."
+                f"fit, which {self._config.name} cannot do: call fit of "
+                "another model there, or fit again afterwards."
             )
         self._fits += 1
         workers = Workers(self._peers, self._fits, session.spare)
