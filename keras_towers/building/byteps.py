@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers.building import nvidia, recipe, toolchain
+from keras_towers.building import recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 from keras_towers.errors import TowerError
 
@@ -68,7 +68,10 @@ class BytePS(Recipe):
     def libraries(self) -> list[toolchain.Tool]:
         if not self.with_nccl:
             return []
-        return [nvidia.find_cuda(self.prefix), nvidia.find_nccl(self.prefix)]
+        return [
+            toolchain.find_cuda(self.prefix),
+            toolchain.find_nccl(self.prefix),
+        ]
 
     def tools(self) -> list[toolchain.Tool]:
         machine = platform.machine()
@@ -97,13 +100,13 @@ class BytePS(Recipe):
         archives = ["numa"]
         flags = [variables.pop("LDFLAGS", "")]
         if self.with_nccl:
-            cuda = nvidia.find_cuda(self.prefix).path or ""
-            nccl = nvidia.find_nccl(self.prefix).path or ""
-            includes += nvidia.headers_of_parts(cuda)
-            cuda, of_cuda = nvidia.linkable(cuda, folder / "cuda")
-            nccl, of_nccl = nvidia.linkable(nccl, folder / "nccl")
+            cuda = toolchain.find_cuda(self.prefix).path or ""
+            nccl = toolchain.find_nccl(self.prefix).path or ""
+            includes += toolchain.headers_of_parts(cuda)
+            cuda, of_cuda = toolchain.linkable(cuda, folder / "cuda")
+            nccl, of_nccl = toolchain.linkable(nccl, folder / "nccl")
             places = [of_nccl, of_cuda or f"{cuda}/lib64"]
-            flags.append(nvidia.rpath(places))
+            flags.append(toolchain.rpath(places))
             variables["BYTEPS_NCCL_LINK"] = "SHARED"
         else:
             cuda = nccl = str(stand_ins)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from keras_towers.building import nvidia, recipe, toolchain
+from keras_towers.building import recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 
 # Known to work with Horovod's setup.py, which dates from 2023.
@@ -94,8 +94,8 @@ class Horovod(Recipe):
     def libraries(self) -> list[toolchain.Tool]:
         tools = [toolchain.find_mpi()] if self.with_mpi else []
         if self.with_nccl:
-            tools.append(nvidia.find_nvcc(self.prefix))
-            tools.append(nvidia.find_nccl(self.prefix))
+            tools.append(toolchain.find_nvcc(self.prefix))
+            tools.append(toolchain.find_nccl(self.prefix))
         return tools
 
     def build_tools(self) -> list[str]:
@@ -134,10 +134,10 @@ class Horovod(Recipe):
 
     def _add_nccl(self, variables: dict[str, str], folder: Path) -> None:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-        nvcc = nvidia.find_nvcc(self.prefix).path or ""
+        nvcc = toolchain.find_nvcc(self.prefix).path or ""
         variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
-        given = nvidia.find_nccl(self.prefix).path or ""
-        home, place = nvidia.linkable(given, folder / "nccl")
+        given = toolchain.find_nccl(self.prefix).path or ""
+        home, place = toolchain.linkable(given, folder / "nccl")
         if home == given:
             variables.setdefault("HOROVOD_NCCL_HOME", home)
             return
@@ -146,7 +146,7 @@ class Horovod(Recipe):
             HOROVOD_NCCL_LIB=f"{home}/lib",
             HOROVOD_NCCL_LINK="shared",
         )
-        flags = f"{variables.get('LDFLAGS', '')} {nvidia.rpath([place])}"
+        flags = f"{variables.get('LDFLAGS', '')} {toolchain.rpath([place])}"
         variables["LDFLAGS"] = flags.strip()
 
     def built_for(self, package: metadata.Distribution) -> str | None:

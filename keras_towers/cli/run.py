@@ -13,10 +13,15 @@ import typer
 from keras_towers.cli import refusing
 from keras_towers.cli import run_options as options
 from keras_towers.errors import TowerError
-from keras_towers.launching import inside
 from keras_towers.launching.elastic import elastic_options, run_elastic
-from keras_towers.launching.job import Job, run_job
-from keras_towers.launching.tf_job import run_cluster
+from keras_towers.launching.job import (
+    Job,
+    allocated,
+    become,
+    rank_to_be,
+    run_cluster,
+    run_job,
+)
 from keras_towers.meeting.environments import tf_config
 from keras_towers.meeting.hosts import parse_hostfile, parse_hosts
 from keras_towers.strategies import STRATEGIES, find
@@ -78,9 +83,9 @@ def run(
         # Where another launcher started this process, it may be a rank itself.
         rank = None
         if not (elastic or named or tasks):
-            rank = inside.rank_to_be(processes)
+            rank = rank_to_be(processes)
             if rank is None:
-                named = inside.allocated(processes)
+                named = allocated(processes)
         if named and processes is None and not elastic:
             processes = sum(named.values())
         if not elastic and processes is None and rank is None:
@@ -130,7 +135,7 @@ def run(
                 raise TowerError(
                     f"--output is not for {rank}, which has its own"
                 )
-            inside.become(member, job, seeded=strategy is not None)
+            become(member, job, seeded=strategy is not None)
         if strategy and seed is None:
             seed = secrets.randbelow(2**31)
         if strategy and (processes or 2) > 1:
@@ -261,7 +266,7 @@ def _tf_tasks(
     count = workers or processes
     if not count:
         raise TowerError("give the number of processes that train: --workers N")
-    if inside.rank_to_be(None):
+    if rank_to_be(None):
         raise TowerError(
             "another launcher started this process as one of several, each of "
             "which would start a cluster: start it once, without that launcher"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers import __version__
-from keras_towers.building import nvidia, toolchain
+from keras_towers.building import toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found, Recipe
@@ -206,8 +206,8 @@ def build_tools(needed: bool) -> Iterator[Finding]:
     yield finding("CMake", cmake.version if cmake.path else brought)
     for tool in (
         toolchain.find_mpi(),
-        nvidia.find_nvcc(Horovod.prefix),
-        nvidia.find_nccl(Horovod.prefix),
+        toolchain.find_nvcc(Horovod.prefix),
+        toolchain.find_nccl(Horovod.prefix),
     ):
         value = tool.version or tool.path or "none (optional)"
         yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)

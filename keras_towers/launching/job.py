@@ -1,17 +1,22 @@
-"""A job with a fixed number of ranks."""
+"""A job with a fixed number of processes, which are started or there."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import hashlib
 import importlib
+import os
 import queue
 import signal
+import socket
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -25,13 +30,19 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.meeting.addresses import is_local, meeting_point
-from keras_towers.meeting.hosts import assign
+from keras_towers.meeting import environments, store
+from keras_towers.meeting.addresses import LOOPBACK, is_local, meeting_point
+from keras_towers.meeting.environments import ClusterEnvironment, tf_config
+from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.meeting.hosts import allocation, assign
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.variables import job_environment, process_environment
+from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 
 _OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
+_SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
+_COLLECTIVE = "multi-worker, or use kt.MultiWorkerTowerStrategy()"
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,118 @@ def run_job(job: Job) -> Outcome:
             how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
             helpers=byteps.processes if byteps else (),
         )
+
+
+def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
+    """Run a job on TensorFlow's runtime on this machine, until it ends."""
+    # It ends when all tasks but those of the role ``"ps"`` have; these notice
+    # it themselves.
+    with local_cluster(tasks) as clusters, Running(job, ()) as run:
+        everyone = {
+            **job.common_environment(),
+            STORE: f"{run.address}:{run.server.endpoint.port}",
+            SECRET: run.server.endpoint.secret,
+            # This process may be a rank of another job.
+            store.HOROVODS_ADDRESS: "",
+            "HOROVOD_RANK": "",
+        }
+        for cluster in clusters:
+            serves = cluster.role == "ps"
+            if job.verbose:
+                run.console.say(str(cluster))
+            own = {**everyone, tf_config.VARIABLE: cluster.written()}
+            if serves:
+                # Workers need all of a GPU's memory.
+                own["CUDA_VISIBLE_DEVICES"] = "-1"
+            Rank(
+                run,
+                f"{cluster.role} {cluster.index}",
+                cluster.number,
+                own,
+                local_size=len(clusters),
+                serves=serves,
+            )
+        return supervise(
+            run,
+            what="task",
+            how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
+        )
+
+
+@contextlib.contextmanager
+def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
+    """Give the tasks of a cluster free ports of this machine."""
+    # The ports are reserved inside the block: TensorFlow's servers can listen
+    # on them, also after a restart, and nobody else is given them.
+    with contextlib.ExitStack() as held:
+        jobs = {
+            role: tuple(
+                f"{LOOPBACK}:{held.enter_context(_reserved())}"
+                for _ in range(count)
+            )
+            for role, count in tasks.items()
+            if count
+        }
+        yield [
+            Cluster(jobs, role, index)
+            for role, addresses in jobs.items()
+            for index in range(len(addresses))
+        ]
+
+
+@contextlib.contextmanager
+def _reserved() -> Iterator[int]:
+    with socket.socket() as holder:
+        # TensorFlow sets the same option: with it on both sides, one may
+        # listen where the other only holds the port.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]
+
+
+def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
+    """The rank that this process is to be itself, None if it starts ranks."""
+    # With another number of processes, each of a launcher starts a job of its
+    # own.
+    member = environments.detect()
+    if member is None or member.placed or member.alone:
+        return None
+    return member if processes in (None, member.size) else None
+
+
+def become(
+    member: ClusterEnvironment | Cluster, job: Job, *, seeded: bool
+) -> NoReturn:
+    """Run a job's command instead of this program, as a rank."""
+    # Without a seed of its options, by one that all know: of the job's name.
+    seed = job.seed if seeded else None
+    if seeded and seed is None:
+        digest = hashlib.sha256(member.identity().encode()).digest()
+        seed = int.from_bytes(digest[:4]) >> 1
+    job = dataclasses.replace(job, seed=seed)
+    environment = {**os.environ, **job.common_environment()}
+    if job.interface:
+        environment["HOROVOD_GLOO_IFACE"] = job.interface
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(job.command[0], job.command, environment)
+
+
+def allocated(processes: int | None) -> dict[str, int] | None:
+    """The hosts of a cluster's allocation, None where there is none."""
+    # A number of processes in an allocation of one host is for that host,
+    # however few tasks the manager was asked for.
+    found = allocation()
+    if found is None or (processes and len(found[1]) == 1):
+        return None
+    manager, hosts = found
+    if processes is None:
+        print(
+            f"keras-towers run: {sum(hosts.values())} processes on "
+            f"{', '.join(hosts)}, as {manager} says",
+            file=sys.stderr,
+        )
+    return hosts
 
 
 def check_horovod() -> None:

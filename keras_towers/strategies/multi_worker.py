@@ -21,7 +21,7 @@ from keras_towers.strategies.options import (
     takes_options,
 )
 from keras_towers.strategies.ranks import share_machine
-from keras_towers.transport import SingleProcess, Transport, peers
+from keras_towers.transport import SingleProcess, Transport, runtime
 from keras_towers.transport.collectives import CollectiveTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -124,7 +124,7 @@ def _connected(
         )
         return SingleProcess()
     store.tell_connected(cluster.number)
-    task = peers.join(cluster, timeout_s, start_timeout_s)
+    task = runtime.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task, None if on_host else first)

@@ -19,14 +19,13 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting import watch
-from keras_towers.transport import peers
 from keras_towers.transport.engine import EngineTransport
 from keras_towers.transport.messages import (
     carried,
     packed,
     received,
 )
-from keras_towers.transport.runtime import Task
+from keras_towers.transport.runtime import Task, lost
 
 # The group of collectives whose size is part of their key; the same on GPUs,
 # since a group is of one kind of devices; and that of the first of ROOMS, which
@@ -202,7 +201,7 @@ class CollectiveTransport(EngineTransport):
 
     def lost(self) -> str:
         """The ranks that do not answer, in words; empty if all do."""
-        return peers.lost(self._task)
+        return lost(self._task)
 
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str

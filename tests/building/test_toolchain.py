@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.building import nvidia, toolchain
+from keras_towers.building import toolchain
 from keras_towers.building.byteps import BytePS
 from keras_towers.building.horovod import Horovod
 
@@ -17,8 +17,8 @@ from keras_towers.building.horovod import Horovod
 def only(tmp_path, monkeypatch):
     """Make programs of the given texts all that there is for builds."""
     monkeypatch.setattr(toolchain, "search_path", lambda: str(tmp_path))
-    monkeypatch.setattr(nvidia, "_toolkits", lambda: iter(()))
-    monkeypatch.setattr(nvidia, "_package", lambda name: None)
+    monkeypatch.setattr(toolchain, "_toolkits", lambda: iter(()))
+    monkeypatch.setattr(toolchain, "_package", lambda name: None)
     for name in ("CXX", "X_CMAKE", "BYTEPS_CUDA_HOME", "BYTEPS_NCCL_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -97,21 +97,21 @@ def test_jobs_fit_the_memory(monkeypatch):
 
 
 def test_nvidias_packages_of_pip(pip_packages, monkeypatch):
-    found = [nvidia.find_cuda("X"), nvidia.find_nccl("X")]
+    found = [toolchain.find_cuda("X"), toolchain.find_nccl("X")]
     homes = [str(pip_packages / name) for name in ("cuda_runtime", "nccl")]
     assert [tool.path for tool in found] == homes
     assert [tool.version for tool in found] == ["12.5", "2.27.3"]
     # A runtime without the headers that it includes is of no use.
     (pip_packages / "cuda_cccl/include/nv/target").unlink()
-    monkeypatch.setattr(nvidia, "_toolkits", lambda: iter(()))
-    assert nvidia.find_cuda("X").path != homes[0]
+    monkeypatch.setattr(toolchain, "_toolkits", lambda: iter(()))
+    assert toolchain.find_cuda("X").path != homes[0]
 
 
 @pytest.mark.parametrize(
     ("name", "find", "header"),
     [
-        ("X_CUDA_HOME", nvidia.find_cuda, "cuda_runtime.h"),
-        ("X_NCCL_HOME", nvidia.find_nccl, "nccl.h"),
+        ("X_CUDA_HOME", toolchain.find_cuda, "cuda_runtime.h"),
+        ("X_NCCL_HOME", toolchain.find_nccl, "nccl.h"),
     ],
 )
 def test_the_users_choice(
@@ -122,4 +122,4 @@ def test_the_users_choice(
     (home / "include").mkdir(parents=True)
     (home / "include" / header).write_text("")
     assert find("X").path == str(home)
-    assert nvidia.linkable(str(home), tmp_path / "links") == (str(home), "")
+    assert toolchain.linkable(str(home), tmp_path / "links") == (str(home), "")

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_towers.launching.job import Job
-from keras_towers.launching.tf_job import local_cluster, run_cluster
+from keras_towers.launching.job import Job, local_cluster, run_cluster
 from keras_towers.system import handled
 from tests.launching.jobs import all_gone, wait_until
 

@@ -4,8 +4,7 @@ import pytest
 
 from keras_towers import TowerError
 from keras_towers.meeting.environments import detect
-from keras_towers.meeting.environments.managers import allocation
-from keras_towers.meeting.hosts import assign, slots
+from keras_towers.meeting.hosts import allocation, assign, slots
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core

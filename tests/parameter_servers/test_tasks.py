@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from keras_towers.launching.tf_job import local_cluster
+from keras_towers.launching.job import local_cluster
 from tests.kit.tasks import Task
 
 pytestmark = pytest.mark.slow

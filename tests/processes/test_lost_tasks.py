@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from keras_towers.launching.tf_job import local_cluster
+from keras_towers.launching.job import local_cluster
 from tests.kit.compare import close
 from tests.kit.tasks import Task
 from tests.processes import lost
