@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.dropin import plain, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import state as state_lib
 from keras_towers.meeting import check
 from keras_towers.transport import Transport
 
@@ -104,12 +105,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model.train_function = first
 
     def _broadcast(self) -> None:
+        state = state_lib.collect(self.model)
         variables = {
             variable_key(variable): variable
-            for variable in (
-                *self.model.weights,
-                *(v for o in self._optimizers() for v in o.variables),
-            )
+            for variable in (*state.weights, *state.optimizer_variables)
         }
         new = [
             variable
@@ -126,17 +125,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 transport, list(map(plain, new)), self.root_rank
             )
         transport.mark("")
-
-    def _optimizers(self) -> list[Any]:
-        """The model's optimizers, including those of a custom step."""
-        found = [self.model.optimizer, *vars(self.model).values()]
-        return list(
-            {
-                id(value): value
-                for value in found
-                if isinstance(value, compat.BaseOptimizer)
-            }.values()
-        )
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 import keras_towers.horovod as hvd
+from tests.exactness import models as m
 from tests.horovod import small
 from tests.kit.ranks import check
 
@@ -14,12 +15,12 @@ from tests.kit.ranks import check
 @check
 def all_begin_as_the_root_but_for_local_variables():
     # Rank 1 alone has trained: its momenta and iterations are overwritten.
-    made = small.model(seed=hvd.rank())
-    optimizer = small.sgd()
-    made.compile(optimizer, small.loss(), run_eagerly=True)
+    made = m.mlp()
+    optimizer = m.momentum()
+    made.compile(optimizer, m.cross_entropy(), run_eagerly=True)
     if hvd.rank() == 1:
         made.train_on_batch(*small.first_batch())
-    made.compile(hvd.DistributedOptimizer(optimizer), small.loss())
+    made.compile(hvd.DistributedOptimizer(optimizer), m.cross_entropy())
     bias = made.weights[1]
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(
         0, local_variables=[bias]
@@ -28,7 +29,7 @@ def all_begin_as_the_root_but_for_local_variables():
     callback.on_train_begin()
     others = [v for v in made.weights if v is not bias]
     assert small.ranks_apart([*others, *optimizer.variables]) == 0
-    assert small.apart(made.weights[2:], small.model(seed=0).weights[2:]) == 0
+    assert small.apart(made.weights[2:], m.mlp().weights[2:]) == 0
     first, second = hvd.allgather_object(float(np.abs(bias).max()))
     assert first == 0
     assert second > 0
@@ -37,7 +38,7 @@ def all_begin_as_the_root_but_for_local_variables():
 @check
 def an_unbuilt_model_is_broadcast_with_its_first_batch():
     # The same batches on both ranks: what BatchNorm sees is the same.
-    x, y = small.data(batches=2)
+    x, y = m.FEATURES[:32], m.LABELS[:32]
 
     def trained(seed, optimizer, eagerly, *callbacks):
         keras.utils.set_random_seed(seed)
@@ -49,15 +50,15 @@ def an_unbuilt_model_is_broadcast_with_its_first_batch():
                 keras.layers.Dense(3),
             ]
         )
-        made.compile(optimizer, small.loss(), run_eagerly=eagerly)
+        made.compile(optimizer, m.cross_entropy(), run_eagerly=eagerly)
         made.fit(x, y, 16, callbacks=callbacks, shuffle=False, verbose=0)
         return made.weights
 
-    alone = trained(0, small.sgd(), True)
+    alone = trained(0, m.momentum(), True)
     for eagerly in (False, True):
         ours = trained(
             hvd.rank(),
-            hvd.DistributedOptimizer(small.sgd()),
+            hvd.DistributedOptimizer(m.momentum()),
             eagerly,
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         )
@@ -75,10 +76,12 @@ class _Notes(keras.callbacks.Callback):
 def warm_up_follows_the_rule_with_corrected_momentum_and_metrics_are_means():
     """Against the update rule of Goyal et al., written out."""
     epochs, steps, rate, factor = 3, 2, 0.2, 0.9
-    x, y = small.data(batches=steps)
-    made, alone = small.model(), small.model()
+    count = steps * small.GLOBAL_BATCH
+    x, y = m.FEATURES[:count], m.LABELS[:count]
+    made, alone = m.mlp(), m.mlp()
+    optimizer = keras.optimizers.SGD(rate, momentum=factor)
     made.compile(
-        hvd.DistributedOptimizer(small.sgd(rate)), small.loss(), metrics=["acc"]
+        hvd.DistributedOptimizer(optimizer), m.cross_entropy(), metrics=["acc"]
     )
     rates = []
     before, after = _Notes(), _Notes()
@@ -157,7 +160,7 @@ def functions_take_arrays_numbers_tensors_and_variables():
 
 @check
 def a_local_layer_keeps_its_own_gradients():
-    made = small.model()
+    made = m.mlp()
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(0.1), local_layers=made.layers[1]
     )
@@ -177,7 +180,7 @@ def a_local_layer_keeps_its_own_gradients():
 def ranks_of_other_sets_do_not_take_part():
     sets = [hvd.add_process_set([0]), hvd.add_process_set([1])]
     optimizer = hvd.DistributedOptimizer(
-        small.sgd(), process_set=sets[hvd.rank()]
+        m.momentum(), process_set=sets[hvd.rank()]
     )
     variable = keras.Variable([1.0])
     optimizer.apply([tf.constant([1.0 + hvd.rank()])], [variable])
@@ -189,7 +192,7 @@ def ranks_of_other_sets_do_not_take_part():
 @check
 def what_would_go_wrong_is_refused():
     def distributed(**options):
-        return hvd.DistributedOptimizer(small.sgd(), **options)
+        return hvd.DistributedOptimizer(m.momentum(), **options)
 
     averaging = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0, **({"extra": 2.0} if hvd.rank() else {})}

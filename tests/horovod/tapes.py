@@ -7,19 +7,20 @@ import tensorflow as tf
 
 import keras_towers.horovod as hvd
 from keras_towers.horovod import tape as tape_lib
+from tests.exactness import models as m
 from tests.horovod import small
 from tests.kit.ranks import check
 
 
 @check
 def a_tape_reduces_gradients_of_a_structure():
-    alone = small.train(small.sgd(), "words", alone=True)
-    made, optimizer = small.model("words"), small.sgd()
-    made.compile(optimizer, small.loss())
+    alone = small.train(m.momentum(), small.WORDS, alone=True)
+    made, optimizer = m.with_embedding(), m.momentum()
+    made.compile(optimizer, m.cross_entropy())
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            value = small.loss()(y, made(x, training=True))
+            value = m.cross_entropy()(y, made(x, training=True))
         tape = hvd.DistributedGradientTape(tape)
         # Paths would be sorted, and may be numbered otherwise on each rank.
         variables = dict(enumerate(made.trainable_variables))
@@ -27,7 +28,7 @@ def a_tape_reduces_gradients_of_a_structure():
         optimizer.apply([grads[p] for p in variables], variables.values())
 
     rows = tf.data.Dataset.from_tensor_slices(
-        tuple(small.mine(array) for array in small.data("words"))
+        (small.mine(m.TOKENS), small.mine(m.LABELS))
     ).batch(small.GLOBAL_BATCH // 2)
     in_a_graph = tf.function(step)
     for number, (x, y) in enumerate(rows):
@@ -39,14 +40,14 @@ def a_tape_reduces_gradients_of_a_structure():
 
 @check
 def a_tape_does_not_reduce_local_sources():
-    made = small.model()
+    made = m.mlp()
     x, y = small.first_batch()
     with hvd.PartialDistributedGradientTape(
         tf.GradientTape(persistent=True),
         local_layers=made.layers[1],
         scale_local_gradients=False,
     ) as tape:
-        value = small.loss()(y, made(x))
+        value = m.cross_entropy()(y, made(x))
     local, reduced = tape.get_local_and_global_gradients(
         value, made.trainable_variables
     )
@@ -110,7 +111,7 @@ def ranks_with_less_data_join():
 
 @check
 def ranks_with_other_gradients_are_told():
-    made = small.model()
+    made = m.mlp()
     x, y = small.first_batch()
 
     def step(optimizer, count):
@@ -119,7 +120,7 @@ def ranks_with_other_gradients_are_told():
 
     words = r"Only on rank 0: \S+/bias \[3\] float32 .* rank 1: no others"
     for wrap in (lambda function: function, tf.function):
-        optimizer = hvd.DistributedOptimizer(small.sgd())
+        optimizer = hvd.DistributedOptimizer(m.momentum())
         one = wrap(lambda o=optimizer: step(o, 4 - hvd.rank()))
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             one()
@@ -128,9 +129,9 @@ def ranks_with_other_gradients_are_told():
         tf.errors.InvalidArgumentError,
         match=r"rank 0: odd \[3\] float32 .* rank 1: odd \[4\] float32",
     ):
-        hvd.DistributedOptimizer(small.sgd()).apply(
+        hvd.DistributedOptimizer(m.momentum()).apply(
             [tf.ones(3 + hvd.rank())], [variable]
         )
     # Nothing is left behind.
-    step(hvd.DistributedOptimizer(small.sgd()), 4)
+    step(hvd.DistributedOptimizer(m.momentum()), 4)
     assert small.ranks_apart(made.weights) == 0

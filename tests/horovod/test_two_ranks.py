@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 # Of tests/horovod/enduring.
 STEPS, EVERY = 12, 5
 JOB = Job(
-    "tests.horovod.two_ranks",
+    "tests.horovod.training",
     ranks=2,
     limit_s=240,
     HOROVOD_DYNAMIC_PROCESS_SETS="1",

@@ -1,14 +1,19 @@
-"""Checks of two ranks: weights equal to those of one process."""
+"""A worker: weights of two ranks are those of one process, and more checks."""
 
 import functools
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import keras_towers as kt
 import keras_towers.horovod as hvd
+from tests.exactness import models as m
 from tests.horovod import small
-from tests.kit.ranks import check
+from tests.kit.ranks import check, main
 
 STEPS = 4
 SHAPES = [(3, 2), (5, 2), (4,)]
@@ -47,7 +52,7 @@ def _gradients(step, rank):
 @functools.cache
 def _alone(passes, factor):
     """The variables of one process that has the gradients of all."""
-    variables, optimizer = _variables(), small.sgd()
+    variables, optimizer = _variables(), m.momentum()
     for first in range(0, STEPS, passes):
         everyone = [
             map(tf.convert_to_tensor, _gradients(step, rank))
@@ -73,7 +78,7 @@ def every_way_to_reduce():
         variables = _variables()
         if name == "groups by variables":
             options = {"groups": [variables[::2]]}
-        optimizer = hvd.DistributedOptimizer(small.sgd(), **options)
+        optimizer = hvd.DistributedOptimizer(m.momentum(), **options)
         step = wrap(functools.partial(_apply, optimizer, variables))
         for number in range(STEPS):
             step(_gradients(number, hvd.rank()))
@@ -95,8 +100,8 @@ def clipping_accumulation_decay_and_averages():
     # A rank that has made more models than the other calls layers otherwise.
     if hvd.rank() == 1:
         keras.layers.Dense(1)
-        small.model()
-        small.sgd()
+        m.mlp()
+        m.momentum()
 
     def make():
         return keras.optimizers.AdamW(
@@ -109,18 +114,18 @@ def clipping_accumulation_decay_and_averages():
 
     ours = small.train(
         hvd.DistributedOptimizer(make()),
-        "words",
+        small.WORDS,
         steps_per_execution=4,
         epochs=2,
     )
-    alone = small.train(make(), "words", alone=True, epochs=2)
+    alone = small.train(make(), small.WORDS, alone=True, epochs=2)
     small.assert_as_alone(ours, alone)
 
 
 @check
 def passes_loss_scale_and_batch_normalization():
     def make(**options):
-        return keras.optimizers.LossScaleOptimizer(small.sgd(**options))
+        return keras.optimizers.LossScaleOptimizer(m.momentum(**options))
 
     def normalized(layer):
         keras.utils.set_random_seed(3)
@@ -146,7 +151,7 @@ def passes_loss_scale_and_batch_normalization():
 
 @check
 def two_optimizers_in_a_step_and_a_gradient_that_is_none():
-    one, other = (hvd.DistributedOptimizer(small.sgd()) for _ in range(2))
+    one, other = (hvd.DistributedOptimizer(m.momentum()) for _ in range(2))
     variables, unused = _variables(), keras.Variable([1.0])
 
     @tf.function
@@ -163,7 +168,7 @@ def two_optimizers_in_a_step_and_a_gradient_that_is_none():
 @check
 def an_overflow_of_one_rank_skips_the_step_of_all():
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(small.sgd(), initial_scale=2.0**14)
+        keras.optimizers.LossScaleOptimizer(m.momentum(), initial_scale=2.0**14)
     )
     variable = keras.Variable([1.0])
     optimizer.apply([tf.constant([[1.0], [np.inf]][hvd.rank()])], [variable])
@@ -171,3 +176,11 @@ def an_overflow_of_one_rank_skips_the_step_of_all():
     assert float(optimizer.dynamic_scale) == 2.0**13
     optimizer.apply([tf.constant([2.0**13])], [variable])
     assert variable.numpy() == np.float32(0.9)
+
+
+if __name__ == "__main__":
+    kt.virtual_towers(2)
+    hvd.init()
+    from tests.horovod import callbacks, tapes  # noqa: F401
+
+    main()
