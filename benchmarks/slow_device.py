@@ -54,10 +54,11 @@ class Run:
     batch_size: int = BATCH_SIZE
 
 
-def _towers(name: str, *line: str, each: int = TOWERS) -> Run:
-    title, *style = line
+def _towers(
+    name: str, title: str, colour: str, line: str = "-", each: int = TOWERS
+) -> Run:
     strategy = partial(kt.strategy, name, towers=TOWERS)
-    return Run(title, strategy, *style, batch_size=each * BATCH_SIZE)
+    return Run(title, strategy, colour, line, each * BATCH_SIZE)
 
 
 def _replicas(aggregate: int, title: str, colour: str) -> Run:

@@ -145,7 +145,16 @@ class ModelState(VariablesState):
     # Seeds of random layers, else each rank's own.
     _shares_seeds: bool = True
 
-    def __init__(self, model: keras.Model, optimizer: Any, **objects: Any):
+    def __init__(
+        self, model: keras.Model, optimizer: Any = None, **objects: Any
+    ):
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise TowerError(
+                f"model {model.name!r} has to be built and have an optimizer "
+                "before its state can be kept: give it an Input or call "
+                "build(), then compile()."
+            )
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         self._model = model
@@ -192,15 +201,8 @@ class State(ModelState, Kept):
     """
 
     def __init__(self, model: keras.Model, **extra: Any):
-        if not model.built or getattr(model, "optimizer", None) is None:
-            raise TowerError(
-                f"model {model.name!r} has to be built and compiled before its "
-                "state can be kept: give it an Input or call build(), then "
-                "compile()."
-            )
         super().__init__(
             model,
-            model.optimizer,
             epoch=0,
             batch=0,
             seed=random.SystemRandom().getrandbits(31),

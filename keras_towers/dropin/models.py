@@ -1,13 +1,12 @@
 """Models whose optimizer is distributed: compiled, and loaded from files.
 
 Keras's ``compile`` chooses XLA, which does not support the engines, and wraps
-optimizers to scale losses, so ``compile`` is replaced while an engine runs.
+optimizers to scale losses: both are seen to while an engine runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.dropin.optimizer import is_distributed, move_outward
+from keras_towers.fit.context import patches
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -36,41 +36,38 @@ def replace_compile(is_initialized: Callable[[], bool]) -> None:
         for cls in compat.TensorFlowTrainer.__mro__
         if "compile" in vars(cls)
     )
-    original = trainer.compile
+    signature = inspect.signature(trainer.compile)
 
-    @functools.wraps(original)
-    def compile(model: Any, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+    ) -> None:
         given = args[0] if args else kwargs.get("optimizer")
+        distributed = is_initialized() and is_distributed(given)
         if not is_initialized():
             restore_compile()  # By its own shutdown, not by the drop-in's.
-        elif is_distributed(given):
+        if distributed:
             kwargs.pop(_FORGOTTEN, None)
-            original(model, *args, **kwargs)
-            bound = inspect.signature(original).bind(model, *args, **kwargs)
-            _adapt(model, bound.arguments.get("jit_compile", "auto"))
-            return
         original(model, *args, **kwargs)
+        if distributed:
+            bound = signature.bind(model, *args, **kwargs)
+            if bound.arguments.get("jit_compile", "auto") == "auto":
+                model.jit_compile = False
 
-    def undo() -> None:
-        # If something else has replaced it since, leave it; it does nothing.
-        if trainer.compile is compile:
-            trainer.compile = original
+    def scale(
+        original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        original(outer, *args, **kwargs)
+        move_outward(outer)
 
-    trainer.compile = compile
-    _undo.append(undo)
+    scaling = keras.optimizers.LossScaleOptimizer
+    _undo.append(patches.wrap(trainer, "compile", compile))
+    _undo.append(patches.wrap(scaling, "__init__", scale))
 
 
 def restore_compile() -> None:
-    """Restore Keras's ``compile``."""
+    """Restore what ``replace_compile`` has replaced."""
     while _undo:
         _undo.pop()()
-
-
-def _adapt(model: keras.Model, jit_compile: Any = "auto") -> None:
-    """Adapt a compiled model to its distributed optimizer."""
-    if jit_compile == "auto":
-        model.jit_compile = False
-    move_outward(model.optimizer)
 
 
 def load_model(
@@ -91,7 +88,7 @@ def load_model(
     if not compat.trained_by(optimizer) and model.trainable_variables:
         optimizer = model.optimizer = _with_state_of_h5(model, filepath)
     distributed(optimizer)
-    _adapt(model)
+    model.jit_compile = False
     return model
 
 

@@ -1,15 +1,15 @@
 """Turns an existing optimizer into one that reduces its gradients first.
 
-Only its class changes: ``apply`` reduces, and calls the original one. Clipping,
-decay and averages thus see the reduced gradient, as in a single process.
+It keeps its class, but gets an ``apply`` that reduces and calls the original
+one. Clipping, decay and averages thus see the reduced gradient, as in a single
+process.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,17 +17,13 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.dropin import variable_key
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers
 from keras_towers.fit.weights.state import optimizers_in
 
 # Bypasses Keras's attribute tracking, which searches for variables.
 _REDUCER = "_keras_towers_reducer"
-
-if TYPE_CHECKING:
-    from keras.optimizers import Optimizer as _Optimizer
-else:  # A mixin for optimizer classes.
-    _Optimizer = object
 
 
 class Reducer(ABC):
@@ -40,8 +36,6 @@ class Reducer(ABC):
         self.local_layers: list[keras.Layer] = []
         # Sums several backward passes; None: each one is applied.
         self.passes: Passes | None = None
-        # Whether a LossScaleOptimizer wraps the optimizer.
-        self.scaled_outside: bool = False
         self._sparse_as_dense = sparse_as_dense
 
     def reduce(
@@ -117,7 +111,7 @@ def distribute(
         _refuse_strategies(optimizer)
     if passes > 1:
         reducer.passes = Passes(passes, average)
-    _wrap(optimizer, reducer)
+    _give(optimizer, reducer)
 
 
 def reducer_of(optimizer: Any) -> Reducer | None:
@@ -134,11 +128,12 @@ def move_outward(optimizer: Any) -> None:
     """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps."""
     # Whether to skip an update has to be decided on the reduced gradient: else
     # a rank might skip a reduction that others are waiting for.
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if reducer_of(inner) is not None:
-        reducer = vars(inner).pop(_REDUCER)
-        reducer.scaled_outside = False
-        _wrap(optimizer, reducer)
+    inner = optimizer.inner_optimizer
+    reducer = reducer_of(inner)
+    if reducer is not None:
+        for name in (_REDUCER, *_METHODS):
+            del vars(inner)[name]
+        _give(optimizer, reducer)
 
 
 def restart_passes(optimizer: Any) -> None:
@@ -148,86 +143,67 @@ def restart_passes(optimizer: Any) -> None:
         reducer.passes.restart()
 
 
-def _wrap(optimizer: Any, reducer: Reducer) -> None:
-    vars(optimizer)[_REDUCER] = reducer
-    if not issubclass(type(optimizer), _Distributed):
-        # Bypasses Keras's __setattr__, which tracks variables.
-        cls: Any = type(optimizer)
-        cls = _distributed_class(cls)
-        object.__setattr__(optimizer, "__class__", cls)
+def _apply(
+    optimizer: Any,
+    original: Callable[..., None],
+    grads: Sequence[Any],
+    trainable_variables: Any = None,
+) -> None:
+    """Replace ``apply``: gradients are reduced first."""
+    grads = list(grads)
+    if not grads:
+        original(grads, trainable_variables)
+        return
+    _refuse_strategies(optimizer)
+    reducer: Reducer = vars(optimizer)[_REDUCER]
+    if trainable_variables is None:
+        variables = compat.trained_by(optimizer)
+    else:
+        variables = trainable_variables = list(trainable_variables)
+    if len(variables) != len(grads):  # Keras says what is wrong
+        original(grads, trainable_variables)
+        return
+
+    def reduce_and_update(grads: list[Any]) -> None:
+        original(reducer.reduce(grads, variables), variables)
+
+    if reducer.passes is None:
+        reduce_and_update(grads)
+        return
+    if not optimizer.built:
+        # Inside a branch of a condition it would be too late.
+        with tf.init_scope():
+            optimizer.build(variables)
+    reducer.passes.apply(grads, variables, reduce_and_update)
 
 
-@functools.cache
-def _distributed_class(base: type) -> type:
-    return type(
-        base.__name__,
-        (_Distributed, base),
-        {
-            "__module__": base.__module__,
-            "__doc__": base.__doc__,
-            # Saving an optimizer records this class: files should load without
-            # this package.
-            "__class__": property(lambda self: base),
-        },
-    )
+def _apply_gradients(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Replace ``apply_gradients``, which hooks of a strategy may be in."""
+    _refuse_strategies(optimizer)
+    return original(grads_and_vars)
 
 
-class _Distributed(_Optimizer):
-    """Mixin that makes a distributed optimizer of its original class."""
+_METHODS: patches.Shadows = {
+    "apply": _apply,
+    "apply_gradients": _apply_gradients,
+}
 
-    def apply(
-        self, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> None:
-        reducer = reducer_of(self)
-        update = super().apply
-        grads = list(grads)
-        if reducer is None or not grads:
-            update(grads, trainable_variables)
-            return
-        _refuse_strategies(self)
-        if reducer.scaled_outside:
-            raise TowerError(
-                "a LossScaleOptimizer wraps this distributed optimizer, and "
-                "could make a rank skip a step that others wait for. Wrap it "
-                "the other way: "
-                f"{reducer.called}.DistributedOptimizer("
-                "LossScaleOptimizer(...))."
-            )
-        if trainable_variables is None:
-            variables = compat.trained_by(self)
-        else:
-            variables = trainable_variables = list(trainable_variables)
-        if len(variables) != len(grads):  # Keras says what is wrong
-            update(grads, trainable_variables)
-            return
 
-        def reduce_and_update(grads: list[Any]) -> None:
-            update(reducer.reduce(grads, variables), variables)
+def _give(optimizer: Any, reducer: Reducer) -> None:
+    """Let an optimizer reduce by a reducer."""
 
-        if reducer.passes is None:
-            reduce_and_update(grads)
-            return
-        if not self.built:
-            # Inside a branch of a condition it would be too late.
-            with tf.init_scope():
-                self.build(variables)
-        reducer.passes.apply(grads, variables, reduce_and_update)
-
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
-        if reducer_of(self) is not None:
-            _refuse_strategies(self)
-        return super().apply_gradients(grads_and_vars)
-
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(var: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
-        vars(self)[_REDUCER].local_keys.add(variable_key(var))
+        reducer.local_keys.add(variable_key(var))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        reducer = reducer_of(self)
-        if reducer is not None and name == "loss_scale_factor":
-            # Only the constructor of a LossScaleOptimizer sets it to None.
-            reducer.scaled_outside = value is None
-        super().__setattr__(name, value)
+    # Bypasses Keras's __setattr__, which tracks variables.
+    vars(optimizer).update(
+        patches.bound(optimizer, _METHODS),
+        register_local_var=register_local_var,
+        **{_REDUCER: reducer},
+    )
 
 
 def _refuse_strategies(optimizer: Any) -> None:

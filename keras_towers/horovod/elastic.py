@@ -88,16 +88,9 @@ class TensorFlowKerasState(ModelState):
         **kwargs: Any,
     ):
         del backend
-        optimizer = optimizer or getattr(model, "optimizer", None)
-        if not model.built or optimizer is None:
-            raise TowerError(
-                f"model {model.name!r} has to be built and have an optimizer "
-                "before its state can be kept: give it an Input or call "
-                "build(), then compile() it or give optimizer=."
-            )
-        self.model = model
-        self.optimizer = optimizer
         super().__init__(model, optimizer, **kwargs)
+        self.model = model
+        self.optimizer: Any = self._optimizer
 
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""

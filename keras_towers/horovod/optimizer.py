@@ -62,7 +62,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any optimizer of Keras 3, possibly a
-            ``LossScaleOptimizer``; if ``compile`` adds one, that is handled.
+            ``LossScaleOptimizer``; one that is put around it, as ``compile``
+            does, is handled.
         name: the prefix of the names in Horovod's timeline.
         device_dense: the device on which dense gradients are reduced.
         device_sparse: the device on which sparse gradients are gathered.

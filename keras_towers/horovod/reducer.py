@@ -107,11 +107,9 @@ class GradientReducer(Reducer):
     @functools.cached_property
     def _counts(self) -> tuple[tf.Variable, tf.Variable]:
         """How many reductions were begun, and how many ended."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            begun, ended = (
-                tf.Variable(0, dtype=tf.int64, trainable=False)  # pyright: ignore[reportArgumentType]
-                for _ in range(2)
-            )
+        begun, ended = (
+            compat.hidden_variable("CPU:0", 0, tf.int64) for _ in range(2)
+        )
         # Counts are compared between ranks: all have to take part.
         if self.options.process_set.process_set_id == 0:
             watch.counters.append(
