@@ -76,11 +76,6 @@ class ReplicaCounts:
     used: tuple[int, ...]
     dropped: tuple[int, ...]
 
-    @classmethod
-    def none(cls, replicas: int) -> ReplicaCounts:
-        """Return the counts of replicas that have done nothing."""
-        return cls(0, (0,) * replicas, (0,) * replicas)
-
     def __str__(self) -> str:
         used = " ".join(map(str, self.used))
         dropped = " ".join(map(str, self.dropped))

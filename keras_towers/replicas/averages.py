@@ -133,11 +133,6 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether ``function`` knows all parts."""
-        return self._function is not None
-
     def function(self) -> Apply:
         """Return an update with the averages of all parts."""
         traced = self.traced()

@@ -1,15 +1,19 @@
-"""The thread that has averages applied and hands out tokens."""
+"""The threads that have averages applied and hand out tokens."""
 
 from __future__ import annotations
 
 import collections
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.group import Event, Group
+
+if TYPE_CHECKING:
+    from keras_towers.parameter_servers.remote import Running
 
 NAME = "keras_towers-coordinator"
 
@@ -29,7 +33,7 @@ class Coordinator(threading.Thread):
     def __init__(
         self,
         group: Group,
-        apply: Callable[[int, Sequence[int]], Sequence[int]],
+        apply: Callable[[int, Sequence[int]], Any],
         failed: Callable[[BaseException], None],
         until_left: int | None = None,
         tell: Callable[[Event], None] | None = None,
@@ -223,3 +227,87 @@ class Coordinator(threading.Thread):
         if tokens[replica]:
             self._group.hand_out(tokens)
             self._held[replica] += tokens[replica]
+
+
+class EarlyCoordinator(Coordinator):
+    """Begins each update before its gradients, one of every replica, come."""
+
+    # Each weight is then updated as soon as all of its gradients are there,
+    # while others are still on their way. Every update needs a gradient of each
+    # replica that has not left, and all of these get a token with it. A replica
+    # leaves between its gradients: an update that waits for it has begun with
+    # no weight, and can be broken off. Here ``apply`` returns such an update,
+    # which runs.
+
+    _running: Running | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # Those that have left and come back: they join the next update.
+        self._back: set[int] = set()
+
+    def check(self) -> None:
+        """Raise the error of the running update, if it has failed."""
+        if self._running is not None and self._running.has_failed:
+            self._running.wait()
+
+    def _begin(self) -> None:
+        self._renew()
+
+    def _end(self) -> None:
+        self._break_off()
+        super()._end()
+
+    def _handle(self, event: Event, replica: int, step: int) -> None:
+        if event is Event.UPDATED:
+            self._count_update()
+        elif event is Event.LEFT:
+            self._left.add(replica)
+            self._back.discard(replica)
+            self._break_off()
+            self._renew()
+        elif event in (Event.STARTED, Event.ENTERED):
+            if replica in self._left:
+                self._back.add(replica)
+            elif event is Event.ENTERED:
+                # If it has got one, it does not use the second of a step.
+                self._give([replica])
+            if self._running is None:
+                self._renew()
+        elif event in (Event.FLUSH, Event.ASKED):
+            self._waited_for.popleft().set()
+
+    def _renew(self) -> None:
+        """Begin the next update, with the replicas that have come back."""
+        back, self._back = self._back, set()
+        self._left -= back
+        here = [r not in self._left for r in range(len(self._used))]
+        if any(here):
+            self._running = self._apply(sum(here), [*map(int, here)])
+        if back:
+            self._give(back)
+
+    def _give(self, replicas: Collection[int]) -> None:
+        everybody = range(len(self._used))
+        self._group.hand_out([int(r in replicas) for r in everybody])
+
+    def _count_update(self) -> None:
+        running, self._running = self._running, None
+        assert running is not None
+        (averaged,) = running.wait()
+        self._step += 1
+        for replica, number in enumerate(averaged):
+            self._used[replica] += int(number)
+        self._renew()
+
+    def _break_off(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+
+def counts_of(coordinator: Coordinator | None, replicas: int) -> ReplicaCounts:
+    """Return the counts of a ``fit``, or of none if there was none."""
+    if coordinator is None:
+        return ReplicaCounts(0, (0,) * replicas, (0,) * replicas)
+    return coordinator.counts

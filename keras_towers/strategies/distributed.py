@@ -17,7 +17,7 @@ from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.direct import DirectSession
-from keras_towers.replicas.servers.session import CachedOnce, CopiesOnTowers
+from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,

@@ -19,7 +19,7 @@ from keras_towers.replicas.asynchronous.calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.replicas import ReplicaSession
-from keras_towers.replicas.servers.session import CopiesOnTowers
+from keras_towers.replicas.servers.update import CopiesOnTowers
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
 from keras_towers.strategies.options import Options, check, takes_options

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas import Rounds
 from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.early import EarlyCoordinator
+from keras_towers.replicas.coordinator import EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.resources import flat
 

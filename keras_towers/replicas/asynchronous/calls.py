@@ -33,7 +33,7 @@ from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
     add_atomically,
 )
-from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.coordinator import Coordinator, counts_of
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -103,9 +103,7 @@ class ReplicaCalls(AsyncCalls):
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped."""
-        if self._last is not None:
-            return self._last.counts
-        return ReplicaCounts.none(self._rounds.replicas)
+        return counts_of(self._last, self._rounds.replicas)
 
     @property
     def _alone(self) -> bool:

@@ -23,6 +23,7 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas import ReplicaCounts, Rounds
 from keras_towers.replicas.asynchronous.update import add_atomically
+from keras_towers.replicas.coordinator import counts_of
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -30,11 +31,8 @@ from keras_towers.replicas.fits import (
     refuse_eager,
 )
 from keras_towers.replicas.servers import session as session_lib
-from keras_towers.replicas.servers.session import (
-    CachedOnce,
-    CopiesOnTowers,
-    Session,
-)
+from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
 
 
@@ -62,9 +60,11 @@ class ServedCalls(TowerCalls):
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped."""
-        if self.last is not None:
-            return self.last.counts
-        return ReplicaCounts.none(self._config.peers.size)
+        return self._counts_of(self.last)
+
+    def _counts_of(self, session: Session | None) -> ReplicaCounts:
+        coordinator = None if session is None else session.coordinator
+        return counts_of(coordinator, self._config.peers.size)
 
     def session_of(self, model: keras.Model) -> Session:
         """Return how the workers train a model together."""
@@ -119,7 +119,7 @@ class ServedCalls(TowerCalls):
         call = ServedFit(self.session_of(asked.model), *given)
         if self._rounds is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
-                self._rounds, lambda: call.session.counts
+                self._rounds, lambda: self._counts_of(call.session)
             )
         return call
 

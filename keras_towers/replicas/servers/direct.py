@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas.asynchronous.update import (
     atomic,
     takes_turns,
@@ -46,7 +45,7 @@ class DirectSession(Session):
                 for rank in range(size)
             ]
         )
-        self._barrier = self._barriers[0 if sync else self.rank]
+        self.notes: Barrier = self._barriers[0 if sync else self.rank]
         self._came: int | None = None
 
     def take(self, call: UpdateCall) -> None:
@@ -57,7 +56,7 @@ class DirectSession(Session):
     @contextlib.contextmanager
     def in_trace(self) -> Iterator[None]:
         yield
-        barrier = self._barrier
+        barrier = self.notes
         # Of each part as soon as its updates have been made, wherever they are.
         for part, variables in enumerate(self.variables.parts):
             with tf.control_dependencies(self.variables.read(variables)):
@@ -91,7 +90,7 @@ class DirectSession(Session):
         return self._came // 2
 
     def _enter(self) -> int:
-        (came,) = self._calls("enter", self._barrier.enter)
+        (came,) = self._calls("enter", self.notes.enter)
         return int(came)
 
     def first(self) -> None:
@@ -103,59 +102,30 @@ class DirectSession(Session):
         elif came % 2 == 0:
             self._calls("next", self._next_step)
         else:
-            self._calls("wait", lambda: self._barrier.wait())
+            self._calls("wait", lambda: self.notes.wait())
 
-    def _ask_ahead(self) -> tf.Tensor:
-        return self._next_step(self.variables.parts, self.ahead.gate)
+    def _due(self) -> tf.Tensor:
+        return self.notes.next_even()
 
-    def stepped(self) -> bool:
-        (stopped,) = self._answer()
-        return self._goes_on(value_of(stopped))
+    def _turn(self, number: tf.Tensor) -> tf.Tensor:
+        with tf.device(self._server):
+            return tf.reduce_max(self.notes.wait(number))
 
-    def _next_step(
-        self,
-        parts: Sequence[Sequence[keras.Variable]] = (),
-        gate: Callable[[], list[tf.Tensor]] = list,
-    ) -> tf.Tensor:
-        """Get the weights when all updates have been made."""
-        barrier, trained = self._barrier, self.variables.trained
-        number = barrier.next_even()
-        values: list[tf.Tensor] = []
-        variables: list[keras.Variable] = []
-        for part, mine in enumerate(parts):
-            with tf.control_dependencies([barrier.wait(number, part)]):
-                values += self.variables.read(mine)
-                variables += mine
-        with tf.control_dependencies([barrier.wait(number)]):
-            # Before the second wait: so all stop after the same step.
-            stopped = self._store.read(self._stopped)
-            with tf.control_dependencies([stopped]):
-                if not parts:
-                    values, variables = self.variables.read(trained), trained
-                self._refresh(variables, values, gate)
-        return stopped
+    def _have_read(self, values: Sequence[tf.Tensor]) -> None:
+        # What has been read stays as it was while it is sent.
+        with tf.control_dependencies(values):
+            arrived = self.notes.arrive()
+        with tf.control_dependencies(arrived):
+            self.notes.wait()
 
     def _first(self) -> None:
         trained = self.variables.trained
-        self._refresh(trained, self.variables.read(trained))
-
-    def _refresh(
-        self,
-        variables: Sequence[keras.Variable],
-        values: Sequence[tf.Tensor],
-        gate: Callable[[], list[tf.Tensor]] = list,
-    ) -> None:
-        """Get weights that were read before anyone updates them again."""
-        # What has been read stays as it was while it is sent.
-        with tf.control_dependencies(values):
-            arrived = self._barrier.arrive()
-        with tf.control_dependencies(arrived):
-            self._barrier.wait()
-        with tf.control_dependencies(gate()):
-            self.variables.take(variables, values)
+        values = self.variables.read(trained)
+        self._have_read(values)
+        self.variables.take(trained, values)
 
     def _leave(self) -> None:
-        Functions(self.workers.run)("leave", self._barrier.leave)
+        Functions(self.workers.run)("leave", self.notes.leave)
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:

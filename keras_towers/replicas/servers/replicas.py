@@ -6,18 +6,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers.store import value_of
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Rounds
 from keras_towers.replicas.averages import Averages, arguments
-from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.early import EarlyCoordinator
+from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.servers.barrier import Notes
 from keras_towers.replicas.servers.session import Session
@@ -37,12 +34,12 @@ class ReplicaSession(Session):
         self._rounds = rounds
         # Those that may be dropped are so as a whole: there an update begins
         # when enough have arrived.
-        early = rounds.each_once
+        self.asks_ahead = early = rounds.each_once
         group = f"{self.name}/group"
         self._group = Group(
             group, self._server, rounds, self._run_in_step, early
         )
-        self._notes = Notes(
+        self.notes = Notes(
             f"{group}/notes", self._server, self.rank, rounds.replicas, 1
         )
         self._calls = self._group.calls
@@ -60,17 +57,9 @@ class ReplicaSession(Session):
             aggregate if self._split and aggregate < size else None
         )
         self.in_step = self._split and not rounds.may_drop
-        self._coordinator: Coordinator | None = None
         self._comes_back = False
         self._look: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
-
-    @property
-    def counts(self) -> ReplicaCounts:
-        """How many gradients were used and dropped; on the chief only."""
-        if self._coordinator is None:
-            return ReplicaCounts.none(self._rounds.replicas)
-        return self._coordinator.counts
 
     def retrace(self) -> None:
         # A model that was compiled again may have other optimizers.
@@ -103,10 +92,10 @@ class ReplicaSession(Session):
         number = self._group.next_step()
         for part, variables in enumerate(self.variables.parts):
             with tf.control_dependencies(self.variables.read(variables)):
-                self._notes.tell(0, number, part)
+                self.notes.tell(0, number, part)
 
     def _initialise(self) -> None:
-        self._calls("no notes", self._notes.begin)
+        self._calls("no notes", self.notes.begin)
         if self._fits == 1:
             self._group.initialise()
         self._averages.begin()
@@ -118,7 +107,7 @@ class ReplicaSession(Session):
         return pushed
 
     def first(self) -> None:
-        self._error = self._coordinator = None
+        self._error = self.coordinator = None
         back, self._comes_back = self._comes_back, False
         if not back:
             self._group.tell(Event.STARTED, self.rank)
@@ -135,28 +124,17 @@ class ReplicaSession(Session):
             self.variables.copy_here()
 
     def _known_before(self) -> tf.Tensor:
-        return self._notes.know(self._group.due(self.rank) - 1)
+        return self.notes.know(self._group.due(self.rank) - 1)
 
     def _known(self) -> tf.Tensor:
-        return self._notes.know(self._group.start(self.rank))
-
-    def ask(self) -> None:
-        if self._group.early:
-            super().ask()
-
-    def _ask_ahead(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._next_step(self.variables.parts, self.ahead.gate)
+        return self.notes.know(self._group.start(self.rank))
 
     def stepped(self) -> bool:
-        if self.rank == 0 and self._coordinator is None:
-            self._coordinator = self._started()
+        if self.rank == 0 and self.coordinator is None:
+            self.coordinator = self._started()
         self._check_error()
-        if self._group.early:
-            token, stopped = self._answer()
-        else:
-            token, stopped = self._calls("next", self._next_step)
-        if int(token) >= 0:
-            return self._goes_on(value_of(stopped))
+        if super().stepped():
+            return True
         self.workers.check_failed()
         self._check_error()
         return False
@@ -165,46 +143,25 @@ class ReplicaSession(Session):
         if self._error is not None:
             raise self._error
 
-    def _next_step(
-        self,
-        parts: Sequence[Sequence[keras.Variable]] = (),
-        gate: Callable[[], list[tf.Tensor]] = list,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Wait for a token, and get the weights."""
-        values: list[tf.Tensor] = []
-        variables: list[keras.Variable] = []
-        number = self._group.due(self.rank)
-        for part, mine in enumerate(parts):
-            with tf.control_dependencies([self._notes.wait(number, part)]):
-                values += self.variables.read(mine)
-                variables += mine
-        token = self._group.wait(self.rank)
-        with tf.control_dependencies([token]):
-            stopped = self._store.read(self._stopped)
-            if not parts:
-                variables = self.variables.trained
-                values = self.variables.read(variables)
-        with tf.control_dependencies([token, *gate()]):
-            self.variables.take(variables, values)
-        return token, stopped
+    def _due(self) -> tf.Tensor:
+        return self._group.due(self.rank)
+
+    def _turn(self, number: tf.Tensor) -> tf.Tensor:
+        return self._group.wait(self.rank)
 
     def _started(self) -> Coordinator:
         # Keras cannot trace in several threads: the first step is traced now.
-        known = self._averages.is_traced
         function = self._averages.function()
-        if not known:
-            self._averages.join()
-        told = self._failed, self._group.tell, self._peers.stall_shutdown_s
-        coordinator: Coordinator
-        if self._group.early:
-            coordinator = EarlyCoordinator(
-                self._coordinated, self._begin_update, *told
-            )
-        else:
-            coordinator = Coordinator(
-                *(self._coordinated, function, told[0]),
-                *(self._until_left, *told[1:]),
-            )
+        self._averages.join()
+        early = self._group.early
+        coordinator = (EarlyCoordinator if early else Coordinator)(
+            self._coordinated,
+            self._begin_update if early else function,
+            self._failed,
+            self._until_left,
+            self._group.tell,
+            self._peers.stall_shutdown_s,
+        )
         losing = self.workers.losing(
             lambda rank: self._coordinated.tell(Event.LOST, rank)
         )
@@ -240,26 +197,26 @@ class ReplicaSession(Session):
         try:
             for replica in range(self._rounds.replicas):
                 self._coordinated.end(replica)
-            self._coordinated.calls("release", self._notes.release)
+            self._coordinated.calls("release", self.notes.release)
         except (tf.errors.OpError, TowerError):
             return  # The servers are gone; every worker finds out by itself.
 
     def _is_over(self) -> bool:
-        return self._coordinator is not None and self._coordinator.is_over
+        return self.coordinator is not None and self.coordinator.is_over
 
     def _leave(self) -> None:
         self._group.tell(Event.LEFT, self.rank)
 
     def _finish(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.settle(Event.FLUSH)
-            self._coordinator.end()
+        if self.coordinator is not None:
+            self.coordinator.settle(Event.FLUSH)
+            self.coordinator.end()
         self._check_error()
 
     def end(self, error: BaseException | None) -> None:
         try:
             super().end(error)
         finally:
-            if self._coordinator is not None:
+            if self.coordinator is not None:
                 self._look = self._abandon
-                self._coordinator.join(settings.ABANDON_S)
+                self.coordinator.join(settings.ABANDON_S)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
 from keras_towers.meeting import check
+from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.reduction import Gradients
-from keras_towers.replicas import ReplicaCounts, resources
-from keras_towers.replicas.servers.ahead import Ahead
+from keras_towers.parameter_servers.store import value_of
+from keras_towers.replicas import resources
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.servers.barrier import Notes
 from keras_towers.replicas.servers.variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
+
+_HOST = "/device:CPU:0"
 
 # The session whose fit runs in this thread.
 current: Slot[Session] = Slot()
@@ -30,9 +33,15 @@ class Session:
     """The training of one model by all workers of a job."""
 
     workers: Workers
+    # By which this worker learns of the weights that are ready.
+    notes: Notes
     in_step: bool = False
+    # Whether the next step's weights are asked for while a step runs.
+    asks_ahead: bool = True
     # How many lost workers a step can do without.
     spare: int = 0
+    # Counts the gradients that were used and dropped; on the chief only.
+    coordinator: Coordinator | None = None
 
     def __init__(self, peers: ServerPeers, number: int, split: bool):
         self.connection: Connection = peers.connection
@@ -54,7 +63,10 @@ class Session:
         # The last fit that the chief has stopped before the end of its data.
         self._stopped = f"{name}/stopped"
         self._in_place = contextlib.ExitStack()
-        self.ahead: Ahead = Ahead(name)
+        # What is asked before a step, for what is there behind it; it opens
+        # the gate when nobody reads the weights of the step any more.
+        self._asked: remote.Running | None = None
+        self._gate = resources.Queue(f"{name}/gate", _HOST, [tf.int64])
         # Written when what the workers share of this model has been freed.
         self._freed = f"{name}/freed"
         self.connection.dropped.drop_with(self, name)
@@ -176,11 +188,53 @@ class Session:
 
     def ask(self) -> None:
         """Ask for the next step's weights, which are sent as they get ready."""
-        self.ahead.ask(self._calls.traced("ahead", self._ask_ahead))
+        if self.asks_ahead and self._asked is None:
 
-    def _answer(self) -> list[Any]:
-        """Wait for what was asked for, when this step has been made."""
-        return self.workers.wait(self.ahead.answer(), in_step=True)
+            def ahead() -> tuple[tf.Tensor, tf.Tensor]:
+                return self._next_step(self.variables.parts, self._gate.get)
+
+            self._asked = remote.Running(self._calls.traced("ahead", ahead))
+
+    def _ask_no_more(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
+        self._gate.clear()
+
+    def stepped(self) -> bool:
+        """End a step, as ``step``."""
+        if self._asked is None:
+            turn, stopped = self._calls("next", self._next_step)
+        else:
+            asked, self._asked = self._asked, None
+            self._gate.put(0)
+            turn, stopped = self.workers.wait(asked, in_step=True)
+        return int(turn) >= 0 and self._goes_on(value_of(stopped))
+
+    def _next_step(
+        self,
+        parts: Sequence[Sequence[keras.Variable]] = (),
+        gate: Callable[[], list[tf.Tensor]] = list,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Get the weights when all updates have been made."""
+        number = self._due()
+        values: list[tf.Tensor] = []
+        variables: list[keras.Variable] = []
+        for part, mine in enumerate(parts):
+            with tf.control_dependencies([self.notes.wait(number, part)]):
+                values += self.variables.read(mine)
+                variables += mine
+        turn = self._turn(number)
+        with tf.control_dependencies([turn]):
+            stopped = self._store.read(self._stopped)
+            if not parts:
+                variables = self.variables.trained
+                values = self.variables.read(variables)
+        # All workers stop after the same step.
+        self._have_read([stopped, *values])
+        with tf.control_dependencies([turn, *gate()]):
+            self.variables.take(variables, values)
+        return turn, stopped
 
     def leave(self, stops: bool = False) -> None:
         """Have no more data; on the chief, wait for the others and finish."""
@@ -188,7 +242,7 @@ class Session:
         if self.has_left:
             return
         self.has_left = True
-        self.ahead.forget()
+        self._ask_no_more()
         if stops and self.rank == 0:
             self._stop(self._fits)
         self._leave()
@@ -209,7 +263,7 @@ class Session:
         self.connection.finished = error is None
         self.trains = False
         try:
-            self.ahead.forget()
+            self._ask_no_more()
             if error is None:
                 self.leave()
                 if self.rank == 0:
@@ -222,11 +276,6 @@ class Session:
             self.variables.get()
 
     # What differs between strategies.
-
-    @property
-    def counts(self) -> ReplicaCounts:
-        """How many gradients were used and dropped; on the chief."""
-        return ReplicaCounts.none(self.connection.size)
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
         """Refuse optimizers with which the workers cannot train."""
@@ -250,13 +299,16 @@ class Session:
         """Get ready for the first step, as ``start``."""
         raise NotImplementedError
 
-    def _ask_ahead(self) -> Any:
-        """Get the next step's weights, and write them behind the gate."""
+    def _due(self) -> tf.Tensor:
+        """Return the number that notes have when the next weights are ready."""
         raise NotImplementedError
 
-    def stepped(self) -> bool:
-        """End a step, as ``step``."""
+    def _turn(self, number: tf.Tensor) -> tf.Tensor:
+        """Wait for all of the next weights; negative at the end."""
         raise NotImplementedError
+
+    def _have_read(self, values: Sequence[tf.Tensor]) -> None:
+        """Let others update the weights once these values have been read."""
 
     def _initialise(self) -> None:
         """Create what the workers of one ``fit`` share; on the chief only."""
@@ -272,45 +324,3 @@ class Session:
 
     def _finish(self) -> None:
         """End the training, when all have left; on the chief only."""
-
-
-class _ToServers:
-    """Hands the sums of a worker's towers to the session that trains."""
-
-    config: Any
-    _sums: Callable[..., list[list[Any]]]
-
-    def _update(
-        self,
-        call: UpdateCall,
-        rows: Gradients,
-    ) -> None:
-        session = current.get()
-        if session is None:
-            raise TowerError(
-                f"{self.config.name} trains by fit() only: it keeps workers "
-                "in step from the beginning of a fit to its end. For "
-                "train_on_batch and loops of your own use HorovodStrategy or "
-                "MultiWorkerTowerStrategy."
-            )
-        sums = self._sums(call, rows)[0]
-        sums = session.variables.send(call.variables, sums)
-        session.take(dataclasses.replace(call, grads=sums))
-
-
-class CopiesOnTowers(_ToServers, UpdateOnce):
-    """Every tower has a copy of each weight; servers update theirs."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each tower"
-    )
-
-
-class CachedOnce(_ToServers, UpdateAtVariable):
-    """The towers of a worker share one copy of each weight."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each worker"
-    )
