@@ -64,7 +64,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
-        gradient_factor: float = 1.0,
         replicas_are_called: str | None = None,
     ):
         self._options = options or Options()
@@ -87,7 +86,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             devices=tuple(self.extended.worker_devices),
             transport=transport,
             others=others,
-            gradient_factor=gradient_factor,
+            gradient_factor=_factor_of(self._options, others),
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and (others or transport).size == 1,
             replicas_are_called=replicas_are_called,
@@ -311,6 +310,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             self._components.adoption.claim(model)
             with self.scope():
                 self._components.adoption.bind(model)
+
+
+def _factor_of(options: Options, others: Peers | None) -> float:
+    """The factor of a worker's gradients: its part stands for all."""
+    if others is None:
+        return 1.0
+    factor = others.size if options.batches == "split" else 1
+    return factor / others.size if options.scale_gradient else float(factor)
 
 
 @functools.cache

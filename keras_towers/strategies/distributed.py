@@ -52,13 +52,6 @@ class Servers:
             self.connection, name, options.stall_shutdown_s
         )
 
-    @property
-    def gradient_factor(self) -> float:
-        """The factor of a worker's gradients: its part stands for all."""
-        size = self.connection.size
-        factor = size if self.options.batches == "split" else 1
-        return factor / size if self.options.scale_gradient else float(factor)
-
     def described(self) -> list[str]:
         """Lines for ``describe()``."""
         me = self.connection
@@ -76,7 +69,42 @@ class Servers:
 _SMALL_BYTES = 1 << 20
 
 
-class DistributedParameterServerStrategy(BaseStrategy):
+class _WorkerStrategy(BaseStrategy):
+    """Workers that apply their own gradients on parameter servers."""
+
+    def __init__(
+        self,
+        towers: devices_lib.Towers,
+        cluster: tf_config.Cluster | None,
+        options: ServerKeywords,
+    ):
+        given = Options(**options)
+        self._servers = Servers(type(self).__name__, towers, given, cluster)
+        devices, peers = self._servers.devices, self._servers.peers
+        super().__init__(devices, given, others=peers)
+
+    def _train(self, update: CachedOnce | CopiesOnTowers, sync: bool) -> None:
+        self._in_step = sync
+        session = functools.partial(DirectSession, sync)
+        calls = ServedCalls(update, self._servers.peers, session)
+        self._compose(update, calls)
+
+    def _described(self) -> list[str]:
+        how = {
+            True: "all workers finish a step before any begins the next",
+            False: "no worker waits for another one",
+        }[self._in_step]
+        scaled = "not scaled"
+        if self._options.scale_gradient:
+            scaled = f"scaled by 1/{self.size}"
+        return [
+            f"{self._components.update.description}; {how}",
+            f"every worker applies its own gradients, which are {scaled}",
+            *self._servers.described(),
+        ]
+
+
+class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
     Each trained weight is held by one of the servers, the one with the fewest
@@ -135,24 +163,13 @@ class DistributedParameterServerStrategy(BaseStrategy):
     ):
         check("sync", sync, bool)
         check("caching_device", caching_device, Literal["cpu", "gpu"] | None)
-        given = Options(**options)
-        self.sync = sync
-        self._servers = servers = Servers(
-            type(self).__name__, towers, given, cluster
-        )
-        devices = servers.devices
+        super().__init__(towers, cluster, options)
+        devices = self._servers.devices
         if caching_device is None:
             caching_device = "gpu" if len(devices) <= 2 else "cpu"
+        self.sync = sync
         self.caching_device: Literal["cpu", "gpu"] = caching_device
-        super().__init__(
-            devices,
-            given,
-            others=servers.peers,
-            gradient_factor=servers.gradient_factor,
-        )
-        update = CachedOnce(self._config, self._placement(devices))
-        session = functools.partial(DirectSession, sync)
-        self._compose(update, ServedCalls(update, servers.peers, session))
+        self._train(CachedOnce(self._config, self._placement(devices)), sync)
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
@@ -162,11 +179,8 @@ class DistributedParameterServerStrategy(BaseStrategy):
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)
         return lambda v: place(v.path, v.shape, v.dtype)
 
-    def _described(self) -> list[str]:
-        return _described(self, self.sync, self._servers)
 
-
-class DistributedReplicatedStrategy(BaseStrategy):
+class DistributedReplicatedStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers and local copies.
 
     Every tower of every worker has a copy of all weights. A worker averages the
@@ -204,36 +218,5 @@ class DistributedReplicatedStrategy(BaseStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
-        given = Options(**options)
-        self._servers = servers = Servers(
-            type(self).__name__, towers, given, cluster
-        )
-        super().__init__(
-            servers.devices,
-            given,
-            others=servers.peers,
-            gradient_factor=servers.gradient_factor,
-        )
-        update = CopiesOnTowers(self._config, self._mode.reduce)
-        session = functools.partial(DirectSession, True)
-        self._compose(update, ServedCalls(update, servers.peers, session))
-
-    def _described(self) -> list[str]:
-        return _described(self, True, self._servers)
-
-
-def _described(
-    strategy: BaseStrategy, sync: bool, servers: Servers
-) -> list[str]:
-    how = {
-        True: "all workers finish a step before any begins the next",
-        False: "no worker waits for another one",
-    }[sync]
-    scaled = "not scaled"
-    if servers.options.scale_gradient:
-        scaled = f"scaled by 1/{strategy.size}"
-    return [
-        f"{strategy._components.update.description}; {how}",
-        f"every worker applies its own gradients, which are {scaled}",
-        *servers.described(),
-    ]
+        super().__init__(towers, cluster, options)
+        self._train(CopiesOnTowers(self._config, self._mode.reduce), sync=True)

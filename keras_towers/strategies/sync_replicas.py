@@ -167,7 +167,6 @@ class SyncReplicasStrategy(BaseStrategy):
             devices,
             given,
             others=servers.peers if servers else None,
-            gradient_factor=servers.gradient_factor if servers else 1.0,
             replicas_are_called="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
